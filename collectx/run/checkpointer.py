@@ -1,7 +1,6 @@
 """When the checkpoints of a run are written, and what is in them. In the trainer's process.
 
-    before each batch   a checkpoint is due, or a signal has stopped the run?
-                        sync: now. async: no more slots are granted, until those that are full are delivered
+    before each batch   if one is due, or a signal has stopped the run
     at the end          of a run that has not failed
 
     state.pt            of the trainer (`state_dict`), of the collector with its workers, of the statistics, and of the
@@ -23,7 +22,6 @@ import torch
 
 from collectx import state as states
 from collectx.checkpoints import STATE, Checkpoints, sync
-from collectx.collector import saved_state
 from collectx.collector.trajectories import Assembler
 from collectx.config.schema.run import CheckpointOptions, RunConfig
 from collectx.run.files import write_atomically
@@ -79,28 +77,27 @@ class Checkpointer:
         Raises:
             Stopped: a signal has stopped the run, and a checkpoint was written.
         """
-        if not (self._signals.last is not None or self._is_due()):
-            return
-        self._collector.is_draining = True
-        if self._collector.is_idle:
+        if self._signals.last is not None or self._is_due():
             self.write()
-            self._collector.is_draining = False
             self._signals.check()
 
     def _is_due(self) -> bool:
         options, batches = self._options, self._record.statistics.batches
         is_requested, self._signals.is_checkpoint_requested = self._signals.is_checkpoint_requested, False
         return (
-            self._collector.is_draining
-            or is_requested
+            is_requested
             or (options.every_batches is not None and batches - self._last_batches >= options.every_batches)
             or time.monotonic() >= self._due_s
         )
 
-    def write(self) -> None:
+    def write(self, waits: bool = True) -> None:
         """Writes a checkpoint of the current state; blocks until it is on the disk. Does nothing before the first
         batch, or if there is one of as many batches. A checkpoint that cannot be written, on a full disk for example,
-        is reported; the run continues."""
+        is reported; the run continues.
+
+        Args:
+            waits: for the slots that workers are filling; False: where there are any, workers are not saved.
+        """
         statistics = self._record.statistics
         if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
             return
@@ -112,9 +109,10 @@ class Checkpointer:
             "policy_version": self._collector.policy_version,
         }
         try:
+            # A signal may end the wait for the workers, not the writing.
+            files: dict[str, Any] = {STATE: self._state(waits)}
             with self._signals.hold(), ExitStack() as stack:
                 sync(self._metrics)
-                files: dict[str, Any] = {STATE: self._state()}
                 for name, buffer in buffers.items():
                     files[buffer_file(name)] = stack.enter_context(buffer.frozen_state())
                 path = self._checkpoints.write(statistics.batches, facts, files)
@@ -142,9 +140,9 @@ class Checkpointer:
         if state:
             write_atomically(path, lambda file: torch.save(state, file))
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self, waits: bool) -> dict[str, Any]:
         state_dict = getattr(self._trainer, "state_dict", None)
-        collector = saved_state.save(self._collector)
+        collector = self._collector.state(waits)
         rollouts = {worker: each["rollout"] for worker, each in collector["workers"].items()}
         unsaved = {worker: each["reason"] for worker, each in rollouts.items() if "reason" in each}
         if unsaved and not self._record.is_unsaved_known:

@@ -247,9 +247,7 @@ class _Execution:
 
     def _resume(self, point: ResumePoint, collector: Collector) -> None:
         """Restores the workers; blocks until they have started."""
-        from collectx.collector import saved_state
-
-        reasons = saved_state.load(collector, point.collector, self._cfg.seed)
+        reasons = collector.load(point.collector, self._cfg.seed)
         statistics = self._record.statistics
         self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)
         point.load_generators()
@@ -272,7 +270,7 @@ class _Execution:
         try:
             collection.close()
             if not self._record.errors:
-                checkpointer.write()
+                checkpointer.write(waits=not self._record.is_interrupted)
         finally:
             checkpointer.write_final(self._files.final_checkpoint)
 

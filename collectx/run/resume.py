@@ -197,6 +197,8 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
             that files are as they were written, not of what they are.
     """
     manifest, state = checkpoint.manifest, checkpoint.load()
+    if isinstance(state, dict) and isinstance(state.get("collector"), dict):
+        state["collector"].setdefault("undelivered", [])  # which earlier versions left out
     manifest_form, state_form = _forms()
     text = _problem(manifest, manifest_form, "manifest.json") or _problem(state, state_form, "state.pt")
     if text is None:
@@ -226,6 +228,7 @@ def _forms() -> tuple[_Form, _Form]:
             **counts,
             "frames_by_worker": {int: int},
             "weights": torch.Tensor,
+            "undelivered": list,
             "lives": {int: int},
             "workers": {
                 int: {

@@ -19,7 +19,7 @@ from collectx.cli.saved import compose_saved, read_snapshot, run_folder
 from collectx.config.derived import ASYNC
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import Outcome
-from collectx.run import RunFolder, printing, resumed, snapshot
+from collectx.run import RunFolder, printing, saved_config, snapshot
 from collectx.run.reproduce import compare, recorded_order, why_not_recorded
 
 # Number of differences between two snapshots that are printed.
@@ -40,8 +40,8 @@ To compare, the run must have digests of its batches; trainer.digest says when i
 def _reproduce(arguments: Arguments) -> int:
     why_no_sweep = "reproduce runs one configuration; sweeps are `collectx run -m`."
     old, overrides = run_folder(arguments, _USAGE, why_no_sweep)
-    saved = read_snapshot(old, lambda files: resumed.repeatable_config(files)[0])
-    _, change = resumed.repeatable_config(old)
+    saved = read_snapshot(old, lambda files: saved_config.repeatable_config(files)[0])
+    _, change = saved_config.repeatable_config(old)
     # A damaged file is reported before the run, not after it.
     digests = [line.get("digest") for line in old.read_metrics()][: None if change is None else change.batches]
     result, _ = old.read_result(), list(old.read_events())

@@ -13,7 +13,8 @@ from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, read_snapshot, run_folder
 from collectx.errors import ConfigError
 from collectx.jobs.status import where_running
-from collectx.run import resumed
+from collectx.run import saved_config
+from collectx.run.resume import begins_anew
 
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
@@ -31,8 +32,8 @@ def _resume(arguments: Arguments) -> int:
     files, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     if where := where_running(files):
         raise ConfigError([f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}"])
-    saved = read_snapshot(files, resumed.newest_config)
-    if resumed.begins_anew(files):
+    saved = read_snapshot(files, saved_config.newest_config)
+    if begins_anew(files):
         raise ConfigError(
             [
                 f"{files.path} has no checkpoint: there is nothing to continue from. To begin it anew, add resume=auto "

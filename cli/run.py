@@ -30,7 +30,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import Outcome, read_job, statuses
-from collectx.run import RunFolder, Status, preflight, printing, resumed
+from collectx.run import RunFolder, Status, preflight, printing, saved_config
 from collectx.run.folder import locked
 from collectx.run.result import Result
 
@@ -219,7 +219,7 @@ def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | N
         return None
     if not trusted:
         foreign_code.check_checkpoints(files)
-    if (done := resumed.completed(files, cfg)) is None and (problems := resumed.problems(files, cfg)):
+    if (done := saved_config.completed_result(files, cfg)) is None and (problems := saved_config.problems(files, cfg)):
         raise ConfigError(problems)
     return done
 

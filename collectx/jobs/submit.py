@@ -32,7 +32,7 @@ from collectx.launcher.slurm.requeue import is_requeue_wanted
 from collectx.run import Status, printing
 from collectx.run.folder import RunFolder, locked
 from collectx.run.rendezvous import JobSpec
-from collectx.run.resumed import begin_submitted
+from collectx.run.resume import begin_submitted
 from collectx.run.saved_config import config_text
 
 # SLURM's default limit of array tasks (MaxArraySize) is 1001.

@@ -117,6 +117,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         while self.pool.are_too_few and not self._restored:
             self._handle_event()
         self._release_slots()
+        if not self.pool.are_too_few:
+            self._grant(self._schedule.request())
         while (parts := self._take_parts()) is None:
             if not self.pool.are_too_few:
                 self._grant(self._schedule.begin())
@@ -158,7 +160,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         for index, slot in grants:
             worker = self.pool.records[index]
             worker.num_granted += 1
-            self.transport.grant(index, slot, worker.take_reset())
+            self.transport.grant(index, slot, worker.take_reset(), self._schedule.version_of(slot))
 
     def _handle_event(self) -> None:
         """Blocks until the transport has an event."""

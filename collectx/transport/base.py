@@ -42,6 +42,7 @@ class SlabSpec:
         stacked: a batch consists of slot k of all workers. In shared memory these slots are one region of
             `num_workers * rows` rows, so that nothing is copied; otherwise each slot is a separate region.
         require_latest: a slot is filled with the weights that are the newest when it is granted, or newer ones.
+        fixes_versions: a slot is filled with the version of the weights that its grant names.
         weights_nbytes: the size of one flat copy of the policy's weights.
         first_version: the version of the weights that are published first.
     """
@@ -55,6 +56,7 @@ class SlabSpec:
     require_latest: bool
     weights_nbytes: int
     first_version: int = 0
+    fixes_versions: bool = False
     _layouts: dict[int, Layout] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def layout(self, num_parts: int = 1) -> Layout:
@@ -174,10 +176,11 @@ class Transport(Protocol):
     def attach(self, worker: int, handle: Any) -> None:
         """Watches a started worker: a process (`collectx.transport.processes.Handle`), or inline a generator."""
 
-    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
+    def grant(self, worker: int, slot: int, reset: int = NO_RESET, version: int | None = None) -> None:
         """Allows `worker` to fill `slot`, after the reset that `reset` encodes. With `SlabSpec.require_latest`, the
-        worker acts with the newest weights of this moment, or newer ones. Does not block. Does nothing for a worker
-        that is gone and whose `Departure` was not received yet."""
+        worker acts with the newest weights of this moment, or newer ones; with `SlabSpec.fixes_versions`, with those of
+        `version`, which is the newest one or one of the last two that were granted. Does not block. Does nothing for a
+        worker that is gone and whose `Departure` was not received yet."""
 
     def receive(self) -> Arrival | Departure | Joined | Reply:
         """Blocks until a granted slot is full, a request was answered, or a worker has joined or is gone.
@@ -198,7 +201,8 @@ class Transport(Protocol):
 
     def publish(self, write: Write) -> int:
         """Makes the weights that `write` writes the newest of all workers, and returns their version:
-        `SlabSpec.first_version` for the first call, then one more each time. Does not wait for workers."""
+        `SlabSpec.first_version` for the first call, then one more each time. Does not wait for workers. With
+        `SlabSpec.fixes_versions`, replaces a version that was not granted."""
 
     def newest_weights(self) -> torch.Tensor:
         """Returns a copy of the newest weights that were published for all workers."""

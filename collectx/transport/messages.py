@@ -1,7 +1,7 @@
 """Control messages, as plain bytes. Nothing that arrives over a network is unpickled here. Requests and replies are
 signed, as they carry the states of envs, which a worker that resumes unpickles (`collectx.state`).
 
-trainer -> worker    GRANT   | slot, reset, least version to act with (int64)
+trainer -> worker    GRANT   | slot, reset, version (int64): the least to act with, or exactly that (`fixes_versions`)
                      WEIGHTS | version (int64)
 worker -> trainer    FULL    | slot, version, frames, episodes (int64), seconds (4 float64) | returns (float64)
                              | lengths (int64) | nothing, or `BatchReport.added` as by `pack_tensors`
@@ -63,9 +63,9 @@ def unpack_tensors(message: bytes) -> Any:
     return torch.load(io.BytesIO(message[1:]), map_location="cpu", weights_only=True)
 
 
-def pack_grant(slot: int, reset: int, least_version: int = 0) -> bytes:
-    """A grant of `slot`, to be filled with weights of `least_version` or newer."""
-    return _NUMBERS.pack(GRANT, slot, reset, least_version)
+def pack_grant(slot: int, reset: int, version: int = 0) -> bytes:
+    """A grant of `slot`, to be filled with weights of `version` or newer, or with exactly those."""
+    return _NUMBERS.pack(GRANT, slot, reset, version)
 
 
 def pack_weights(version: int) -> bytes:

@@ -56,8 +56,8 @@ class SharedMemoryTransport(SlabTransport):
             worker.remote_end.close()
             worker.remote_end = None
 
-    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
-        self._send(worker, messages.pack_grant(slot, reset))
+    def grant(self, worker: int, slot: int, reset: int = NO_RESET, version: int | None = None) -> None:
+        self._send(worker, messages.pack_grant(slot, reset, 0 if version is None else self.slab.number_of(version)))
 
     def send_request(self, worker: int, request: Request) -> None:
         self._send(worker, messages.REQUEST + cloudpickle.dumps(request))
@@ -128,7 +128,7 @@ class SharedMemoryLink(SlabLink):
         if message[:1] == messages.REQUEST:
             self.request = pickle.loads(message[1:])
             return REQUEST_PENDING
-        _, slot, self.reset, _ = messages.unpack(message)
+        _, slot, self.reset, self._number = messages.unpack(message)
         return slot
 
     def reply(self, value: Any, error: Exception | None = None) -> None:

@@ -40,6 +40,8 @@ class Slab:
         for place in range(1 + spec.num_workers):
             self._numbers[place] = _NOTHING
         self._numbers[0] = 2 * (spec.first_version - 1)
+        # With `SlabSpec.fixes_versions`: the numbers of the last two versions that were granted.
+        self._granted: dict[int, int] = {}
 
     def _map(self, spec: SlabSpec, shared: SharedMemory | None) -> None:
         self.spec = spec
@@ -117,7 +119,10 @@ class Slab:
     def _publish(self, writes: Mapping[int, Write]) -> int:
         """Publishes weights by place: 0 for the shared weights, 1 + w for the individual ones of worker w."""
         version = self.version + 1
-        numbers = {place: 2 * version + 1 - self._numbers[place] % 2 for place in writes}
+        kept = {place: self._numbers[place] for place in writes}
+        if self._granted:
+            kept[0] = [*self._granted.values()][-1]
+        numbers = {place: 2 * version + 1 - kept[place] % 2 for place in writes}
         for place, write in writes.items():
             write(self._weights(place, numbers[place]))
         barrier()  # the numbers must not become visible before the bytes
@@ -125,12 +130,26 @@ class Slab:
             self._numbers[place] = number
         return version
 
+    def number_of(self, version: int) -> int:
+        """The number of a version that is granted: the newest, or one of the last two that were granted. Its buffer is
+        not overwritten before another version is granted."""
+        if version not in self._granted:
+            assert version == self._numbers[0] >> 1
+            self._granted[version] = self._numbers[0]
+            while len(self._granted) > 2:
+                del self._granted[next(iter(self._granted))]
+        return self._granted[version]
+
     def newest_weights(self) -> torch.Tensor:
         """See `Transport.newest_weights`."""
         return self._weights(0, self._numbers[0]).clone()
 
-    def refresh(self, read: Callable[[torch.Tensor], None], version: int, worker: int) -> int:
-        """See `Link.refresh`."""
+    def refresh(self, read: Callable[[torch.Tensor], None], version: int, worker: int, granted: int) -> int:
+        """See `Link.refresh`; `granted` is the number that the grant names."""
+        if self.spec.fixes_versions:
+            if granted >> 1 != version:
+                read(self._weights(0, granted))
+            return granted >> 1
         while True:
             shared, individual = self._numbers[0], self._numbers[1 + worker]
             newest = max(shared, individual)
@@ -154,6 +173,8 @@ class SlabLink:
         self.reset = NO_RESET
         self.request: Request = ("", ())
         self._slab = slab
+        # With `SlabSpec.fixes_versions`: see `Slab.number_of`.
+        self._number = _NOTHING
 
     @property
     def slots(self) -> list[Slot]:
@@ -168,7 +189,7 @@ class SlabLink:
         return self._slab.preempted
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        return self._slab.refresh(read, version, self.worker)
+        return self._slab.refresh(read, version, self.worker, self._number)
 
 
 class SlabTransport:

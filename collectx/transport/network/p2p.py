@@ -96,7 +96,7 @@ class LinkConfig:
     """Parameters of the transport, which the trainer sends to each worker.
 
     Attributes:
-        rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
+        rows, steps, num_slots, weights_nbytes, fixes_versions: see `SlabSpec`.
         timeout_s: a connection over a cut cable breaks within about this time. Making the pair, a send and a receive
             may take as long, and at least `_PAIR_S`.
         backend: a kind of network backend; it must be available (`collectx.transport.network.availability`).
@@ -108,6 +108,7 @@ class LinkConfig:
     steps: int
     num_slots: int
     weights_nbytes: int
+    fixes_versions: bool
     timeout_s: float
     backend: str = "gloo"
     devices: Sequence[str] = ("cpu", "cpu")

@@ -128,7 +128,9 @@ def ends():
     """The link of a worker, and the trainer's end of its connection."""
     trainers, workers = Pipe()
     spec = slab_spec(1)
-    config = LinkConfig(spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes, 60.0, "gloo", ("cpu", "cpu"), {})
+    config = LinkConfig(
+        spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes, False, 60.0, "gloo", ("cpu", "cpu"), {}
+    )
     with trainers, workers:
         yield NetworkLink(0, workers, Mock(), Layout(spec.leaves, spec.rows, spec.steps), config, SECRET), trainers
 

@@ -36,7 +36,7 @@ def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_send
     monkeypatch.setattr(weight_sync, "_LEAST_TRANSFERS", most_sending)
     monkeypatch.setattr(weight_sync, "_TRANSFER_BYTES", 0)
     workers = {index: RemoteWorker(index, state=State.JOINED, pair=Channel()) for index in range(4)}
-    sync, draw, buffers, expected = WeightSync(NBYTES, workers, lambda *message: None), random.Random(0), set(), {}
+    sync, draw, buffers, expected = WeightSync(SPEC, workers, lambda *message: None), random.Random(0), set(), {}
 
     def check():
         for worker in workers.values():

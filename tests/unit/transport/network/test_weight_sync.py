@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from worlds.toyworker import writer
+from worlds.toyworker import slab_spec, writer
 
 from collectx.transport.network import weight_sync
 from collectx.transport.network.p2p import stamp_of
@@ -11,7 +11,7 @@ from collectx.transport.network.remote_worker import RemoteWorker
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.supervisor import State
 
-NBYTES = 8
+SPEC = slab_spec(4, weights_nbytes=8)
 
 
 class Channel:

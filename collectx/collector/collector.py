@@ -18,7 +18,7 @@ from collectx.collector.pool import WorkerPool
 from collectx.collector.record import WorkerState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import NO_RESET, PLAIN_REQUESTS, RESET, Arrival, Departure, Joined, Reply, Transport, Write
+from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reply, Reset, Transport, Write
 
 
 class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
@@ -274,13 +274,13 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             while new := [worker.index for worker in self.pool.silent]:
                 self._request("ready", dict.fromkeys(new, ()))
 
-    def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:
+    def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that
         are granted already come first. Does not block. The replacement of a worker that is restarted before is reset
-        too. `reset` is `RESET`, or one with seeds (`encode_reset`), which a later `RESET` does not replace."""
+        too. A later reset without a seed does not replace one with a seed."""
         for index in self.pool.ready if workers is None else workers:
             worker = self.pool.records[index]
-            if reset != RESET or worker.reset == NO_RESET:
+            if reset.seed is not None or worker.reset is None:
                 worker.reset = reset
 
     def add(self) -> None:

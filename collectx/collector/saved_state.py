@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectx.collector.collector import Collector
-from collectx.transport.base import Request, encode_reset
+from collectx.transport.base import Ask, Reset
 from collectx.worker.spec import env_seed
 
 
@@ -53,12 +53,12 @@ def next_lives(state: Mapping[str, Any]) -> dict[int, int]:
     return {worker: life + (not _is_saved(state, worker)) for worker, life in state["lives"].items()}
 
 
-def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Request]:
+def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Ask]:
     """The requests to a worker before it takes part; see `WorkerPool`. `state` is that of the collector to continue, or
     None."""
-    requests: list[Request] = [("ready", ())]
+    requests = [Ask("ready")]
     if state is not None and _is_saved(state, worker):
-        requests.append(("load", (state["workers"][worker],)))
+        requests.append(Ask("load", (state["workers"][worker],)))
     return requests
 
 
@@ -84,7 +84,7 @@ def load(collector: Collector, state: dict[str, Any], seed: int) -> dict[int, st
     states = {worker: (each,) for worker, each in known.items() if _is_saved(state, worker)}
     refused = {worker: reason for worker, reason in _ask(collector, states).items() if reason is not None}
     # These were built with the seeds of their first episodes. Of those that are starting it is not known yet.
-    reset = encode_reset(env_seed(seed, state["frames"], 1), False)
+    reset = Reset(env_seed(seed, state["frames"], 1))
     collector.request_reset(reset, refused.keys() | (pool.starting & states.keys()))
     reasons = {
         worker: "the state of its envs was not saved" if each is None else each["rollout"]["reason"]

@@ -1,7 +1,8 @@
 """The interface of a transport: slots travel to the trainer, grants and weights to the workers. It has two ends:
 
       trainer's process (Transport)                        worker's process (Link)
-      grant(worker, slot)  -------- may be filled -------->  acquire() -> slot
+      grant(worker, slot)  -------- may be filled -------->  acquire() -> Fill
+      send_request(worker) ----- between two batches ----->  acquire() -> Ask
       receive() -> Arrival <-------- is filled ------------  send(slot, report)
       publish(write)       ------- newest weights --------->  refresh(read, version)
       publish_to(writes)   ---- weights of some workers --->
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -112,10 +113,14 @@ class Departure:
     error: Exception
 
 
-# The name of a method of `collectx.worker.requests`, and its arguments.
-Request = tuple[str, tuple]
+class Ask(NamedTuple):
+    """A request to a worker: the name of a method of `collectx.worker.requests.RequestHandler`, and its arguments."""
 
-# Their arguments and results are tensors and plain data, which travel over networks too.
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+# Requests whose arguments and results are tensors and plain data, which travel over networks too.
 PLAIN_REQUESTS = ("ready", "state", "load")
 
 
@@ -136,21 +141,29 @@ class Joined:
     info: dict[str, Any]
 
 
-# Returned by `Link.acquire` in place of a slot: there is a request.
-REQUEST_PENDING = -1
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """All envs of a worker are reset before a slot is filled.
 
-# Sent with a grant as an int64: whether the envs are reset before the slot is filled. Other codes: `encode_reset`.
-NO_RESET, RESET = 0, 1
+    Attributes:
+        seed: the envs' seeds are derived from it; None: the envs keep their random state.
+        static: whether `seed` itself is the seed of every env.
+    """
+
+    seed: int | None = None
+    static: bool = False
 
 
-def encode_reset(seed: int, static: bool) -> int:
-    """The code for a reset of all envs, with seeds derived from `seed`, or, if `static`, with `seed` itself."""
-    return 2 + 2 * seed + static
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A granted slot, in the worker's process.
 
+    Attributes:
+        reset: comes before the slot is filled; None: there is none.
+    """
 
-def decode_reset(code: int) -> tuple[int, bool] | None:
-    """The seed and `static` of a code from `encode_reset`; None for `RESET`, which keeps the envs' random state."""
-    return None if code == RESET else ((code - 2) // 2, bool(code % 2))
+    slot: int
+    reset: Reset | None = None
 
 
 class Transport(Protocol):
@@ -174,8 +187,8 @@ class Transport(Protocol):
     def attach(self, worker: int, handle: Any) -> None:
         """Watches a started worker: a process (`collectx.transport.processes.Handle`), or inline a generator."""
 
-    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
-        """Allows `worker` to fill `slot`, after the reset that `reset` encodes. With `SlabSpec.require_latest`, the
+    def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
+        """Allows `worker` to fill `slot`, after `reset`. With `SlabSpec.require_latest`, the
         worker acts with the newest weights of this moment, or newer ones. Does not block. Does nothing for a worker
         that is gone and whose `Departure` was not received yet."""
 
@@ -208,7 +221,7 @@ class Transport(Protocol):
         until newer ones are published for it or for all. The other workers keep their weights and version. If a
         `write` raises, nothing is published."""
 
-    def send_request(self, worker: int, request: Request) -> None:
+    def send_request(self, worker: int, request: Ask) -> None:
         """Sends a request, which the worker answers after its earlier grants; `receive` returns the `Reply`. Does not
         block."""
 
@@ -237,12 +250,7 @@ class Link(Protocol):
         slots: this worker's slots, as views of the transport's memory.
         stop: whether the worker should stop; cheap enough for every step.
         preempted: whether the current batch should end with the frames that it has; as cheap.
-        reset: the reset code of the last acquired grant.
-        request: valid after `acquire` has returned `REQUEST_PENDING`.
     """
-
-    reset: int
-    request: Request
 
     @property
     def slots(self) -> Sequence[Slot]: ...
@@ -251,8 +259,9 @@ class Link(Protocol):
     @property
     def preempted(self) -> Stop: ...
 
-    def acquire(self) -> int | None:
-        """Blocks until the trainer grants a slot; returns None if the worker should stop, or the trainer is gone."""
+    def acquire(self) -> Fill | Ask | None:
+        """Blocks until the trainer grants a slot or sends a request. Returns None if the worker should stop, or the
+        trainer is gone."""
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         """Calls `read` with this worker's newest weights if their version is not `version`; returns their version. The
@@ -262,7 +271,7 @@ class Link(Protocol):
         """Delivers a filled slot. The worker must not touch it before it is granted again."""
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
-        """Answers the request."""
+        """Answers the request that `acquire` has returned."""
 
     def fail(self, error: BaseException) -> None:
         """Reports the error that ends this worker, without waiting. Only the first call has an effect."""

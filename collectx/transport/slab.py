@@ -19,7 +19,7 @@ import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Slot
 from collectx.memory import SharedMemory, barrier
-from collectx.transport.base import NO_RESET, Arrival, Request, SlabSpec, Write
+from collectx.transport.base import Arrival, SlabSpec, Write
 
 _NUMBER_BYTES = 8
 # The number of weights that were never published (version -1).
@@ -151,8 +151,6 @@ class SlabLink:
 
     def __init__(self, slab: Slab, worker: int):
         self.worker = worker
-        self.reset = NO_RESET
-        self.request: Request = ("", ())
         self._slab = slab
 
     @property

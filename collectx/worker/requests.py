@@ -20,16 +20,16 @@ from collectx.batch import as_key, nest
 from collectx.errors import NotRestorable, ShapeError
 from collectx.rollout.loop import Rollout
 from collectx.state import dumps, load_generators, loads, save_generators
-from collectx.transport.base import Link
+from collectx.transport.base import Ask, Link
 from collectx.user_objects import Hooks
 
 # Of a path: an attribute, a position, or a key.
 _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
-def reply_without_state(link: Link) -> None:
-    """Answers the link's request for a worker that runs a collector, which has no state that could be saved."""
-    name, _ = link.request
+def reply_without_state(link: Link, request: Ask) -> None:
+    """Answers a request for a worker that runs a collector, which has no state that could be saved."""
+    name = request.name
     if name == "ready":
         link.reply(None)
     elif name == "state":
@@ -68,11 +68,10 @@ class RequestHandler:
     def _envs(self) -> Sequence[Any]:
         return self._rollout.group.user_envs
 
-    def reply(self, link: Link) -> None:
-        """Calls the method that the link's request names, and replies with its result or its error."""
-        name, arguments = link.request
+    def reply(self, link: Link, request: Ask) -> None:
+        """Calls the method that the request names, and replies with its result or its error."""
         try:
-            link.reply(getattr(self, name)(*arguments))
+            link.reply(getattr(self, request.name)(*request.arguments))
         except Exception as error:
             link.reply(None, error)
 

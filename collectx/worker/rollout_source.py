@@ -24,7 +24,7 @@ from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly, Stopped
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.wrappers import RecurrentStateEnv, with_time_limit
-from collectx.transport.base import NO_RESET, BatchReport, Link, decode_reset
+from collectx.transport.base import Ask, BatchReport, Fill, Link, Reset
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
@@ -131,10 +131,11 @@ class RolloutSource:
         self._version = self._link.refresh(self._read, self._version)
         return self._version
 
-    def fill(self, slot: int, reset: int) -> BatchReport:
+    def fill(self, grant: Fill) -> BatchReport:
+        slot = grant.slot
         with self._installed(), policies.exploration(self._exploration):
-            if reset != NO_RESET:
-                self._reset(reset)
+            if grant.reset is not None:
+                self._reset(grant.reset)
             self._requests.before_batch()
             self._follow()
             try:
@@ -149,19 +150,18 @@ class RolloutSource:
             report.added = self._requests.after_batch(slot, steps)
         return report
 
-    def _reset(self, code: int) -> None:
+    def _reset(self, reset: Reset) -> None:
         """Does the reset that came with a grant."""
-        seeding = decode_reset(code)
-        if seeding is None:
+        seed = reset.seed
+        if seed is None:
             self._rollout.reset(None)
             return
-        seed, static = seeding
         seed_policy(seed, self._spec.placement, self._is_guest)
-        self._rollout.reset([seed] * self._spec.num_envs if static else env_seeds(self._spec, seed))
+        self._rollout.reset([seed] * self._spec.num_envs if reset.static else env_seeds(self._spec, seed))
 
-    def reply(self) -> None:
+    def reply(self, request: Ask) -> None:
         with self._installed():
-            self._requests.reply(self._link)
+            self._requests.reply(self._link, request)
 
     def close(self) -> None:
         self._rollout.close()

@@ -120,14 +120,14 @@ def work(worker, link, fails_at):
     def read(buffer):
         weights[:] = [buffer.clone()]
 
-    while (slot := link.acquire()) is not None:
+    while (grant := link.acquire()) is not None:
         if count == fails_at:
             raise KeyError("gone wrong")
         version = link.refresh(read, version)
         value = weights[0].unique().tolist()
         assert len(value) == 1, "two versions of the weights are mixed"
-        link.slots[slot].tensors[NUMBER][...] = torch.tensor([worker, count])
-        link.send(slot, BatchReport(version, 6, 0.0, 0.0, np.array(value, float), np.array([count])))
+        link.slots[grant.slot].tensors[NUMBER][...] = torch.tensor([worker, count])
+        link.send(grant.slot, BatchReport(version, 6, 0.0, 0.0, np.array(value, float), np.array([count])))
         count += 1
         yield
 

@@ -20,7 +20,7 @@ import torch
 from collectx.batch import Layout, Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import NO_RESET, REQUEST_PENDING, BatchReport, Request
+from collectx.transport.base import Ask, BatchReport, Fill
 from collectx.transport.connections import disconnect_poll, enable_keepalive
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.p2p import (
@@ -113,10 +113,8 @@ class NetworkLink:
             set_stamp(memory, 1)
         self.stop = _StopFlag(self._poll)
         self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
-        # Slots with their resets and least versions, and requests.
-        self._granted: deque[tuple[int, int, int] | Request] = deque()
-        self.request: Request = ("", ())
-        self.reset = NO_RESET
+        # Slots with the least versions to act with, and requests.
+        self._granted: deque[tuple[Fill, int] | Ask] = deque()
         self._announced_version = -1
         self._is_closed = self._has_failed = False
         self._next_poll_s = 0.0
@@ -144,7 +142,7 @@ class NetworkLink:
             self._take_weights()
         return self._is_closed
 
-    def acquire(self) -> int | None:
+    def acquire(self) -> Fill | Ask | None:
         while not self._granted and not self._is_closed:
             # Weights give no sign of their complete arrival, so they are polled for.
             self._receive_messages(POLL_S if self._announced_version > self._version else None)
@@ -152,11 +150,10 @@ class NetworkLink:
         if self._is_closed:
             return None
         granted = self._granted.popleft()
-        if isinstance(granted[0], str):
-            self.request = granted
-            return REQUEST_PENDING
-        slot, self.reset, self._least_version = granted
-        return slot
+        if isinstance(granted, Ask):
+            return granted
+        fill, self._least_version = granted
+        return fill
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
         failure = None if error is None else RemoteFailure.of(error).to_json().decode()
@@ -247,12 +244,10 @@ class NetworkLink:
                 message = self._connection.recv_bytes()
                 timeout_s = 0.0
                 if message[:1] == messages.REQUEST:
-                    self._granted.append(messages.unpack_signed(message, self._secret))
-                    continue
-                kind, number, reset, least_version = messages.unpack(message)
-                if kind == messages.GRANT:
-                    self._granted.append((number, reset, least_version))
+                    self._granted.append(Ask(*messages.unpack_signed(message, self._secret)))
+                elif message[:1] == messages.GRANT:
+                    self._granted.append(messages.unpack_grant(message))
                 else:
-                    self._announced_version = number
+                    self._announced_version = messages.unpack_version(message)
         except (EOFError, OSError):
             self._is_closed = True

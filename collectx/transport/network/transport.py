@@ -34,7 +34,7 @@ import torch
 from collectx.batch import Layout
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.transport import messages
-from collectx.transport.base import NO_RESET, Arrival, BatchReport, Departure, Joined, Reply, Request, SlabSpec, Write
+from collectx.transport.base import Arrival, Ask, BatchReport, Departure, Joined, Reply, Reset, SlabSpec, Write
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
@@ -97,7 +97,7 @@ class NetworkTransport:
     def attach(self, worker: int, handle: Handle) -> None:
         self._supervisor.attach(self._workers[worker], handle)
 
-    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
+    def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
         record = self._workers[worker]
         if record.state is State.GONE:
             return  # `receive` is about to return its departure
@@ -107,7 +107,7 @@ class NetworkTransport:
         else:
             record.early.append((slot, reset))
 
-    def send_request(self, worker: int, request: Request) -> None:
+    def send_request(self, worker: int, request: Ask) -> None:
         record, message = self._workers[worker], self._pack(request)
         if record.state is State.GONE:
             return  # `receive` is about to return its departure
@@ -117,10 +117,10 @@ class NetworkTransport:
         else:
             record.early.append(message)
 
-    def _pack(self, request: Request) -> bytes:
-        return messages.pack_signed(messages.REQUEST, request, self.endpoint.secret)
+    def _pack(self, request: Ask) -> bytes:
+        return messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
 
-    def _send_grant(self, worker: RemoteWorker, slot: int, reset: int) -> None:
+    def _send_grant(self, worker: RemoteWorker, slot: int, reset: Reset | None) -> None:
         key = worker.index, slot
         if key not in self._memory:
             self._memory[key] = message_buffer(self._layout.nbytes, self._config.devices[TRAINER])

@@ -21,7 +21,7 @@ from collectx import state as states
 from collectx.batch import Layout
 from collectx.errors import NotRestorable, RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import REQUEST_PENDING, BatchReport
+from collectx.transport.base import Ask, BatchReport, Fill, Reset
 from collectx.transport.network.link import NetworkLink
 from collectx.transport.network.p2p import LinkConfig
 
@@ -109,7 +109,7 @@ def test_what_is_no_message_is_refused_by_the_worker(cases):
     @given(MESSAGES)
     @settings(max_examples=cases)
     def check(message):
-        for unpack in (messages.unpack, messages.unpack_full):
+        for unpack in (messages.unpack_grant, messages.unpack_version, messages.unpack_full):
             with contextlib.suppress(ValueError, struct.error):
                 unpack(message)
 
@@ -151,9 +151,10 @@ def _load_request(path, secret):
 
 def _acquire_and_unpickle(link):
     """What a worker does with the envs of a request."""
-    assert link.acquire() == REQUEST_PENDING
+    request = link.acquire()
+    assert isinstance(request, Ask)
     with contextlib.suppress(NotRestorable):
-        states.loads(link.request[1][0]["rollout"]["envs"], None, "envs")
+        states.loads(request.arguments[0]["rollout"]["envs"], None, "envs")
 
 
 @pytest.mark.parametrize("tampering", ["signed by another", "altered", "unsigned"])
@@ -176,3 +177,8 @@ def test_a_worker_unpickles_a_state_that_the_trainer_has_signed(ends, tmp_path):
     trainers.send_bytes(_load_request(tmp_path / "executed", SECRET))
     _acquire_and_unpickle(link)
     assert (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("reset", [None, Reset(), Reset(0), Reset(2**31 - 1, True)])
+def test_a_grant_travels_with_its_reset(reset):
+    assert messages.unpack_grant(messages.pack_grant(3, reset, 7)) == (Fill(3, reset), 7)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize
 from time import perf_counter
@@ -18,7 +18,7 @@ from collectx.collector.pool import WorkerPool
 from collectx.collector.record import WorkerState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reply, Reset, Transport, Write
+from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reply, Reset, Transport, Writes
 
 
 class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
@@ -178,22 +178,16 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         before this returns. A worker takes them before its next batch; an async worker over a network does not wait for
         them. When a run is reproduced, blocks until all batches of the previous version have arrived, and raises what
         `next` raises."""
-        return self.publish_flat(FlatWeights(policy).write)
+        return self.publish_weights({None: FlatWeights(policy).write})
 
-    def publish_flat(self, write: Write) -> int:
-        """As `publish`; `write` copies the weights into a flat buffer."""
-        return self._publish(lambda: self.transport.publish(write))
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """As `publish`, for some workers, each with individual weights; see `Transport.publish_to`."""
-        return self._publish(lambda: self.transport.publish_to(writes))
-
-    def _publish(self, publish: Callable[[], int]) -> int:
+    def publish_weights(self, writes: Writes) -> int:
+        """As `publish`, of weights that are given as functions, for all workers or for some; see
+        `Transport.publish`."""
         self.owner.check_process()
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.before_publish())
             self._handle_event()
-        self.policy_version = publish()
+        self.policy_version = self.transport.publish(writes)
         self._schedule.published(self.policy_version)
         return self.policy_version
 

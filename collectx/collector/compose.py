@@ -111,7 +111,7 @@ def build(
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
         else:
-            collector.publish_flat(lambda buffer: buffer.copy_(resume["weights"]))
+            collector.publish_weights({None: lambda buffer: buffer.copy_(resume["weights"])})
         pool.start_all()
     except BaseException:
         collector.close()

@@ -4,8 +4,7 @@
       grant(worker, slot)  -------- may be filled -------->  acquire() -> Fill
       send_request(worker) ----- between two batches ----->  acquire() -> Ask
       receive() -> Arrival <-------- is filled ------------  send(slot, report)
-      publish(write)       ------- newest weights --------->  refresh(read, version)
-      publish_to(writes)   ---- weights of some workers --->
+      publish(writes)      ------- newest weights --------->  refresh(read, version)
       close()              ------------ stop ------------->  acquire() -> None, and `stop` becomes true
 
 Backpressure is by slots: a worker fills only granted slots, and a slot is granted again after it was read.
@@ -30,6 +29,8 @@ from collectx.batch import Layout, Leaf, Slot
 
 # Fills a flat uint8 buffer of `SlabSpec.weights_nbytes` bytes with weights.
 Write: TypeAlias = Callable[[torch.Tensor], object]
+# By worker; None: for all workers, and then there is no other one.
+Writes: TypeAlias = Mapping[int | None, Write]
 
 
 @dataclass(frozen=True)
@@ -209,17 +210,18 @@ class Transport(Protocol):
                 these slots is granted again or another batch is gathered.
         """
 
-    def publish(self, write: Write) -> int:
-        """Makes the weights that `write` writes the newest of all workers, and returns their version:
-        `SlabSpec.first_version` for the first call, then one more each time. Does not wait for workers."""
+    def publish(self, writes: Writes) -> int:
+        """Makes the weights that `writes` write the newest, all of one version, and returns the version:
+        `SlabSpec.first_version` for the first call, then one more each time. Does not wait for workers. If a `write`
+        raises, nothing is published.
+
+        Args:
+            writes: by worker: each acts with the weights that its `write` writes until newer ones are published for it
+                or for all, and the other workers keep their weights and version. Or `{None: write}`: for all workers.
+        """
 
     def newest_weights(self) -> torch.Tensor:
         """Returns a copy of the newest weights that were published for all workers."""
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """As `publish`, for some workers: each acts with the weights that its `write` writes, all of one version,
-        until newer ones are published for it or for all. The other workers keep their weights and version. If a
-        `write` raises, nothing is published."""
 
     def send_request(self, worker: int, request: Ask) -> None:
         """Sends a request, which the worker answers after its earlier grants; `receive` returns the `Reply`. Does not

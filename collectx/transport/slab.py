@@ -11,7 +11,7 @@ individual ones. Pages of weights that were never written take no memory.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Slot
 from collectx.memory import SharedMemory, barrier
-from collectx.transport.base import Arrival, SlabSpec, Write
+from collectx.transport.base import Arrival, SlabSpec, Writes
 
 _NUMBER_BYTES = 8
 # The number of weights that were never published (version -1).
@@ -106,19 +106,14 @@ class Slab:
         """The newest published version of any weights; -1 before the first."""
         return max(self._numbers) >> 1
 
-    def publish(self, write: Write) -> int:
+    def publish(self, writes: Writes) -> int:
         """See `Transport.publish`. For one writer only."""
-        return self._publish({0: write})
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """See `Transport.publish_to`. For one writer only."""
-        return self._publish({1 + worker: write for worker, write in writes.items()})
-
-    def _publish(self, writes: Mapping[int, Write]) -> int:
-        """Publishes weights by place: 0 for the shared weights, 1 + w for the individual ones of worker w."""
         version = self.version + 1
-        numbers = {place: 2 * version + 1 - self._numbers[place] % 2 for place in writes}
-        for place, write in writes.items():
+        numbers = {}
+        for worker, write in writes.items():
+            # Place 0 has the shared weights, place 1 + w the individual ones of worker w.
+            place = 0 if worker is None else 1 + worker
+            numbers[place] = 2 * version + 1 - self._numbers[place] % 2
             write(self._weights(place, numbers[place]))
         barrier()  # the numbers must not become visible before the bytes
         for place, number in numbers.items():
@@ -177,21 +172,14 @@ class SlabTransport:
     def __init__(self, spec: SlabSpec, shared: bool):
         self.spec = spec
         self.slab = Slab(spec, shared)
+        self.publish = self.slab.publish
+        self.newest_weights = self.slab.newest_weights
 
     def expect(self, worker: int, spec: Callable[[], dict[str, Any]]) -> None:
         pass  # only the trainer itself can connect a worker
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         return self.slab.gather([(part.worker, part.slot) for part in parts], copy)
-
-    def publish(self, write: Write) -> int:
-        return self.slab.publish(write)
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        return self.slab.publish_to(writes)
-
-    def newest_weights(self) -> torch.Tensor:
-        return self.slab.newest_weights()
 
     def preempt(self, requested: bool) -> None:
         self.slab.preempted[0] = requested

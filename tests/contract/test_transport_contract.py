@@ -82,13 +82,13 @@ def test_individual_weights_reach_their_workers_alone_until_newer_ones_come_for_
         return report.policy_version, report.returns.tolist()
 
     for _ in range(2):
-        version = toys.transport.publish_to({worker: writer(200 + worker) for worker in (0, 2)})
+        version = toys.transport.publish({worker: writer(200 + worker) for worker in (0, 2)})
     assert (version, acting(0), acting(1)) == (2, (2, [200.0]), (0, [100.0]))
-    assert toys.transport.publish_to({1: writer(7)}) == 3
+    assert toys.transport.publish({1: writer(7)}) == 3
     toys.start(2)
     assert [acting(worker) for worker in range(3)] == [(2, [200.0]), (3, [7.0]), (2, [202.0])]
     with pytest.raises(ZeroDivisionError):
-        toys.transport.publish_to({0: writer(9), 1: lambda buffer: 1 / 0})
+        toys.transport.publish({0: writer(9), 1: lambda buffer: 1 / 0})
     assert acting(0) == (2, [200.0])
     assert toys.publish(writer(8)) == 4
     assert [acting(worker) for worker in range(3)] == [(4, [8.0])] * 3
@@ -105,7 +105,7 @@ def test_versions_begin_with_the_first_one_and_the_newest_weights_of_all_are_ret
             newest = toys.transport.newest_weights()
             assert toys.publish(writer(value + 1)) == version + 1
             assert (len(newest), newest.unique().tolist()) == (4096, [value])
-        toys.transport.publish_to({0: writer(9)})
+        toys.transport.publish({0: writer(9)})
         assert toys.transport.newest_weights().unique().tolist() == [102]
 
 

@@ -56,7 +56,7 @@ class Toys:
             else:
                 arguments = (spec, supervisor, Endpoint((address,), 0, SECRET), 60.0)
                 self.transport = NetworkTransport(*arguments, backend=kind, **remote)
-        self.grant, self.publish = self.transport.grant, self.transport.publish
+        self.grant = self.transport.grant
         self.publish(writer(100))
 
     def __enter__(self):
@@ -82,6 +82,10 @@ class Toys:
         if is_attached:
             transport.attach(worker, handle)
         return handle
+
+    def publish(self, write):
+        """Publishes weights for all workers; returns their version."""
+        return self.transport.publish({None: write})
 
     def arrive(self):
         """The next arrival or departure; workers that join are passed over."""

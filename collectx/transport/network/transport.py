@@ -34,7 +34,7 @@ import torch
 from collectx.batch import Layout
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Ask, BatchReport, Departure, Joined, Reply, Reset, SlabSpec, Write
+from collectx.transport.base import Arrival, Ask, BatchReport, Departure, Joined, Reply, Reset, SlabSpec, Writes
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
@@ -243,21 +243,14 @@ class NetworkTransport:
             return concatenate(self.spec, [(memory, runs) for memory in memories])
         return memories[0].clone() if copy else memories[0]
 
-    def publish(self, write: Write) -> int:
-        self._process_acknowledgements()
-        return self._weight_sync.publish(write)
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        self._process_acknowledgements()
-        return self._weight_sync.publish_to(writes)
+    def publish(self, writes: Writes) -> int:
+        # A worker that has acknowledged the previous version is sent the next one at once.
+        if self._joined():
+            self._process_events(0.0)
+        return self._weight_sync.publish(writes)
 
     def newest_weights(self) -> torch.Tensor:
         return self._weight_sync.newest_weights()
-
-    def _process_acknowledgements(self) -> None:
-        """Workers that have the previous version are then sent the next one at once."""
-        if any(worker.state is State.JOINED for worker in self._workers.values()):
-            self._process_events(0.0)
 
     def _joined(self) -> list[RemoteWorker]:
         return [worker for worker in list(self._workers.values()) if worker.state is State.JOINED]

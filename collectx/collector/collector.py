@@ -54,7 +54,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._num_full = 0
         self.policy_version = -1
         self.total_frames = spec.total_frames
-        self.leaves = spec.slab.leaves
+        self.leaves = spec.slots.leaves
         # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
         # behind and does not block. Does not run in a forked process.
         self._finalizer = Finalize(self, transport.close, exitpriority=0)
@@ -171,7 +171,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     @property
     def steps(self) -> list[int]:
         """For each part of the last batch, how many of its steps are filled."""
-        return [part.report.frames // self._spec.slab.rows for part in self.delivery.parts]
+        return [part.report.frames // self._spec.slots.rows for part in self.delivery.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the current weights of the policy the newest; returns their version, 0 the first time. They are copied

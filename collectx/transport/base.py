@@ -19,7 +19,7 @@ and a replacement may be attached.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -27,15 +27,15 @@ import torch
 
 from collectx.batch import Layout, Leaf, Slot
 
-# Fills a flat uint8 buffer of `SlabSpec.weights_nbytes` bytes with weights.
+# Fills a flat uint8 buffer of `BatchSpec.weights_nbytes` bytes with weights.
 Write: TypeAlias = Callable[[torch.Tensor], object]
 # By worker; None: for all workers, and then there is no other one.
 Writes: TypeAlias = Mapping[int | None, Write]
 
 
 @dataclass(frozen=True)
-class SlabSpec:
-    """The memory of all slots.
+class BatchSpec:
+    """The slots, each for one worker's batch or its part of one, and the weights. Known to both ends.
 
     Attributes:
         leaves: the tensors of one frame.
@@ -58,6 +58,16 @@ class SlabSpec:
     weights_nbytes: int
     first_version: int = 0
     _layouts: dict[int, Layout] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data, for workers on other hosts."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return values | {"leaves": [leaf.to_json() for leaf in self.leaves]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> BatchSpec:
+        """The inverse of `to_json`."""
+        return cls(**{**values, "leaves": tuple(map(Leaf.from_json, values["leaves"]))})
 
     def layout(self, num_parts: int = 1) -> Layout:
         """The layout of `num_parts` slots as one batch."""
@@ -189,7 +199,7 @@ class Transport(Protocol):
         """Watches a started worker: a process (`collectx.transport.processes.Handle`), or inline a generator."""
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
-        """Allows `worker` to fill `slot`, after `reset`. With `SlabSpec.require_latest`, the
+        """Allows `worker` to fill `slot`, after `reset`. With `BatchSpec.require_latest`, the
         worker acts with the newest weights of this moment, or newer ones. Does not block. Does nothing for a worker
         that is gone and whose `Departure` was not received yet."""
 
@@ -212,7 +222,7 @@ class Transport(Protocol):
 
     def publish(self, writes: Writes) -> int:
         """Makes the weights that `writes` write the newest, all of one version, and returns the version:
-        `SlabSpec.first_version` for the first call, then one more each time. Does not wait for workers. If a `write`
+        `BatchSpec.first_version` for the first call, then one more each time. Does not wait for workers. If a `write`
         raises, nothing is published.
 
         Args:
@@ -250,10 +260,13 @@ class Link(Protocol):
 
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
+        batch: the slots and the weights.
         stop: whether the worker should stop; cheap enough for every step.
         preempted: whether the current batch should end with the frames that it has; as cheap.
     """
 
+    @property
+    def batch(self) -> BatchSpec: ...
     @property
     def slots(self) -> Sequence[Slot]: ...
     @property

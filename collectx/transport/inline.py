@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import Arrival, Ask, BatchReport, Departure, Fill, Reply, Reset, SlabSpec
+from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Fill, Reply, Reset
 from collectx.transport.slab import Slab, SlabLink, SlabTransport
 
 _ENDED = object()
@@ -20,7 +20,7 @@ _ENDED = object()
 class InlineTransport(SlabTransport):
     """The trainer's end. No method blocks on another process, so nothing can time out."""
 
-    def __init__(self, spec: SlabSpec):
+    def __init__(self, spec: BatchSpec):
         super().__init__(spec, shared=False)
         self._granted: deque[int] = deque()
         self._arrivals: deque[Arrival] = deque()

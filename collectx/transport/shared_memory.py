@@ -16,7 +16,7 @@ import cloudpickle
 
 from collectx.errors import RemoteFailure
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Ask, BatchReport, Departure, Fill, Reply, Reset, SlabSpec
+from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Fill, Reply, Reset
 from collectx.transport.processes import Handle
 from collectx.transport.slab import Slab, SlabLink, SlabTransport
 from collectx.transport.supervisor import State, Supervisor, Worker
@@ -32,7 +32,7 @@ class _LocalWorker(Worker):
 class SharedMemoryTransport(SlabTransport):
     """The trainer's end. Closes the supervisor with itself."""
 
-    def __init__(self, spec: SlabSpec, supervisor: Supervisor[_LocalWorker]):
+    def __init__(self, spec: BatchSpec, supervisor: Supervisor[_LocalWorker]):
         super().__init__(spec, shared=True)
         self._supervisor = supervisor
         self._workers = supervisor.workers

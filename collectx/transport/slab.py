@@ -19,7 +19,7 @@ import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Slot
 from collectx.memory import SharedMemory, barrier
-from collectx.transport.base import Arrival, SlabSpec, Writes
+from collectx.transport.base import Arrival, BatchSpec, Writes
 
 _NUMBER_BYTES = 8
 # The number of weights that were never published (version -1).
@@ -35,13 +35,13 @@ class Slab:
             process that is being started.
     """
 
-    def __init__(self, spec: SlabSpec, shared: bool):
+    def __init__(self, spec: BatchSpec, shared: bool):
         self._map(spec, SharedMemory("slab") if shared else None)
         for place in range(1 + spec.num_workers):
             self._numbers[place] = _NOTHING
         self._numbers[0] = 2 * (spec.first_version - 1)
 
-    def _map(self, spec: SlabSpec, shared: SharedMemory | None) -> None:
+    def _map(self, spec: BatchSpec, shared: SharedMemory | None) -> None:
         self.spec = spec
         self._shared = shared
         self.region_layout = layout = spec.layout(spec.num_workers if spec.stacked else 1)
@@ -63,11 +63,11 @@ class Slab:
         self.stop: memoryview = header[numbers_nbytes : numbers_nbytes + 1].data
         self.preempted: memoryview = header[numbers_nbytes + 1 : numbers_nbytes + 2].data
 
-    def __getstate__(self) -> tuple[SlabSpec, SharedMemory]:
+    def __getstate__(self) -> tuple[BatchSpec, SharedMemory]:
         assert self._shared is not None
         return self.spec, self._shared
 
-    def __setstate__(self, state: tuple[SlabSpec, SharedMemory]) -> None:
+    def __setstate__(self, state: tuple[BatchSpec, SharedMemory]) -> None:
         self._map(*state)
         self.close_descriptor()
 
@@ -145,6 +145,7 @@ class SlabLink:
     """Base of the workers' ends over a slab."""
 
     def __init__(self, slab: Slab, worker: int):
+        self.batch = slab.spec
         self.worker = worker
         self._slab = slab
 
@@ -169,7 +170,7 @@ class SlabTransport:
 
     carries_objects = True
 
-    def __init__(self, spec: SlabSpec, shared: bool):
+    def __init__(self, spec: BatchSpec, shared: bool):
         self.spec = spec
         self.slab = Slab(spec, shared)
         self.publish = self.slab.publish
@@ -188,7 +189,7 @@ class SlabTransport:
         self.slab.stop[0] = 1
 
 
-def concatenate(spec: SlabSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
+def concatenate(spec: BatchSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
     """Copies slots into new memory, laid out as `Layout(leaves, rows * len(parts), steps)`.
 
     Args:

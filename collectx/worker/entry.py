@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Generator
 from typing import Any
 
-from collectx.batch import Layout
 from collectx.errors import RendezvousError
 from collectx.transport.base import Link
 from collectx.transport.network.handshake import Endpoint
@@ -76,9 +75,8 @@ def run_remote_worker(
         # The visible device is the first of those that this process sees.
         devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")
         spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
-    layout = Layout(spec.leaves, config.rows, config.steps)
     write_on_signal(connection)
-    link = NetworkLink(worker, connection, pair, layout, config, endpoint.secret)
+    link = NetworkLink(worker, connection, pair, config, endpoint.secret)
     run_until_stopped(link, lambda: _make_source(spec, link, build=build))
 
 

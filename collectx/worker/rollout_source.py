@@ -24,7 +24,7 @@ from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly, Stopped
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.wrappers import RecurrentStateEnv, with_time_limit
-from collectx.transport.base import Ask, BatchReport, Fill, Link, Reset
+from collectx.transport.base import Ask, BatchReport, BatchSpec, Fill, Link, Reset
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
@@ -90,7 +90,7 @@ class RolloutSource:
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
         only_next = (leaf.under("next") for leaf in env.spec.only_next)
-        _check_leaves(spec, (*env.spec.observation, *actor.leaves, *only_next))
+        _check_leaves(spec.worker, link.batch, (*env.spec.observation, *actor.leaves, *only_next))
         self._version = spec.first_version
         self._read: Callable[[torch.Tensor], None] = lambda buffer: None
         # The weights of the trainer's object are left alone: those that were published may be older, and its tensors
@@ -113,7 +113,12 @@ class RolloutSource:
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
         self._requests = RequestHandler(
-            placement.index, is_guest, rollout, spec.hooks, _Batches(slots, group.spec, spec.leaves), self._state_dict
+            placement.index,
+            is_guest,
+            rollout,
+            spec.hooks,
+            _Batches(slots, group.spec, link.batch.leaves),
+            self._state_dict,
         )
         self._check: FiniteCheck | None = None
         if options.check_finite:
@@ -203,12 +208,13 @@ class _Batches:
         return batch[..., :steps] if steps < batch.shape[-1] else batch
 
 
-def _check_leaves(spec: WorkerSpec, leaves: tuple[Leaf, ...]) -> None:
-    expected = {leaf.key: leaf for leaf in spec.leaves}
+def _check_leaves(worker: int, batch: BatchSpec, leaves: tuple[Leaf, ...]) -> None:
+    """Raises ShapeError unless the slots have these leaves, which the worker writes."""
+    expected = {leaf.key: leaf for leaf in batch.leaves}
     for leaf in leaves:
         if expected.get(leaf.key) != leaf:
             raise ShapeError(
-                f"worker {spec.worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, worker 0's env and the trainer's "
+                f"worker {worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, worker 0's env and the trainer's "
                 f"policy write it as {_form(expected.get(leaf.key))}: every worker's env and policy must give the same "
                 "keys, shapes and dtypes"
             )

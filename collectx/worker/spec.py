@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectx.batch import Leaf
 from collectx.config.registry import from_dict
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
@@ -72,7 +71,6 @@ class WorkerSpec:
             `backend` and `launcher` are those of processes that the worker starts itself.
         placement: which worker it is.
         num_envs: envs of every worker's process.
-        leaves: of the trainer's slots; the worker's env and policy must have the same.
         steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
         should_end: called after every step; whether the batch ends early. Of an inline worker only.
         hooks: called around its batches.
@@ -83,7 +81,6 @@ class WorkerSpec:
     cfg: RunConfig
     placement: Placement
     num_envs: int
-    leaves: tuple[Leaf, ...]
     steps: int | None = None
     should_end: Callable[[], bool] | None = None
     hooks: Hooks = field(default_factory=Hooks)
@@ -126,7 +123,6 @@ class WorkerSpec:
             "cfg": as_dict(cfg),
             "placement": asdict(self.placement),
             "num_envs": self.num_envs,
-            "leaves": [leaf.to_json() for leaf in self.leaves],
             "steps": self.steps,
             "keeps_weights": self.keeps_weights,
         }
@@ -138,7 +134,6 @@ class WorkerSpec:
         values = {
             "cfg": replace(cfg, env=objects.env or cfg.env, policy=objects.policy or cfg.policy),
             "placement": Placement(**fields["placement"]),
-            "leaves": tuple(map(Leaf.from_json, fields["leaves"])),
             "hooks": objects.hooks,
             "user_collector": objects.user_collector,
         }

@@ -9,7 +9,7 @@ import torch
 
 from collectx.batch import Layout, Leaf
 from collectx.launcher.local import LocalLauncher
-from collectx.transport.base import BatchReport, Departure, Joined, SlabSpec
+from collectx.transport.base import BatchReport, BatchSpec, Departure, Joined
 from collectx.transport.inline import InlineTransport
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import NetworkLink, join_trainer
@@ -22,9 +22,9 @@ LEAVES = (Leaf(NUMBER, (2,), torch.int64), Leaf(("small",), (3,), torch.uint8))
 SECRET = b"s" * 32
 
 
-def slab_spec(num_workers=2, num_slots=2, weights_nbytes=4096):
+def batch_spec(num_workers=2, num_slots=2, weights_nbytes=4096):
     """Slots of two rows and three steps, one region for each."""
-    return SlabSpec(LEAVES, 2, 3, num_workers, num_slots, False, False, weights_nbytes)
+    return BatchSpec(LEAVES, 2, 3, num_workers, num_slots, False, False, weights_nbytes)
 
 
 def writer(value):
@@ -77,7 +77,7 @@ class Toys:
             entry = serve, (worker, transport.link(worker), fails_at)
         else:
             transport.expect(worker, lambda: self._spec_of(life))
-            entry = run_remote_worker, (transport.endpoint, worker, self.spec, fails_at)
+            entry = run_remote_worker, (transport.endpoint, worker, fails_at)
         handle = self._launcher.start(worker, entry)
         if is_attached:
             transport.attach(worker, handle)
@@ -145,8 +145,7 @@ def serve(worker, link, fails_at):
         raise
 
 
-def run_remote_worker(endpoint, worker, spec, fails_at):
+def run_remote_worker(endpoint, worker, fails_at):
     socket.setdefaulttimeout(60.0)
     _, config, connection, pair = join_trainer(endpoint, worker, {"pid": os.getpid()}, 60.0)
-    layout = Layout(spec.leaves, spec.rows, spec.steps)
-    serve(worker, NetworkLink(worker, connection, pair, layout, config, endpoint.secret), fails_at)
+    serve(worker, NetworkLink(worker, connection, pair, config, endpoint.secret), fails_at)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from collectx.batch import Layout, Slot
+from collectx.batch import Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
 from collectx.transport.base import Ask, BatchReport, Fill
@@ -69,7 +69,7 @@ def join_trainer(
         if "refused" in reply:
             raise RendezvousError(f"the trainer refused: {reply['refused']}")
         prepare(reply["spec"])
-        config = LinkConfig(**reply["link"])
+        config = LinkConfig.from_json(reply["link"])
         enable_keepalive(connection, config.timeout_s)
         return reply["spec"], config, connection, config.make_pair(connection, WORKER, address)
     except BlockingIOError as error:
@@ -93,7 +93,6 @@ class NetworkLink:
 
     Args:
         connection, pair, config: from `join_trainer`.
-        layout: the layout of one slot.
         secret: the run's, with which requests and replies are signed.
 
     Attributes:
@@ -101,14 +100,13 @@ class NetworkLink:
             milliseconds, and takes weights that have arrived.
     """
 
-    def __init__(
-        self, worker: int, connection: Connection, pair: Pair, layout: Layout, config: LinkConfig, secret: bytes
-    ):
+    def __init__(self, worker: int, connection: Connection, pair: Pair, config: LinkConfig, secret: bytes):
+        self.batch, layout = config.batch, config.batch.layout()
         self.worker = worker
         self._secret = secret
         self._connection = connection
         self._pair = pair
-        self._memory = [message_buffer(layout.nbytes) for _ in range(config.num_slots)]
+        self._memory = [message_buffer(layout.nbytes) for _ in range(self.batch.num_slots)]
         for memory in self._memory:
             set_stamp(memory, 1)
         self.stop = _StopFlag(self._poll)
@@ -120,11 +118,11 @@ class NetworkLink:
         self._next_poll_s = 0.0
         self._poller = select.poll()
         self._poller.register(connection.fileno(), select.POLLIN)
-        self._nbytes = config.weights_nbytes
+        self._nbytes = self.batch.weights_nbytes
         # Two buffers: one holds the newest weights until `refresh`, the other receives newer ones.
         self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
         for _ in range(2):
-            self._receive_weights(message_buffer(config.weights_nbytes))
+            self._receive_weights(message_buffer(self._nbytes))
         self._newest: torch.Tensor | None = None
         self._version = -1
         self._least_version = 0

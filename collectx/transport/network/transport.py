@@ -31,10 +31,9 @@ from typing import Any
 
 import torch
 
-from collectx.batch import Layout
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Ask, BatchReport, Departure, Joined, Reply, Reset, SlabSpec, Writes
+from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Joined, Reply, Reset, Writes
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
@@ -64,7 +63,7 @@ class NetworkTransport:
 
     def __init__(
         self,
-        spec: SlabSpec,
+        spec: BatchSpec,
         supervisor: Supervisor[RemoteWorker],
         endpoint: Endpoint,
         timeout_s: float,
@@ -75,9 +74,8 @@ class NetworkTransport:
         interface: str | None = None,
     ):
         self.spec = spec
-        self._layout = Layout(spec.leaves, spec.rows, spec.steps)
-        sizes = spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes
-        self._config = LinkConfig(*sizes, timeout_s, backend, tuple(devices), dict(options or {}))
+        self._layout = spec.layout()
+        self._config = LinkConfig(spec, timeout_s, backend, tuple(devices), dict(options or {}))
         self._supervisor = supervisor
         self._workers = supervisor.workers
         # Of each worker and slot. It outlives the worker, as its last batches may not have been gathered yet.

@@ -6,13 +6,13 @@ from multiprocessing.connection import Pipe
 
 import pytest
 import torch
-from worlds.toyworker import NUMBER, slab_spec, writer
+from worlds.toyworker import NUMBER, batch_spec, writer
 
 from collectx.transport.slab import Slab
 
 
 def test_slots_do_not_reach_into_others_weights_or_header():
-    slab = Slab(slab_spec(weights_nbytes=100), shared=False)
+    slab = Slab(batch_spec(weights_nbytes=100), shared=False)
     slab.publish({None: writer(7)})
     slab.publish({None: writer(8)})
     places = [(worker, slot) for worker in range(2) for slot in range(2)]
@@ -31,7 +31,7 @@ def test_slots_do_not_reach_into_others_weights_or_header():
 
 
 def test_a_refresh_reads_what_is_new_and_again_where_it_is_overtaken():
-    slab, seen = Slab(slab_spec(weights_nbytes=8), shared=False), []
+    slab, seen = Slab(batch_spec(weights_nbytes=8), shared=False), []
 
     def read(buffer):
         seen.append(int(buffer[0]))
@@ -48,7 +48,7 @@ def test_a_refresh_reads_what_is_new_and_again_where_it_is_overtaken():
 
 @pytest.mark.parametrize("individual", [False, True])
 def test_weights_that_are_read_while_newer_ones_are_written_are_whole(individual):
-    slab, read = Slab(slab_spec(weights_nbytes=8), shared=False), []
+    slab, read = Slab(batch_spec(weights_nbytes=8), shared=False), []
 
     def publish(write):
         return slab.publish({0 if individual else None: write})
@@ -71,7 +71,7 @@ def test_shared_memory_is_an_anonymous_file_which_other_processes_map(has_memfd,
     if not has_memfd:
         monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    slab = Slab(slab_spec(), shared=True)
+    slab = Slab(batch_spec(), shared=True)
     assert list(tmp_path.iterdir()) == []
     here, there = Pipe()  # as processes do that are being started
     with here, there:

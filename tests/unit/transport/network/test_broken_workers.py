@@ -15,10 +15,9 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from worlds.toyworker import SECRET, Toys, slab_spec
+from worlds.toyworker import SECRET, Toys, batch_spec
 
 from collectx import state as states
-from collectx.batch import Layout
 from collectx.errors import NotRestorable, RemoteFailure, RendezvousError
 from collectx.transport import messages
 from collectx.transport.base import Ask, BatchReport, Fill, Reset
@@ -77,7 +76,7 @@ MESSAGES = st.one_of(
 @CASES
 def test_a_broken_message_is_the_end_of_its_worker_alone(cases, tmp_path):
     path = tmp_path / "executed"
-    with Toys("gloo", slab_spec(1)) as toys:
+    with Toys("gloo", batch_spec(1)) as toys:
         toys.start(0)
         toys.deliver()
         transport, removed = toys.transport, []
@@ -127,10 +126,14 @@ def test_what_a_hook_has_added_travels_with_the_report():
 def ends():
     """The link of a worker, and the trainer's end of its connection."""
     trainers, workers = Pipe()
-    spec = slab_spec(1)
-    config = LinkConfig(spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes, 60.0, "gloo", ("cpu", "cpu"), {})
+    config = LinkConfig(batch_spec(1), 60.0)
     with trainers, workers:
-        yield NetworkLink(0, workers, Mock(), Layout(spec.leaves, spec.rows, spec.steps), config, SECRET), trainers
+        yield NetworkLink(0, workers, Mock(), config, SECRET), trainers
+
+
+def test_the_configuration_of_a_link_travels_as_plain_json():
+    config = LinkConfig(batch_spec(3), 60.0, "nccl", ["cuda:0", "cpu"], {"num_worker_threads": 2})
+    assert LinkConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 class _Making:

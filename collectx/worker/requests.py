@@ -42,7 +42,7 @@ class RequestHandler:
     """Answers the requests that a worker receives.
 
     Args:
-        is_guest: the worker shares Python's and numpy's generators with the trainer.
+        is_inline: the worker shares Python's and numpy's generators with the trainer.
         batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[*envs, steps]`, over its memory.
         weights: returns the newest weights of the policy by name, copied to the CPU.
     """
@@ -50,14 +50,14 @@ class RequestHandler:
     def __init__(
         self,
         worker: int,
-        is_guest: bool,
+        is_inline: bool,
         rollout: Rollout,
         hooks: Hooks,
         batches: Callable[[int, int], TensorDictBase],
         weights: Callable[[], dict[str, torch.Tensor]],
     ):
         self._worker = worker
-        self._is_guest = is_guest
+        self._is_inline = is_inline
         self._rollout = rollout
         self._hooks = hooks
         self._batches = batches
@@ -133,7 +133,7 @@ class RequestHandler:
     def state(self) -> dict[str, Any]:
         """Returns a copy of the worker's state for `load`: tensors and plain data, with the envs as bytes. Where their
         state cannot be saved, `["rollout"]["reason"]` says why."""
-        own = ("torch",) if self._is_guest else ("torch", "numpy", "python")
+        own = ("torch",) if self._is_inline else ("torch", "numpy", "python")
         state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": save_generators(own)}
         if self._has_state_dicts():
             # A TorchRL env has the state of its transforms. The key is TorchRL's; the pickled envs have it as well.

@@ -34,16 +34,16 @@ class RolloutSource:
     """Rollouts of one group of envs (`collectx.worker.loop.BatchSource`).
 
     Args:
-        is_guest: the worker runs in the trainer's process. Torch's CPU generator then has a state for this worker, so
+        is_inline: the worker runs in the trainer's process. Torch's CPU generator then has a state for this worker, so
             that inline workers give the same batches as processes do. Python's and numpy's generators are shared: this
             package does not draw from them, and saving them takes as long as several steps.
     """
 
-    def __init__(self, spec: WorkerSpec, link: Link, is_guest: bool):
+    def __init__(self, spec: WorkerSpec, link: Link, is_inline: bool):
         self._spec = spec
         self._link = link
-        self._is_guest = is_guest
-        # The state of torch's generator for a guest, while it is not running.
+        self._is_inline = is_inline
+        # The state of torch's generator of an inline worker, while it is not running.
         self._random_state = torch.get_rng_state()
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
         with self._installed():
@@ -51,8 +51,8 @@ class RolloutSource:
 
     @contextmanager
     def _installed(self) -> Iterator[None]:
-        """Gives torch's generator the worker's state within the block, if it is a guest."""
-        if not self._is_guest:
+        """Gives torch's generator the worker's state within the block, if it is inline."""
+        if not self._is_inline:
             yield
             return
         trainers = torch.get_rng_state()
@@ -64,9 +64,9 @@ class RolloutSource:
             torch.set_rng_state(trainers)
 
     def _build(self) -> None:
-        spec, link, is_guest = self._spec, self._link, self._is_guest
+        spec, link, is_inline = self._spec, self._link, self._is_inline
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
-        seed_policy(cfg.seed, placement, is_guest)
+        seed_policy(cfg.seed, placement, is_inline)
         first_env, total_envs = placement.index * spec.num_envs, spec.num_envs * placement.num_workers
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
@@ -76,7 +76,7 @@ class RolloutSource:
                 f"worker {spec.worker} makes {group.spec.num_envs} envs, worker 0 makes {spec.num_envs}: all must make "
                 "equally many"
             )
-        policy, is_trainers = _build_policy(spec, group.spec, is_guest)
+        policy, is_trainers = _build_policy(spec, group.spec, is_inline)
         env = with_time_limit(group, options)
         seeds: Sequence[int] | None = env_seeds(spec, cfg.seed)
         if policies.is_user_policy(cfg.policy):
@@ -114,7 +114,7 @@ class RolloutSource:
         self._prepared = [rollout.prepare(slot) for slot in slots]
         self._requests = RequestHandler(
             placement.index,
-            is_guest,
+            is_inline,
             rollout,
             spec.hooks,
             _Batches(slots, group.spec, link.batch.leaves),
@@ -161,7 +161,7 @@ class RolloutSource:
         if seed is None:
             self._rollout.reset(None)
             return
-        seed_policy(seed, self._spec.placement, self._is_guest)
+        seed_policy(seed, self._spec.placement, self._is_inline)
         self._rollout.reset([seed] * self._spec.num_envs if reset.static else env_seeds(self._spec, seed))
 
     def reply(self, request: Ask) -> None:
@@ -172,18 +172,18 @@ class RolloutSource:
         self._rollout.close()
 
 
-def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_guest: bool) -> tuple[Callable | None, bool]:
-    """The policy, and whether it is the trainer's object: a guest's is, unless it acts on another device."""
+def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_inline: bool) -> tuple[Callable | None, bool]:
+    """The policy, and whether it is the trainer's object: an inline worker's is, unless it acts on another device."""
     cfg = spec.cfg
     if spec.keeps_weights:
         # Every incarnation begins with the initial weights of the first one.
-        seed_policy(cfg.seed, replace(spec.placement, incarnation=0), is_guest)
+        seed_policy(cfg.seed, replace(spec.placement, incarnation=0), is_inline)
     policy = policies.build(cfg.policy, env_spec, cfg.seed)
-    is_trainers = is_guest and is_object(cfg.policy)
+    is_trainers = is_inline and is_object(cfg.policy)
     if is_trainers and not is_on_device(policy, torch.device(spec.policy_device or "cpu")):
         policy, is_trainers = copy.deepcopy(policy), False
     if spec.keeps_weights:
-        seed_policy(cfg.seed, spec.placement, is_guest)
+        seed_policy(cfg.seed, spec.placement, is_inline)
     return policy, is_trainers
 
 

@@ -153,13 +153,13 @@ def env_seeds(spec: WorkerSpec, seed: int) -> list[int]:
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 
 
-def seed_policy(seed: int, placement: Placement, is_guest: bool) -> None:
-    """Seeds torch, and, unless the worker is a guest in the trainer's process, numpy and random."""
+def seed_policy(seed: int, placement: Placement, is_inline: bool) -> None:
+    """Seeds torch, and, unless the worker is in the trainer's process, numpy and random."""
     index, incarnation = placement.index, placement.incarnation
     # SeedSequence((seed, index)) with two words are the seeds of envs.
     words = (seed, index, 1, incarnation) if incarnation else (seed, index, 1)
     policy_seed = int(np.random.SeedSequence(words).generate_state(1)[0])
     torch.manual_seed(policy_seed)
-    if not is_guest:
+    if not is_inline:
         np.random.seed(policy_seed)
         random.seed(policy_seed)

@@ -18,7 +18,7 @@ from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import Collector
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import FailurePolicy, Role
-from collectx.collector.saved_state import first_requests, next_lives
+from collectx.collector.saved_state import first_incarnations, first_requests
 from collectx.config.derived import backend_of, is_async, is_elastic, is_stacked, num_workers_of, resolve_devices
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
@@ -64,7 +64,7 @@ def build(
             the same spaces.
         recorded: the batches of another run, for an async collector that delivers the same.
         resume: the state of a collector that this one continues (`collectx.collector.saved_state`); its weights are
-            published in place of the policy's. `saved_state.load` has to be called next.
+            published in place of the policy's. `Collector.load` has to be called next.
         outer: the worker that runs this collector; None: it is the run's collector.
 
     Raises:
@@ -103,7 +103,7 @@ def build(
         events,
         num_workers,
         options.min_workers or num_workers,
-        {} if resume is None else next_lives(resume),
+        {} if resume is None else first_incarnations(resume),
         partial(first_requests, resume) if is_joining else None,
     )
     collector = Collector(transport, schedule, delivery, pool)
@@ -183,9 +183,7 @@ class SpecMaker:
 def _config_of_workers(cfg: RunConfig) -> RunConfig:
     """`WorkerSpec.cfg` without overrides: plain data, and the user's env and policy, whatever the trainer's process has
     in its configuration."""
-    launcher = LauncherConfig(
-        kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
-    )
+    launcher = LauncherConfig(kind="local", num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores)
     policy_device = resolve_devices(cfg.devices).policy_device
     return RunConfig(
         env=cfg.env,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import NO_RESET, REQUEST_PENDING, Arrival, BatchReport, Departure, Reply, Request, SlabSpec
+from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Fill, Reply, Reset
 from collectx.transport.slab import Slab, SlabLink, SlabTransport
 
 _ENDED = object()
@@ -20,7 +20,7 @@ _ENDED = object()
 class InlineTransport(SlabTransport):
     """The trainer's end. No method blocks on another process, so nothing can time out."""
 
-    def __init__(self, spec: SlabSpec):
+    def __init__(self, spec: BatchSpec):
         super().__init__(spec, shared=False)
         # The worker of each grant and request, in order.
         self._pending: deque[int] = deque()
@@ -35,14 +35,14 @@ class InlineTransport(SlabTransport):
     def attach(self, worker: int, handle: Iterator[None]) -> None:
         self._workers[worker] = handle
 
-    def grant(self, worker: int, slot: int, reset: int = NO_RESET, version: int | None = None) -> None:
+    def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
         number = 0 if version is None else self.slab.number_of(version)
-        self._send(worker, (slot, reset, number))
+        self._send(worker, (Fill(slot, reset), number))
 
-    def send_request(self, worker: int, request: Request) -> None:
-        self._send(worker, request)
+    def send_request(self, worker: int, request: Ask) -> None:
+        self._send(worker, (request, 0))
 
-    def _send(self, worker: int, message: tuple[int, int, int] | Request) -> None:
+    def _send(self, worker: int, message: tuple[Fill | Ask, int]) -> None:
         self._links[worker].messages.append(message)
         self._pending.append(worker)
 
@@ -71,18 +71,14 @@ class InlineLink(SlabLink):
 
     def __init__(self, slab: Slab, worker: int, events: deque[Arrival | Reply]):
         super().__init__(slab, worker)
-        # Grants (slot, reset, number) and requests.
-        self.messages: deque[tuple[int, int, int] | Request] = deque()
+        # Grants, each with the number of its weights, and requests.
+        self.messages: deque[tuple[Fill | Ask, int]] = deque()
         self._events = events
         self.error: BaseException | None = None
 
-    def acquire(self) -> int | None:
-        message = self.messages.popleft()
-        if isinstance(message[0], str):
-            self.request = message
-            return REQUEST_PENDING
-        slot, self.reset, self._number = message
-        return slot
+    def acquire(self) -> Fill | Ask | None:
+        message, self._number = self.messages.popleft()
+        return message
 
     def send(self, slot: int, report: BatchReport) -> None:
         self._events.append(Arrival(self.worker, slot, report))

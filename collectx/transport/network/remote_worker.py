@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from collectx.transport.base import Reset
 from collectx.transport.network.p2p import Incoming, Outgoing, Pair
 from collectx.transport.supervisor import Worker
 
@@ -39,13 +40,13 @@ class RemoteWorker(Worker):
         incoming: receives that were posted, by slot.
         weights_version: the version that is being sent, or was sent last.
         sending: the transfer of weights in progress.
-        versions: with `SlabSpec.fixes_versions`, the weights that its grants name and that are still to be sent.
+        versions: with `BatchSpec.fixes_versions`, the weights that its grants name and that are still to be sent.
     """
 
     spec: Callable[[], dict[str, Any]] = dict
     info: dict[str, Any] = field(default_factory=dict)
     pair: Pair | None = None
-    early: list[tuple[int, int, int | None] | bytes] = field(default_factory=list)
+    early: list[tuple[int, Reset | None, int | None] | bytes] = field(default_factory=list)
     incoming: dict[int, Incoming] = field(default_factory=dict)
     weights_version: int = -1
     sending: tuple[Outgoing, Weights] | None = None

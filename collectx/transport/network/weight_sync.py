@@ -1,5 +1,5 @@
-"""Sends weights to remote workers: one transfer per worker at a time, few workers at a time. Sends the newest version only
-or, with `SlabSpec.fixes_versions`, the versions that the worker's grants name.
+"""Sends weights to remote workers: one transfer per worker at a time, few workers at a time. Sends the newest version
+only or, with `BatchSpec.fixes_versions`, the versions that the worker's grants name.
 
 Used by the trainer's end of the network transport.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
 from collectx.transport import messages
-from collectx.transport.base import SlabSpec, Write
+from collectx.transport.base import BatchSpec, Write, Writes
 from collectx.transport.network.p2p import message_buffer, set_stamp
 from collectx.transport.network.remote_worker import RemoteWorker, Weights
 from collectx.transport.supervisor import State
@@ -29,7 +29,7 @@ class WeightSync:
 
     def __init__(
         self,
-        spec: SlabSpec,
+        spec: BatchSpec,
         workers: dict[int, RemoteWorker],
         send_message: Callable[[RemoteWorker, bytes], None],
     ):
@@ -40,8 +40,8 @@ class WeightSync:
         self._send_message = send_message
         # The weights of all workers, and newer ones of some indices, where no worker may have joined yet.
         self._shared: Weights | None = None
-        self._individual: dict[int, Weights] = {}
-        # The last two versions that were granted.
+        self._individual: dict[int | None, Weights] = {}
+        # With `BatchSpec.fixes_versions`: the last two versions that were granted.
         self._granted: dict[int, Weights] = {}
         self._spare: list[Weights] = []
         # Transfers share the network card: many at a time would all end late.
@@ -49,16 +49,22 @@ class WeightSync:
         self._most_sending = max(_LEAST_TRANSFERS, _TRANSFER_BYTES // max(1, nbytes))
         self._queued: OrderedDict[RemoteWorker, None] = OrderedDict()
 
-    def publish(self, write: Write) -> int:
-        """Makes a new version, which `write` fills in; returns its number. Sends it to all workers, or where it is
-        granted."""
-        previous, self._shared = [self._shared, *self._individual.values()], self._fill(write)
-        self._individual.clear()
+    def publish(self, writes: Writes) -> int:
+        """Sends a new version, to all workers or to some, or where it is granted; see `Transport.publish`."""
+        filled = {index: self._fill(write) for index, write in writes.items()}
         self.version += 1
+        if None in filled:
+            previous = [self._shared, *self._individual.values()]
+            self._shared, self._individual = filled[None], {}
+            chosen = list(self._workers.values())
+        else:
+            previous = [self._individual.get(index) for index in filled]
+            self._individual |= filled
+            chosen = [worker for index, worker in self._workers.items() if index in filled]
         for weights in previous:
             if weights not in self._granted.values():
                 self._retire(weights)
-        for worker in self._workers.values():
+        for worker in chosen:
             self.send(worker)
         return self.version
 
@@ -75,17 +81,6 @@ class WeightSync:
         if last != version:
             worker.versions.append(self._granted[version])
             self.send(worker)
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """Sends a new version to some workers, to each the weights that its `write` fills in."""
-        filled = {index: self._fill(write) for index, write in writes.items()}
-        self.version += 1
-        for index, weights in filled.items():
-            previous, self._individual[index] = self._individual.get(index), weights
-            self._retire(previous)
-            if index in self._workers:
-                self.send(self._workers[index])
-        return self.version
 
     def newest_weights(self) -> torch.Tensor:
         """Returns a copy of the newest weights of all workers."""

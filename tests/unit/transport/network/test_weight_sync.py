@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from worlds.toyworker import slab_spec, writer
+from worlds.toyworker import batch_spec, writer
 
 from collectx.transport.network import weight_sync
 from collectx.transport.network.p2p import stamp_of
@@ -11,7 +11,7 @@ from collectx.transport.network.remote_worker import RemoteWorker
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.supervisor import State
 
-SPEC = slab_spec(4, weights_nbytes=8)
+SPEC = batch_spec(4, weights_nbytes=8)
 
 
 class Channel:
@@ -52,10 +52,10 @@ def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_send
         elif sending and draw.random() < 0.5:
             sync.acknowledge(draw.choice(sending))
         elif draw.random() < 0.5:
-            expected = dict.fromkeys(workers, sync.publish(writer(number % 256)))
+            expected = dict.fromkeys(workers, sync.publish({None: writer(number % 256)}))
         else:
             chosen = draw.sample(sorted(workers), 2)
-            expected |= dict.fromkeys(chosen, sync.publish_to(dict.fromkeys(chosen, writer(number % 256))))
+            expected |= dict.fromkeys(chosen, sync.publish(dict.fromkeys(chosen, writer(number % 256))))
         check()
     for _ in range(2 * len(workers)):
         for worker in workers.values():

@@ -137,12 +137,8 @@ class Slab:
         """See `Transport.newest_weights`."""
         return self._weights(0, self._numbers[0]).clone()
 
-    def refresh(self, read: Callable[[torch.Tensor], None], version: int, worker: int, granted: int) -> int:
-        """See `Link.refresh`; `granted` is the number that the grant names."""
-        if self.spec.fixes_versions:
-            if granted >> 1 != version:
-                read(self._weights(0, granted))
-            return granted >> 1
+    def refresh(self, read: Callable[[torch.Tensor], None], version: int, worker: int) -> int:
+        """See `Link.refresh`."""
         while True:
             shared, individual = self._numbers[0], self._numbers[1 + worker]
             newest = max(shared, individual)
@@ -152,6 +148,12 @@ class Slab:
             read(self._weights(0 if shared > individual else 1 + worker, newest))
             barrier()
             version = newest >> 1
+
+    def read_granted(self, read: Callable[[torch.Tensor], None], version: int, number: int) -> int:
+        """As `refresh`, with the weights of `number_of`."""
+        if number >> 1 != version:
+            read(self._weights(0, number))
+        return number >> 1
 
     def _weights(self, place: int, number: int) -> torch.Tensor:
         start = self._weights_start + (2 * place + number % 2) * self._weights_stride
@@ -181,7 +183,9 @@ class SlabLink:
         return self._slab.preempted
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        return self._slab.refresh(read, version, self.worker, self._number)
+        if self.batch.fixes_versions:
+            return self._slab.read_granted(read, version, self._number)
+        return self._slab.refresh(read, version, self.worker)
 
 
 class SlabTransport:

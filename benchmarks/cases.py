@@ -11,7 +11,11 @@ NETWORK_KINDS = ("distributed", "distributed_sync")
 RPC_KINDS = ("rpc", "rpc_sync")
 RAY_KINDS = ("ray", "ray_sync")
 
-_SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync")
+# Sync collectors with `collector.overlap=1`; TorchRL has none.
+OVERLAP = "_overlap"
+OVERLAPPED = ("multi_sync_overlap", "distributed_sync_overlap")
+
+_SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync", *OVERLAPPED)
 # Collectors with a key `sync`; here the sync ones are separate kinds.
 _EITHER = ("rpc", "ray")
 # Each side of a comparison starts a new cluster.
@@ -74,6 +78,10 @@ CASES = {
     ),
     "envpool_64": Case("CartPole-v1", 64, "mlp", 64, dict.fromkeys(_HIGH, 0.8), envpool=True),
 }
+for _name in ("cartpole_32", "halfcheetah_8"):
+    _case = CASES[_name]
+    _share = _case.share | {"multi_sync": 0.8, "multi_sync_overlap": 0.9}
+    CASES[_name] = replace(_case, kinds=(*KINDS, "multi_sync_overlap"), share=_share)
 # TorchRL's env on both sides.
 _TORCHRL = ("single", "multi_sync")
 for _name, _env_id, _times in (("torchrl", "CartPole-v1", 6.0), ("torchrl_halfcheetah", "HalfCheetah-v5", 2.5)):
@@ -85,8 +93,8 @@ for _name, _env_id, _times in (("torchrl", "CartPole-v1", 6.0), ("torchrl_halfch
 for _name in ("cartpole_32", "halfcheetah_8"):
     CASES[f"{_name}_gloo"] = replace(
         CASES[_name],
-        kinds=NETWORK_KINDS,
-        share=dict.fromkeys(NETWORK_KINDS, 0.85),
+        kinds=(*NETWORK_KINDS, "distributed_sync_overlap"),
+        share=dict.fromkeys(NETWORK_KINDS, 0.85) | {"distributed_sync_overlap": 0.9},
         ratio=dict.fromkeys(NETWORK_KINDS, 20.0),
     )
 # The same over torch RPC.
@@ -149,8 +157,10 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
     from collectx.config.schema.run import RunConfig
     from collectx.config.schema.trainer import TrainerConfig
 
+    overlap, kind = int(kind in OVERLAPPED), kind.removesuffix(OVERLAP)
     values = packaged_values("collector", "multi_sync") | {
         "kind": kind,
+        "overlap": overlap,
         "num_workers": num_workers,
         "frames_per_batch": frames_per_batch,
         "total_frames": -1,

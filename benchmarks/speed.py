@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import fresh
-from benchmarks.cases import CASES, Case
+from benchmarks.cases import CASES, OVERLAPPED, Case
 
 # Seconds of one turn: tens of batches.
 _TURN_S = 0.5
@@ -108,7 +108,7 @@ def compare(name: str, pairs: int, seconds: float, say: Callable[[str], None]) -
             of_two = median(r[kind].frames_per_s / r["bare_2"].frames_per_s for r in rounds)
             note += f"; two bare loops at once {two:.2f}, of which {of_two:.2f}"
         yield Line(f"{name} {kind}: share", shares, case.share.get(kind), note)
-    for kind in case.kinds if peer else ():
+    for kind in _kinds_of_peer(case, peer):
         bare = "bare" if case.num_workers(kind) == 1 else "bare_2"
         both = [r for r in rounds if f"peer_{kind}" in r]
         if not both:
@@ -118,6 +118,10 @@ def compare(name: str, pairs: int, seconds: float, say: Callable[[str], None]) -
         theirs = median(r[f"peer_{kind}"].frames_per_s for r in both)
         note = f"TorchRL {theirs:,.0f} frames/s; the bare loop on as many cores {ceiling:.3g} times"
         yield Line(f"{name} {kind}: times TorchRL", ratios, (case.ratio or {}).get(kind), note)
+
+
+def _kinds_of_peer(case: Case, peer: bool) -> list[str]:
+    return [kind for kind in case.kinds if kind not in OVERLAPPED] if peer else []
 
 
 def _round(name: str, case: Case, seconds: float, peer: bool, say: Callable[[str], None]) -> dict[str, Figure]:
@@ -139,7 +143,7 @@ def _round(name: str, case: Case, seconds: float, peer: bool, say: Callable[[str
             )
             for kind, collector in ours.items():
                 figures[kind].turns.append(collector.turn(_TURN_S))
-    for kind in case.kinds if peer else ():
+    for kind in _kinds_of_peer(case, peer):
         used = cores[: case.num_workers(kind)]
         try:
             result = fresh.run("benchmarks.peer", cores=used, case=name, kind=kind, seconds=seconds)

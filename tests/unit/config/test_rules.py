@@ -43,6 +43,10 @@ BROKEN = {
     f"{DISTRIBUTED} collector.num_workers_per_collector=2 collector.inner=async collector.max_policy_lag=2": (
         "collector.max_policy_lag=2: .*collector.inner=async"
     ),
+    "collector=multi_async trainer=meter collector.overlap=1": "collector.overlap=1: async workers do not wait",
+    "collector=single trainer=meter collector.overlap=1": "collector.overlap=1: collector=single",
+    "collector.overlap=1 collector.refresh=step": "collector.overlap=1: with collector.refresh=step",
+    f"collector.overlap=1 {METER}=0.5": "collector.overlap=1: with collector.preemptive_threshold",
     f"collector=multi_async {METER}=0.5": "collector.preemptive_threshold=0.5: .*waits for no",
     f"collector=single {METER}=1": "collector.preemptive_threshold=1.*: collector=single",
     f"collector=distributed_sync {METER}=0.5": "collector.preemptive_threshold=0.5: over backend=gloo",

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from collectx.transport.batch_timers import Limit
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.processes import Handle
+from collectx.transport.processes import Handle, Limit
 
 # The function that a process calls, and its arguments.
 Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -37,7 +36,7 @@ class Launcher:
 
     Attributes:
         is_local: whether every worker runs on this machine.
-        max_requeues: how often each worker is started again after a scheduler has ended its job (`JobEnded`).
+        max_requeues: how often each worker is restarted after a scheduler has ended its job (`JobEnded`).
     """
 
     is_local = False

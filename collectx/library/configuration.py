@@ -86,7 +86,7 @@ def _launcher(request: CollectorRequest) -> LauncherConfig:
     if isinstance(request, Remote) and request.launcher != "mp":
         is_submitted = request.launcher == "submitit_delayed"
         return slurm_resources({} if is_submitted else request.slurm_kwargs or {}, num_threads)
-    return LauncherConfig(kind="local", hydra_mode=None, num_threads=num_threads, pin_cores=False)
+    return LauncherConfig(kind="local", num_threads=num_threads, pin_cores=False)
 
 
 def fit_frames(request: CollectorRequest, cfg: RunConfig, overrides: list[WorkerOverrides], spec: EnvSpec) -> int:

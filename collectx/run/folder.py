@@ -135,8 +135,8 @@ class RunFolder:
         """
         for index, line in enumerate(read_lines(self.metrics)):
             if (batch := line.get("batch", index)) != index:
-                told = f"line {index + 1} is of batch {batch}, not {index}: lines are missing"
-                raise DamagedFile([f"{self.metrics}: {told}"])
+                problem = f"line {index + 1} is of batch {batch}, not {index}: lines are missing"
+                raise DamagedFile([f"{self.metrics}: {problem}"])
             yield line
 
     def read_events(self) -> Iterator[dict[str, Any]]:

@@ -139,6 +139,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise DamagedFile([f"{path}: cannot be read: {error}"]) from error
     if not isinstance(content, dict) or not content:
         raise DamagedFile([f"{path}: is not a configuration"])
+    if isinstance(content.get("launcher"), dict):
+        content["launcher"].pop("hydra_mode", None)  # older snapshots have this key
     return {str(key): value for key, value in content.items()}
 
 

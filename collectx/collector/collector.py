@@ -98,8 +98,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
                     self._handle_event()
 
     def wait_until_filled(self) -> None:
-        """Waits until the workers have filled their granted slots; these batches are delivered later. Raises what `next`
-        raises."""
+        """Waits until the workers have filled their granted slots, whose batches are delivered later. Raises what
+        `next` raises."""
         with self.owner:
             while self._are_filling:
                 self._handle_event()

@@ -64,6 +64,8 @@ class Model:
             assert (worker, slot) not in self.full, f"slot {slot} of worker {worker} is granted while it is full"
             assert 0 <= slot < self.schedule.num_slots
             self.granted[worker].append(slot)
+            full = sum(each == worker for each, _ in self.full)
+            assert len(self.granted[worker]) + full <= self.schedule.num_slots, f"worker {worker} is ahead"
 
     @property
     def num_in_flight(self) -> int:

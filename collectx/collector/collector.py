@@ -97,6 +97,13 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
                 else:
                     self._handle_event()
 
+    def wait_until_filled(self) -> None:
+        """Waits until the workers have filled their granted slots, whose batches are delivered later. Raises what
+        `next` raises."""
+        with self.owner:
+            while self._are_filling:
+                self._handle_event()
+
     def _wait_for_parts(self) -> tuple[tuple[Arrival, ...], float]:
         """Blocks until the next batch is complete; returns its parts, and for how many seconds it has blocked."""
         if 0 <= self._spec.total_frames <= self.num_frames:

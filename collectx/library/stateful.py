@@ -14,29 +14,31 @@ from torch import nn
 
 from collectx.batch import POLICY_VERSION
 from collectx.library.base import BaseCollector
-from collectx.transport.base import Reset
-from collectx.worker.spec import env_seed
 
 
 class StatefulCollector(BaseCollector):
-    """Saves and restores its state in the form of TorchRL; `collectx/collector/saved_state.py` does so for runs."""
+    """Saves and restores the state of its `Collector` under TorchRL's names, with the policy by names of parameters."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker process
-        of this machine, its weights and their version, its trajectory ids and the `state_dict` of its envs."""
+        """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker, its
+        trajectory ids and the state of its envs and, if it is a process of this machine, its weights and their version.
+        Blocks until the workers have filled the slots that were granted before; the state does not have these frames.
+        """
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
+        with self._exclusive():
+            saved = self._collector.state()
         state: dict[str, Any] = {
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
-            "frames": self._collector.num_frames,
-            "iter": self._collector.num_batches,
-            "policy_version": self.policy_version,
+            "frames": saved["frames"],
+            "iter": saved["batches"],
+            "policy_version": saved["version"] + self._delivery.version_offset,
+            **{f"worker{index}": each for index, each in saved["workers"].items()},
         }
         if self._collector.can_ask("weights"):
-            state |= {f"worker{index}": saved for index, saved in self._ask("state").items()}
             per_worker = dict.fromkeys(self._weights.individual.intersection(self._collector.workers), ())
             individual = self._ask("weights", per_worker=per_worker)
             versions = self._weights.versions
-            for index in self._collector.workers:
+            for index in saved["workers"]:
                 state[f"worker{index}"] |= {
                     "policy_state_dict": individual.get(index, state["policy_state_dict"]),
                     "is_individual": index in individual,
@@ -60,9 +62,9 @@ class StatefulCollector(BaseCollector):
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}: pass the result of state_dict()")
         workers = self._collector.workers
+        saved = {index: state_dict[f"worker{index}"] for index in workers if f"worker{index}" in state_dict}
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            saved = {index: state_dict.get(f"worker{index}", {}) for index in workers}
             individual = {
                 index: each["policy_state_dict"] for index, each in saved.items() if each.get("is_individual")
             }
@@ -82,12 +84,16 @@ class StatefulCollector(BaseCollector):
             self._ask("set_hook", "write_batch", write)
             for fields in self._overrides:  # for workers that are started again
                 fields.hooks = replace(fields.hooks, write_batch=write)
-        states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
-        reasons = self._ask("load", per_worker=states) if states else {}
+        state = {
+            "frames": state_dict["frames"],
+            "batches": state_dict.get("iter", 0),
+            "frames_by_worker": {},
+            "undelivered": [],
+            "lives": {worker.index: worker.incarnation for worker in self._collector.pool.records},
+            "workers": saved,
+        }
         with self._exclusive():
-            self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
-            others = [index for index in workers if reasons.get(index, "") is not None]
-            self._collector.request_reset(Reset(env_seed(self._cfg.seed, state_dict["frames"], 1)), others)
+            self._collector.load(state, self._cfg.seed)
 
 
 def _write(extend: Callable[[TensorDictBase], Any], version_offset: int, batch: TensorDictBase) -> None:

@@ -109,7 +109,11 @@ class Checkpointer:
             "policy_version": self._collector.policy_version,
         }
         try:
-            # A signal may end the wait for the workers, not the writing.
+            if waits:
+                # No cost: the batches that are filled meanwhile are delivered without another wait.
+                self._collector.wait_until_filled()
+                began_s = time.monotonic()
+            # A signal may end a wait for workers, not the writing.
             files: dict[str, Any] = {STATE: self._state(waits)}
             with self._signals.hold(), ExitStack() as stack:
                 sync(self._metrics)

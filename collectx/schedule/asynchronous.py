@@ -32,6 +32,8 @@ class AsyncSchedule(Schedule):
         # Workers that have delivered; the others may still wait in a scheduler's queue.
         self._active: set[int] = set()
         self._arrivals: deque[Arrival] = deque()
+        # Slots that are withheld while restored batches take their places, by the numbers of these.
+        self._withheld: dict[int, Grant] = {}
 
     def begin(self) -> Iterable[Grant]:
         return self._grant_free_slots() or self._grant_beyond_budget()
@@ -50,13 +52,21 @@ class AsyncSchedule(Schedule):
     def restore(self, arrivals: tuple[Arrival, ...]) -> None:
         self._arrivals.extend(arrivals)
         self.skip(1)
+        for arrival in arrivals:
+            self._withhold_slot(arrival)
+
+    def _withhold_slot(self, restored: Arrival) -> None:
+        """A restored batch takes the place of a free slot of its worker until it is released."""
+        grant = next((grant for grant in self._free if grant[0] == restored.worker), None)
+        if grant is not None:
+            self._free.remove(grant)
+            self._withheld[restored.slot] = grant
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
-        self._free.extend(
-            (arrival.worker, arrival.slot)
-            for arrival in arrivals
-            if arrival.slot >= 0 and arrival.worker in self._granted
-        )
+        for arrival in arrivals:
+            worker, slot = self._withheld.pop(arrival.slot, (arrival.worker, arrival.slot))
+            if slot >= 0 and worker in self._granted:
+                self._free.append((worker, slot))
         return self._grant_free_slots()
 
     def replaced(self, worker: int) -> Iterable[Grant]:
@@ -69,6 +79,7 @@ class AsyncSchedule(Schedule):
         if self._num_left is not None:
             self._num_left += len(lost)
         self._free = deque(grant for grant in self._free if grant[0] != worker)
+        self._withheld = {number: grant for number, grant in self._withheld.items() if grant[0] != worker}
 
     def skip(self, batches: int) -> None:
         if self._num_left is not None:
@@ -77,6 +88,9 @@ class AsyncSchedule(Schedule):
     def joined(self, worker: int) -> None:
         self._granted[worker] = []
         self._free.extend((worker, slot) for slot in range(self.num_slots))
+        for arrival in self._arrivals:
+            if arrival.worker == worker and arrival.slot < 0:
+                self._withhold_slot(arrival)
 
     def _grant_free_slots(self) -> list[Grant]:
         grants: list[Grant] = []

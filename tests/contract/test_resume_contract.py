@@ -99,6 +99,21 @@ def test_async_delivers_every_frame_once(cut, recorded):
             assert following in ([episode, step + 1], [episode + 1, 0])
 
 
+@pytest.mark.ci
+def test_workers_that_are_collectors_begin_new_lives():
+    nested = ["collector.num_workers=1", "collector.num_workers_per_collector=2", "env=counting", "policy=random"]
+    runs = Runs(["collector=distributed_sync", *nested])
+    first, _ = runs.start()
+    with first:
+        ids = {*next(first)["collector", "traj_ids"].flatten().tolist()}
+        state = through_a_file(first.state())
+    second, reasons = runs.start(state)
+    with second:
+        assert reasons == {0: "the state of its envs was not saved"}
+        assert second.pool.records[0].incarnation == 1
+        assert not ids & {*next(second)["collector", "traj_ids"].flatten().tolist()}
+
+
 def test_workers_whose_envs_cannot_be_saved_begin_new_trajectories():
     runs = Runs([*_SYNC, "env=envpool", "env.id=CartPole-v1", "env.num_envs=2"])
     first, _ = runs.start()

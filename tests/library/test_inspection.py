@@ -341,7 +341,7 @@ def same(one, other):
 
 
 @pytest.mark.difference("resuming from `state_dict`")
-@over((SINGLE, INLINE_SYNC, SHARED_SYNC))
+@over((SINGLE, INLINE_SYNC, SHARED_SYNC, GLOO_SYNC))
 def test_envs_that_can_be_saved_go_on_where_they_were_with_the_weights_that_were_saved(way, tmp_path):
     with make(way, Saved, Coin(), frames_per_batch=20, total_frames=100) as collector:
         for _ in range(2):

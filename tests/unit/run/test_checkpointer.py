@@ -21,11 +21,11 @@ class Run:
     """A checkpointer over a collector that is idle or not; `cost_s` is what a write takes on the injected clock."""
 
     def __init__(self, monkeypatch, cfg, folder, signals, **options):
-        self.now_s, self.cost_s, self.events = 0.0, 0.0, []
+        self.now_s, self.cost_s, self.fill_s, self.events = 0.0, 0.0, 0.0, []
         monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         folder.metrics.touch()
         self.checkpoints = Checkpoints(folder.checkpoints)
-        self.collector = SimpleNamespace(policy_version=1, state=self._save)
+        self.collector = SimpleNamespace(policy_version=1, wait_until_filled=self._fill, state=self._save)
         self.record, self.signals = Record(cfg, signals), signals
         given = CheckpointOptions(**{"every_min": None, **options})
         self.checkpointer = Checkpointer(
@@ -37,6 +37,9 @@ class Run:
             signals,
             lambda name, **fields: self.events.append(name),
         )
+
+    def _fill(self):
+        self.now_s += self.fill_s
 
     def _save(self, waits):
         self.now_s += self.cost_s
@@ -65,7 +68,7 @@ def test_due_by_batches(start):
 def test_due_by_time_and_postponed_where_it_would_cost_more_than_a_hundredth(start):
     run = start(every_min=1)
     assert [len(run.batch(seconds)) for seconds in (59, 1, 59, 1)] == [0, 1, 0, 1]
-    run.cost_s = 2.0
+    run.cost_s, run.fill_s = 2.0, 9.0
     assert len(run.batch(60)) == 1
     assert [len(run.batch(seconds)) for seconds in (199, 1)] == [0, 1]
     assert run.record.statistics.checkpoint_s == 4.0
@@ -106,11 +109,11 @@ def test_a_signal_while_a_checkpoint_is_written_ends_the_run_after_it(start, mon
 def test_a_second_signal_ends_the_wait_for_workers(start):
     run = start(every_batches=1)
 
-    def interrupted(waits):
+    def interrupted():
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    run.collector.state = interrupted
+    run.collector.wait_until_filled = interrupted
     run.signals.defer(100.0, lambda: None)
     with pytest.raises(Stopped, match="SIGTERM"):
         run.batch()

@@ -60,6 +60,17 @@ def test_an_interrupted_run_is_resumed_as_if_it_had_not_been(tmp_path, line):
     check_equal(folder, tmp_path / "uncut")
 
 
+def test_batches_that_are_full_at_the_end_of_an_async_run_are_delivered_when_it_is_resumed(tmp_path):
+    line = "env=counting policy=random trainer=meter collector=multi_async collector.num_workers=2 launcher=inline"
+    for batches in (3, 6):
+        assert execute(composed(f"{line} run.resume=auto run.max_batches={batches}"), tmp_path, []).batches == batches
+    files = RunFolder(tmp_path)
+    (resumed,) = (event for event in files.read_events() if event["event"] == "resumed")
+    assert resumed["new_episodes"] == {}
+    state = torch.load(files.checkpoints / "000000006" / "state.pt", weights_only=True)["collector"]
+    assert (len(state["undelivered"]), [*state["workers"]]) == (4, [0, 1])
+
+
 def test_a_requeued_job_resumes_its_run(tmp_path, job):
     assert job(restarts=0) == 130
     assert RunFolder(tmp_path / "run").read_result()["batches"] == 3

@@ -2,14 +2,15 @@
 and no worker joins in the middle of a sync batch.
 
 The model is the collector's use of a schedule. One event at a time: the trainer takes a step of `next`, a worker fills
-its oldest granted slot, a worker is gone and is replaced or dropped, a worker joins, weights are published, a
-checkpoint is due, so that the schedule drains until it is idle. States that were seen are not entered again.
+its oldest granted slot, a worker is gone and is replaced or dropped, a worker joins, weights are published, another
+process continues from a checkpoint. States that were seen are not entered again.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ RECORD = [RecordedBatch(*batch) for batch in [(0, 0, 0), (1, 0, 0), (1, 0, 1), (
 @dataclass
 class Model:
     schedule: Schedule
+    # Returns the schedule of a process that continues this model.
+    continued: Callable[[Model], Schedule]
     num_batches: int | None
     # For each worker that is not dropped, the slots that it may fill, the oldest first.
     granted: dict[int, deque[int]]
@@ -40,7 +43,7 @@ class Model:
     next_worker: int = 2
     # Workers that may still join.
     late: int = 0
-    may_drain: bool = True
+    may_cut: bool = True
     # Of a stacked schedule, the workers that took part when the batch was begun and are not dropped; None between two.
     begun: set[int] | None = None
 
@@ -61,14 +64,35 @@ class Model:
             assert (worker, slot) not in self.full, f"slot {slot} of worker {worker} is granted while it is full"
             assert 0 <= slot < self.schedule.num_slots
             self.granted[worker].append(slot)
+            full = sum(each == worker for each, _ in self.full)
+            assert len(self.granted[worker]) + full <= self.schedule.num_slots, f"worker {worker} is ahead"
 
     @property
     def num_in_flight(self) -> int:
         """Slots that are granted, or full and not delivered."""
         return sum(map(len, self.granted.values())) + len(self.full) - len(self.delivered)
 
-    def drain(self) -> None:
-        self.may_drain, self.schedule.is_draining = False, True
+    def cut(self) -> None:
+        """Another process continues from a checkpoint, for which workers fill the slots that they were granted."""
+        for worker, slots in self.granted.items():
+            while slots:
+                self.fill(worker)
+        batches = self.schedule.undelivered()
+        self.may_cut, self.schedule = False, self.continued(self)
+        self.schedule.published(self.version)
+        self.schedule.skip(self.num_delivered)
+        self.full, self.delivered, self.begun = set(), (), None
+        for number, parts in enumerate(batches, start=1):
+            restored = tuple(Arrival(part.worker, -number, part.report) for part in parts)
+            self.schedule.restore(restored)
+            self.full |= {(part.worker, part.slot) for part in restored}
+            if self.schedule.stacked:
+                self.begun = {part.worker for part in restored}
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a checkpoint can be taken: a recorded order has all workers."""
+        return not isinstance(self.schedule, ReplaySchedule) or sorted(self.granted) == [0, 1]
 
     @property
     def is_over(self) -> bool:
@@ -76,14 +100,10 @@ class Model:
 
     def next(self) -> bool:
         """One step of `Collector.next`; False where it has to wait for an event."""
-        if not self.num_in_flight:
-            self.schedule.is_draining = False
         if self.delivered:
             parts, self.delivered = self.delivered, ()
             self.full -= {(part.worker, part.slot) for part in parts}
-            grants = list(self.schedule.released(parts))
-            assert not (self.schedule.is_draining and grants), "slots are granted, and the schedule drains"
-            self.grant(grants)
+            self.grant(self.schedule.released(parts))
             return True
         if self.is_over:
             return False
@@ -94,10 +114,6 @@ class Model:
                 assert self.begun is None or not self.begun, "a batch is begun in the middle of another one"
                 assert {worker for worker, _ in grants} == set(self.granted), "a batch is begun without a worker"
                 self.begun = set(self.granted)
-            if self.schedule.is_draining and not self.schedule.stacked:
-                # Those that are granted may be later in a recorded order.
-                is_due = isinstance(self.schedule, ReplaySchedule) or not any(self.granted.values())
-                assert len(grants) <= is_due, "a slot is granted without which a batch will be completed"
             self.grant(grants)
             return bool(grants)
         assert parts
@@ -151,8 +167,8 @@ class Model:
     def events(self) -> list[tuple]:
         events: list[tuple] = [("next",)]
         events += [("fill", worker) for worker, slots in self.granted.items() if slots]
-        if self.may_drain:
-            events.append(("drain",))
+        if self.may_cut and self.can_be_cut:
+            events.append(("cut",))
         if self.version < 2:
             events.append(("publish",))
         if self.late:
@@ -184,8 +200,6 @@ class Model:
             else:
                 assert model.version < 2, "nothing is granted, and a batch is requested"
                 assert model.publish() or any(model.granted.values()), "nothing is granted, and publishing has to wait"
-        if model.schedule.is_draining and not isinstance(model.schedule, ReplaySchedule):
-            assert model.num_delivered - self.num_delivered <= max(1, self.num_in_flight), "it does not become idle"
 
 
 @dataclass
@@ -215,6 +229,10 @@ class BoundedLagModel(Model):
         super().publish()
         self.may_publish = False
 
+    def cut(self) -> None:
+        super().cut()
+        self.may_publish = False
+
     def events(self) -> list[tuple]:
         return [event for event in super().events() if event != ("publish",) or self.may_publish]
 
@@ -232,7 +250,14 @@ def _workers(count: int) -> dict[int, deque[int]]:
 def _model(make, num_batches: int | None = None, late: int = 0, model=Model) -> Model:
     """Two workers; or, of three, `late` ones join."""
     ready = 3 - late if late else 2
-    return model(make(ready), num_batches, _workers(ready), next_worker=ready, late=late)
+
+    def continued(before: Model) -> Schedule:
+        schedule = make(0)
+        for worker in before.granted:
+            schedule.joined(worker)
+        return schedule
+
+    return model(make(ready), continued, num_batches, _workers(ready), next_worker=ready, late=late)
 
 
 def _bounded(max_lag: int, late: int = 0) -> Model:
@@ -244,9 +269,12 @@ def _async(num_slots: int, num_batches: int | None = None, exact: bool = False, 
 
 
 def _replay() -> Model:
+    def continued(before: Model) -> Schedule:
+        return ReplaySchedule(2, 2, len(RECORD), RECORD[before.num_delivered :], False)
+
     schedule = ReplaySchedule(2, 2, len(RECORD), RECORD, False)
     schedule.published(0)
-    return Model(schedule, len(RECORD), _workers(2))
+    return Model(schedule, continued, len(RECORD), _workers(2))
 
 
 _MODELS = {

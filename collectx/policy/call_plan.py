@@ -293,10 +293,10 @@ class TensorDictStep(Step):
         index, observation, outputs = self._index, self._observation, {}
         for name, value in result.items(include_nested=True, leaves_only=True):
             key = as_key(name)
-            if not isinstance(value, torch.Tensor) or is_private(key):
-                continue
             # An observation is an output where the policy replaced its tensor.
-            if key not in index or value is not observation[index[key]]:
+            if key in index and value is observation[index[key]]:
+                continue
+            if isinstance(value, torch.Tensor) and not is_private(key):
                 outputs[key] = value
         for key in self._actions:
             # Otherwise a policy that writes none in the next call would repeat this one.

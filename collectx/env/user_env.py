@@ -11,7 +11,8 @@ from gymnasium.vector import VectorEnv
 
 from collectx.env.base import Env
 from collectx.env.mujoco_warnings import show_once
-from collectx.env.torchrl_specs import has_started, is_torchrl_env
+from collectx.env.torchrl import is_torchrl_env
+from collectx.env.torchrl.specs import has_started
 from collectx.errors import ConfigError
 from collectx.user_objects import UserEnvConfig
 
@@ -77,7 +78,7 @@ def copied(cfg: UserEnvConfig, is_required: bool) -> UserEnvConfig:
 
 
 def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
-    from collectx.env.torchrl import TorchrlEnv, split_serial_env
+    from collectx.env.torchrl.group import TorchrlEnv, split_serial_env
 
     if cfg.info_keys:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A member of a group: one TorchRL env (`EnvBase`, batched or not), which fills its part of the group's arrays.
+"""Steps one TorchRL env (`EnvBase`, batched or not), which fills its part of the group's arrays.
 
     1. `_step` takes the data, which TorchRL calls the root, and returns what TorchRL stores below "next".
     2. The data of the following step is that result, without the reward and with the keys that only the root has.
@@ -21,16 +21,17 @@ from tensordict import TensorDictBase, is_leaf_nontensor
 from collectx.batch import DONE_KEYS, Leaf
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.env.spaces import check, checked_values
-from collectx.env.torchrl_specs import has_root_end
+from collectx.env.torchrl import torchrl_envs
+from collectx.env.torchrl.specs import has_root_end
 from collectx.errors import ShapeError
 
 
-class TorchrlMember:
+class EnvStepper:
     """See the module's docstring.
 
     Args:
         spec: of the group.
-        envs: the member's envs in the group.
+        envs: the positions in the group of the envs that it steps.
         wrapper: the wrapper of a Gymnasium env that the env has below its transforms, or for each of its envs.
     """
 
@@ -60,7 +61,7 @@ class TorchrlMember:
         self._is_flattened = len(env.batch_size) > 1
         self._device = None if env.device is None or env.device.type == "cpu" else env.device
         # `maybe_reset` resets only what is done, at twice the cost of `reset`; transforms may use its argument.
-        is_transformed = any(cls.__name__ == "TransformedEnv" for cls in type(env).__mro__)
+        is_transformed = isinstance(env, torchrl_envs().TransformedEnv)
         self._resets_all = not (env.batch_size or is_transformed or self._agents_ends)
         self._data: Any = None
         # Keys at the root that `_step` does not write; known after the first step.
@@ -115,7 +116,7 @@ class TorchrlMember:
         out.reward[self.envs] = total
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Resets the envs with `ended`, `[E]` bool of the member, and writes their part of `out`."""
+        """Resets the envs with `ended`, `[E]` bool of its envs, and writes their part of `out`."""
         self._data = self._reset_ended(ended)
         for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
             value = self._data.get(key, None)

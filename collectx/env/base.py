@@ -62,8 +62,8 @@ class EnvSpec:
         action_spec: the actions as the env describes them: TorchRL's spec with all keys; None for Gymnasium's envs.
         inputs: the leaves of `observation_space`, which policies without keys are called with; kept infos and step
             counts are not among them. By default those of `observation`.
-        first: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's policy is
-            called once to learn its outputs. Empty: that call takes zeros.
+        example_observation: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's
+            policy is called once to learn its outputs. Empty: that call takes zeros.
     """
 
     num_envs: int
@@ -84,14 +84,14 @@ class EnvSpec:
     data_device: torch.device | None = field(default=None, compare=False)
     action_spec: Any = field(default=None, compare=False, repr=False)
     inputs: tuple[Leaf, ...] = None  # type: ignore[assignment]
-    first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    example_observation: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.inputs is None:
             object.__setattr__(self, "inputs", self.observation)
 
     @property
-    def only_next(self) -> tuple[Leaf, ...]:
+    def next_only_leaves(self) -> tuple[Leaf, ...]:
         """The leaves that a batch has below `next` only."""
         return (*self.rewards, *self.deltas)
 
@@ -113,10 +113,11 @@ class StepArrays:
 
     Attributes:
         observation: one array `[E, *shape]` for each leaf of `EnvSpec.observation`, in that order.
-        reward: `[E]` float32; the sum of all rewards where `only_next` is not empty.
+        reward: `[E]` float32; the sum of all rewards where `next_only` is not empty.
         terminated, truncated: `[E]` bool, all False before the call.
         frame: `[E]` bool, all True before the call; only a ragged env writes it.
-        only_next: one array `[E, *shape]` for each leaf of `EnvSpec.only_next`; empty for the usual reward alone.
+        next_only: one array `[E, *shape]` for each leaf of `EnvSpec.next_only_leaves`; empty if the usual reward is the
+            only one.
     """
 
     observation: Sequence[np.ndarray]
@@ -124,7 +125,7 @@ class StepArrays:
     terminated: np.ndarray
     truncated: np.ndarray
     frame: np.ndarray
-    only_next: Sequence[np.ndarray] = ()
+    next_only: Sequence[np.ndarray] = ()
 
 
 class Env(ABC):

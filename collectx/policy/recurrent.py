@@ -46,8 +46,8 @@ def spec_with_states(spec: EnvSpec, states: Sequence[StateSpec]) -> EnvSpec:
     initial = {state.leaf: state.initial[None] for state in states if state.initial is not None}
     if not initial:
         return spec
-    first = {**spec.first, **{leaf.key: value for leaf, value in initial.items()}}
-    return dataclasses.replace(spec, observation=(*spec.observation, *initial), first=first)
+    example = {**spec.example_observation, **{leaf.key: value for leaf, value in initial.items()}}
+    return dataclasses.replace(spec, observation=(*spec.observation, *initial), example_observation=example)
 
 
 def find_states(policy: Any, spec: EnvSpec, probe: Callable[[EnvSpec], Sequence[Leaf]]) -> tuple[StateSpec, ...]:

@@ -1,7 +1,7 @@
 """The actor over a user's policy.
 
 Keys, shapes and casts are fixed when the actor is made, in the worker's process, by one forward on first observations
-of the env (`EnvSpec.first`). How the policy is called: `collectx.policy.call_plan`.
+of the env (`EnvSpec.example_observation`). How the policy is called: `collectx.policy.call_plan`.
 """
 
 from __future__ import annotations
@@ -126,16 +126,16 @@ class UserActor:
                     ) from error
                 size = spec.policy_shape
                 seen = ", ".join(f"{key_names([o.key])} {[*size, *o.shape]} {o.dtype}" for o in spec.observation)
-                values = "first observations of the env" if spec.first else "zeros for observations"
+                values = "first observations of the env" if spec.example_observation else "zeros for observations"
                 error.add_note(f"raised by the policy, which was called once with {values}: {seen}")
                 raise
 
 
 def _first(leaf: Leaf, spec: EnvSpec) -> torch.Tensor:
     """A copy of the first observation, or zeros, `[E, *shape]`."""
-    first = spec.first.get(leaf.key)
+    example = spec.example_observation.get(leaf.key)
     shape = (spec.num_envs, *leaf.shape)
-    return torch.zeros(shape, dtype=leaf.dtype) if first is None else first.expand(shape).clone()
+    return torch.zeros(shape, dtype=leaf.dtype) if example is None else example.expand(shape).clone()
 
 
 @contextlib.contextmanager

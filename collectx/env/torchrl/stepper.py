@@ -52,8 +52,8 @@ class EnvStepper:
         self._keys = [_plain(leaf.key) for leaf in spec.observation]
         self._actions = [_plain(leaf.key) for leaf in spec.action]
         self._num_rewards = len(spec.rewards)
-        self._only_next = spec.only_next
-        self._only_next_keys = [_plain(leaf.key) for leaf in self._only_next]
+        self._next_only = spec.next_only_leaves
+        self._next_only_keys = [_plain(leaf.key) for leaf in self._next_only]
         # Without a root end: the keys of the agents' ends, by their last parts.
         ends = [] if has_root_end(env) else [leaf.key for leaf in spec.agents_ends]
         self._agents_ends = {name: [key for key in ends if key[-1] == name] for (name,) in DONE_KEYS} if ends else {}
@@ -89,7 +89,7 @@ class EnvStepper:
         if self._kept is None:
             self._kept = self._check_first_step(after)
         # A new TensorDict: the env may keep the one that it returned.
-        following = after.exclude(*self._only_next_keys)
+        following = after.exclude(*self._next_only_keys)
         for key in self._kept:
             following.set(key, data.get(key))
         self._data = following
@@ -100,7 +100,7 @@ class EnvStepper:
 
     def _write_rewards(self, after: Any, out: StepArrays) -> None:
         num_envs = self.envs.stop - self.envs.start
-        if not out.only_next:
+        if not out.next_only:
             reward = after.get("reward", None)
             numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
             if len(numbers) != num_envs:
@@ -108,7 +108,7 @@ class EnvStepper:
             out.reward[self.envs] = numbers
             return
         total = np.zeros(num_envs)
-        for i, (key, leaf, array) in enumerate(zip(self._only_next_keys, self._only_next, out.only_next, strict=True)):
+        for i, (key, leaf, array) in enumerate(zip(self._next_only_keys, self._next_only, out.next_only, strict=True)):
             value = after.get(key, None)
             self._write(leaf, value, array)
             if i < self._num_rewards:

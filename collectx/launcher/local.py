@@ -31,15 +31,16 @@ import psutil
 
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
-from collectx.launcher.base import Launcher
+from collectx.launcher.base import AnyHandle, Entry, Launcher
 from collectx.launcher.script import usable_preparation
+from collectx.transport.processes import Handle
 from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
 # File descriptors that libraries may need, and that each worker needs.
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
-# Pauses before a worker is started again whose start the end of the fork server has cut.
+# Pauses before restarting a worker whose start was cut by the end of the fork server.
 _RETRY_S = (0.1, 1.0)
 # Bytes of the path of a Unix socket (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
 _MAX_TEMPORARY_PATH = 103 - 32
@@ -174,11 +175,11 @@ class LocalLauncher(Launcher):
             "log": None if self._log is None else str(self._log(worker)),
             # A public attribute of the package.
             "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
-            # This process has made an env, too. A log has what its own worker was told.
+            # This process has made an env, too. A worker's log must have the warnings of that worker.
             "shown_warnings": sorted(mujoco_warnings.shown) if self._log is None else [],
         }
 
-    def start(self, worker: int, restarts: int) -> Any:
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Handle | None:
         """Starts a process; returns when it is forked. What it calls is pickled. It is not daemonic, as an env may have
         child processes.
 
@@ -193,7 +194,7 @@ class LocalLauncher(Launcher):
             )
         process = multiprocessing.get_context("forkserver").Process(
             target=_run,
-            args=(*self._entry(worker), self.process_setup(worker), self._prints_errors),
+            args=(*entry, self.process_setup(worker), self._prints_errors),
             name=f"collectx-worker-{worker}",
         )
         for pause_s in (*_RETRY_S, None):

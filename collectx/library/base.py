@@ -34,7 +34,7 @@ from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.policy.random import RandomPolicy
-from collectx.user_objects import UserObjects
+from collectx.user_objects import UserEnvConfig, UserObjects
 from collectx.worker.requests import load_into
 
 # How often `shutdown` kills the workers of a background thread that does not end.
@@ -63,10 +63,11 @@ class BaseCollector(BackgroundCollector):
         check_request(request, problems + conflicts)
         cfg, overrides = to_config(request)
         objects = [
-            UserObjects.of(each["env"], each.get("policy", cfg.policy), each.get("hooks"), each.get("user_collector"))
+            UserObjects.of(each.env or cfg.env, each.policy or cfg.policy, each.hooks, each.user_collector)
             for each in overrides
         ]
-        env, has_users_policy = overrides[0]["env"], policies.is_user_policy(cfg.policy)
+        env, has_users_policy = cfg.env, policies.is_user_policy(cfg.policy)
+        assert isinstance(env, UserEnvConfig)
         has_workers = cfg.collector.kind != "single"
         if has_workers or has_users_policy:
             env = copied(env, is_required=has_workers)

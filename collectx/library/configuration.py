@@ -1,6 +1,4 @@
-"""From a request to the configuration of a run, and the fields of each worker's `WorkerSpec` that differ from it: env,
-device, policy, hooks.
-"""
+"""From a request to the configuration of a run, and what differs from it in each worker: env, device, policy, hooks."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from collectx.collector.batch_info import part_shape
 from collectx.config.derived import is_stacked
 from collectx.config.registry import packaged_values
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
-from collectx.config.schema.launcher import BackendConfig, LauncherConfig
+from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
@@ -29,14 +27,16 @@ from collectx.library.request import CollectorRequest
 from collectx.policy.exploration import ExplorationType
 from collectx.run.submitted_workers import PresubmittedJobs
 from collectx.user_objects import Hooks, UserCollector, UserEnvConfig
+from collectx.worker.spec import WorkerOverrides
 
 
-def to_config(request: CollectorRequest) -> tuple[RunConfig, list[dict[str, Any]]]:
-    """Returns the configuration, and for each worker the fields of its `collectx.worker.spec.WorkerSpec`. For a request
-    without problems."""
+def to_config(request: CollectorRequest) -> tuple[RunConfig, list[WorkerOverrides]]:
+    """Returns the configuration, and what differs from it in each worker. For a request without problems."""
     overrides = _worker_overrides(request)
+    env = overrides[0].env
+    assert env is not None
     cfg = RunConfig(
-        env=overrides[0]["env"],
+        env=env,
         policy=request.trainers_policy(),
         collector=_collector(request),
         backend=_backend(request),
@@ -86,10 +86,10 @@ def _launcher(request: CollectorRequest) -> LauncherConfig:
     if isinstance(request, Remote) and request.launcher != "mp":
         is_submitted = request.launcher == "submitit_delayed"
         return slurm_resources({} if is_submitted else request.slurm_kwargs or {}, num_threads)
-    return LauncherConfig(kind="local", hydra_mode=None, num_threads=num_threads, pin_cores=False)
+    return LauncherConfig(kind="local", num_threads=num_threads, pin_cores=False)
 
 
-def fit_frames(request: CollectorRequest, cfg: RunConfig, overrides: list[dict[str, Any]], spec: EnvSpec) -> int:
+def fit_frames(request: CollectorRequest, cfg: RunConfig, overrides: list[WorkerOverrides], spec: EnvSpec) -> int:
     """Rounds the frames of a batch up to whole steps of all envs, as TorchRL does, in `cfg` and `overrides`; returns
     the frames of a batch.
 
@@ -110,7 +110,7 @@ def fit_frames(request: CollectorRequest, cfg: RunConfig, overrides: list[dict[s
         return collector.frames_per_batch
     steps = [-(-frames // num_envs) for frames in per_worker]
     for fields, count in zip(overrides, steps, strict=True):
-        fields["steps"] = count
+        fields.steps = count
     # Every slot has room for the longest part.
     collector.frames_per_batch = max(steps) * unit
     frames = sum(steps) * num_envs
@@ -137,7 +137,7 @@ def _check_dimension(request: CollectorRequest, cfg: RunConfig, spec: EnvSpec) -
         raise ConfigError([f"cat_results={dim}: {rule}: use cat_results=-1."])
 
 
-def _worker_overrides(request: CollectorRequest) -> list[dict[str, Any]]:
+def _worker_overrides(request: CollectorRequest) -> list[WorkerOverrides]:
     policies, collectors = request.policies(), user_collectors(request)
     overrides = [
         _overrides(request, *each)
@@ -145,20 +145,20 @@ def _worker_overrides(request: CollectorRequest) -> list[dict[str, Any]]:
     ]
     for index, fields in enumerate(overrides):
         if request.has_individual_policies or request.has_both_policies:
-            fields |= {"policy": policies[index], "keeps_weights": True}
+            fields.policy, fields.keeps_weights = policies[index], True
         if collectors:
-            fields["user_collector"] = collectors[index]
+            fields.user_collector = collectors[index]
         if (buffer := request.shared_buffer) is not None and request.workers_write:
-            fields["hooks"] = dataclasses.replace(request.hooks, write_batch=buffer.extend)
+            fields.hooks = dataclasses.replace(request.hooks, write_batch=buffer.extend)
     if isinstance(request, Interruptor) and request.interruptor is not None:
-        overrides[0]["should_end"] = request.interruptor.collection_stopped
+        overrides[0].should_end = request.interruptor.collection_stopped
     return overrides
 
 
 def added_worker_overrides(
     request: CollectorRequest, create: Callable[..., Any], kwargs: dict[str, Any] | None
-) -> dict[str, Any]:
-    """The fields of a worker that is added to a running collector; it uses the first worker's device.
+) -> WorkerOverrides:
+    """The overrides for a worker that is added to a running collector; it uses the first worker's device.
 
     Raises:
         ConfigError: what is wrong with `kwargs`.
@@ -169,19 +169,20 @@ def added_worker_overrides(
     if problems:
         raise ConfigError(problems)
     fields = _overrides(request, request.env(create), request.chosen_policy_devices[0], kwargs)
-    return fields if collector is None else fields | {"user_collector": collector}
+    fields.user_collector = collector
+    return fields
 
 
 def _overrides(
     request: CollectorRequest, env: UserEnvConfig, device: str | None, kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> WorkerOverrides:
     env = dataclasses.replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {}))
-    fields: dict[str, Any] = {"env": env, "policy_device": device}
-    if "exploration_type" in kwargs:
-        fields["exploration_type"] = exploration_name(kwargs["exploration_type"])
-    if hooks_of_workers(request) != Hooks():
-        fields["hooks"] = hooks_of_workers(request)
-    return fields
+    return WorkerOverrides(
+        env=env,
+        devices=DevicesConfig(device=None, storing_device=None, policy_device=device, env_device=None),
+        exploration_type=exploration_name(kwargs["exploration_type"]) if "exploration_type" in kwargs else None,
+        hooks=hooks_of_workers(request),
+    )
 
 
 def hooks_of_workers(request: CollectorRequest) -> Hooks:

@@ -112,13 +112,13 @@ class CallOptions:
 
     Attributes:
         device: of the tensors that the policy takes.
-        is_trusted: the policy is called with a TensorDict, whatever its signature and its keys.
+        skip_signature_check: the policy is called with a TensorDict, whatever its signature and its keys.
         by_tensors: modules of tensordict may be called without a TensorDict.
     """
 
     device: torch.device
     exploration_type: ExplorationType
-    is_trusted: bool
+    skip_signature_check: bool
     by_tensors: bool = True
     acceleration: Acceleration = field(default_factory=Acceleration)
 
@@ -133,9 +133,9 @@ def make_steps(policy: Callable, spec: EnvSpec, options: CallOptions, written: S
         ConfigError: the policy reads keys that the env does not write.
     """
     observed = [leaf.key for leaf in spec.observation]
-    if not options.is_trusted and not takes_tensordict(policy):
+    if not options.skip_signature_check and not takes_tensordict(policy):
         return [ArgumentsStep(policy, spec, options, written)]
-    reads = [] if options.is_trusted else [as_key(key) for key in getattr(policy, "in_keys", ())]
+    reads = [] if options.skip_signature_check else [as_key(key) for key in getattr(policy, "in_keys", ())]
     unknown = [key for key in reads if not any(seen[: len(key)] == key for seen in observed)]
     if unknown:
         raise ConfigError(

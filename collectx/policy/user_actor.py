@@ -45,11 +45,11 @@ class UserActor:
         spec: EnvSpec,
         device: torch.device,
         exploration_type: ExplorationType,
-        is_trusted: bool = False,
+        skip_signature_check: bool = False,
     ):
         self.device = device
         self._policy = policy
-        self._options = CallOptions(device, exploration_type, is_trusted)
+        self._options = CallOptions(device, exploration_type, skip_signature_check)
         self.module: nn.Module | None = policy.to(device) if isinstance(policy, nn.Module) else None
         self.states: tuple[StateSpec, ...] = find_states(policy, spec, self._probe)
         self._probe(spec_with_states(spec, self.states))

@@ -16,14 +16,14 @@ class AsyncSchedule(Schedule):
     Args:
         num_slots: slots of each worker; one is being filled while the others are full or free.
         num_batches: how many batches will be delivered; None: without end.
-        exact: the end of a run waits for those workers too.
+        wait_for_all: the end of a run waits for those workers too.
     """
 
     stacked = require_latest = False
 
-    def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, exact: bool = False):
+    def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, wait_for_all: bool = False):
         self.num_slots = num_slots
-        self._exact = exact
+        self._wait_for_all = wait_for_all
         # Batches that may still be granted.
         self._num_left = num_batches
         # Slot 0 of every worker first, so that a small budget is spread over them.
@@ -34,9 +34,7 @@ class AsyncSchedule(Schedule):
         self._arrivals: deque[Arrival] = deque()
 
     def begin(self) -> Iterable[Grant]:
-        if self.is_draining and any(self._granted.values()):
-            return ()
-        return self._grant_free_slots(1 if self.is_draining else None) or self._grant_beyond_budget()
+        return self._grant_free_slots() or self._grant_beyond_budget()
 
     def arrived(self, arrival: Arrival) -> None:
         self._granted[arrival.worker].remove(arrival.slot)
@@ -46,9 +44,20 @@ class AsyncSchedule(Schedule):
     def take(self) -> tuple[Arrival, ...] | None:
         return (self._arrivals.popleft(),) if self._arrivals else None
 
+    def undelivered(self) -> list[tuple[Arrival, ...]]:
+        return [(arrival,) for arrival in self._arrivals]
+
+    def restore(self, arrivals: tuple[Arrival, ...]) -> None:
+        self._arrivals.extend(arrivals)
+        self.skip(1)
+
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
-        self._free.extend((arrival.worker, arrival.slot) for arrival in arrivals if arrival.worker in self._granted)
-        return () if self.is_draining else self._grant_free_slots()
+        self._free.extend(
+            (arrival.worker, arrival.slot)
+            for arrival in arrivals
+            if arrival.slot >= 0 and arrival.worker in self._granted
+        )
+        return self._grant_free_slots()
 
     def replaced(self, worker: int) -> Iterable[Grant]:
         self._active.discard(worker)
@@ -69,11 +78,9 @@ class AsyncSchedule(Schedule):
         self._granted[worker] = []
         self._free.extend((worker, slot) for slot in range(self.num_slots))
 
-    def _grant_free_slots(self, most: int | None = None) -> list[Grant]:
+    def _grant_free_slots(self) -> list[Grant]:
         grants: list[Grant] = []
-        while (
-            self._free and len(grants) != most and (self._num_left is None or self._num_left > 0) and self._may_grant()
-        ):
+        while self._free and (self._num_left is None or self._num_left > 0) and self._may_grant():
             grants.append(self._grant(self._free.popleft()))
             if self._num_left is not None:
                 self._num_left -= 1
@@ -81,7 +88,7 @@ class AsyncSchedule(Schedule):
 
     def _grant_beyond_budget(self) -> list[Grant]:
         """Grants one slot more if all granted slots are those of workers that have never delivered."""
-        if self._exact or not self._may_grant() or any(self._granted[worker] for worker in self._active):
+        if self._wait_for_all or not self._may_grant() or any(self._granted[worker] for worker in self._active):
             return []
         grant = next((grant for grant in self._free if grant[0] in self._active), None)
         if grant is None:

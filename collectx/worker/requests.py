@@ -30,10 +30,8 @@ _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 def reply_without_state(link: Link) -> None:
     """Answers the link's request for a worker that runs a collector, which has no state that could be saved."""
     name, _ = link.request
-    if name == "ready":
+    if name in ("ready", "state"):
         link.reply(None)
-    elif name == "state":
-        link.reply({"rollout": {"reason": "the worker runs a collector, whose state cannot be read"}})
     else:
         link.reply(None, NotImplementedError(f"{name}: the worker runs a collector"))
 

@@ -191,5 +191,5 @@ class EnvAndPolicy(Keywords):
             factory=factory,
             compile=kwargs_of(self.compile_policy),
             cudagraph=kwargs_of(self.cudagraph_policy),
-            is_trusted=bool(self.trust_policy),
+            skip_signature_check=bool(self.trust_policy),
         )

@@ -127,7 +127,6 @@ class RayRemote(Nested):
         """The options of the group `launcher`."""
         return RayLauncherConfig(
             kind="ray",
-            hydra_mode=None,
             num_threads=num_threads,
             pin_cores=False,
             ray_init_config=dict(self.ray_init_config or {}),

@@ -20,7 +20,7 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
     """Makes the group of envs of `cfg`. Blocks while the envs are made.
 
     Args:
-        first_index: index over the whole run of the group's first env.
+        first_index: index of the group's first env among all envs of the run.
         life: which process of its worker makes the group; see `collectx.worker.spec.WorkerSpec`.
 
     Raises:

@@ -257,7 +257,7 @@ class TensorDictStep(Step):
     """Calls a policy with a TensorDict, in which it writes its outputs, or which it returns.
 
     One TensorDict serves all frames: some policies keep values in it (`_ou_prev_noise`), and to set its observation
-    takes half the time of making a new one. A CUDA graph cannot pass such values on.
+    takes half the time of making a new one. A CUDA graph cannot pass values on.
     """
 
     form = "a TensorDict"
@@ -332,8 +332,8 @@ class Output:
 
     Attributes:
         shape: that `act` returns, with the group's dimensions.
-        is_reshaped: whether the policy's own shape is another one: with envs in several dimensions, or an action with
-            more or fewer last dimensions of size 1.
+        is_reshaped: whether the policy returns another shape: with envs in several dimensions, or an action with more
+            or fewer last dimensions of size 1.
         is_choice: whether the action is one-hot, and the policy returns its index, or a score for each action.
     """
 
@@ -388,9 +388,9 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
         shape = tuple(value.shape[dims:])
         leaf = actions.get(key, Leaf(key, shape, value.dtype))
         if is_action and _is_choice(value, shape, leaf, spec):
-            whole = (size if dims <= 1 else (spec.num_envs,)) + leaf.shape
-            _one_hot(value, leaf, whole)
-            records.append(Output(leaf, whole, False, True, is_choice=True))
+            batch_shape = (size if dims <= 1 else (spec.num_envs,)) + leaf.shape
+            _one_hot(value, leaf, batch_shape)
+            records.append(Output(leaf, batch_shape, False, True, is_choice=True))
             continue
         if _without_last_ones(shape) != _without_last_ones(leaf.shape):
             hint = " For a discrete action return its index (argmax), not logits or one-hot." if not leaf.shape else ""

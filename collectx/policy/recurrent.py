@@ -2,8 +2,8 @@
 
     h --policy--> next.h, which is h of the following frame, or the initial h where a new episode begins
 
-Found before the actor is made, in every process, so that a batch holds the state before each frame and after it. The
-rollout passes it on (`collectx/rollout/wrappers.py`).
+Determined before the actor is made, in every process, so that a batch holds the state before each frame and after it.
+The rollout passes the state on (`collectx/rollout/wrappers.py`).
 """
 
 from __future__ import annotations

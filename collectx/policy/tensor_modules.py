@@ -1,8 +1,8 @@
 """Calls modules of tensordict and TorchRL with tensors, as passing a TensorDict costs more than a small network.
 
 A `TensorDictModule` becomes its inner module, a sequence the list of its parts. The forward of a module that draws or
-changes actions, such as the last one of a `ProbabilisticActor`, is called with a dict in place of the TensorDict. All
-other modules are called with a TensorDict (`collectx.policy.call_plan`). Used in the worker's process.
+changes actions, such as the last module of a `ProbabilisticActor`, is called with a dict in place of the TensorDict.
+All other modules are called with a TensorDict (`collectx.policy.call_plan`). Used in the worker's process.
 """
 
 from __future__ import annotations
@@ -133,14 +133,14 @@ def _with_values(module: Any, forward: Callable, exploration_type: ExplorationTy
 
 
 class _Values(dict[Any, torch.Tensor]):
-    """A dict with those methods and attributes of a TensorDict that the modules use."""
+    """A dict with the methods and attributes of a TensorDict that the modules use."""
 
     shape: tuple[int, ...]
     set = dict.__setitem__
 
 
 def reads_only_tensors(steps: Sequence[Step], observed: Collection[Key]) -> bool:
-    """False where a step reads a whole nested TensorDict."""
+    """False where a step reads a nested TensorDict."""
     known = set(observed)
     for step in steps:
         if not known.issuperset(step.reads):

@@ -84,7 +84,7 @@ class SlotViews:
 
     def step_arrays(self) -> Iterator[tuple[PolicyInput, PolicyOutput, StepArrays]]:
         """For each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the policy
-        writes; those that the env writes."""
+        writes; the arrays that the env writes."""
         inputs = self.by_step([tensor.unbind(0) for tensor in self._policy_input])
         rewards = self.by_step(self._next_only)
         outputs = map(
@@ -226,7 +226,7 @@ class Rollout:
 
     @property
     def group(self) -> Env:
-        """The envs as they were built, or made anew by `load`."""
+        """The envs without wrappers, as they were built or as `load` has replaced them."""
         return self._env.group
 
     def state(self) -> dict[str, Any]:
@@ -263,9 +263,9 @@ class Rollout:
         """What changes with the steps of the envs, and may share objects with them."""
         return {"own": {name: vars(self)[name] for name in self._saved}, "actors": self._random_actors()}
 
-    def _take(self, own: dict[str, Any]) -> None:
+    def _take(self, attributes: dict[str, Any]) -> None:
         """Sets the attributes of `_saved`."""
-        vars(self).update(own)
+        vars(self).update(attributes)
 
     def _outside(self) -> list[Any]:
         """What envs may refer to that is not their state."""

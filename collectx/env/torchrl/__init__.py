@@ -3,7 +3,7 @@
     group.py        `TorchrlEnv`, the group of envs that the rollout steps, with one or more steppers
     stepper.py      steps an env of TorchRL by its `_step`
     conversion.py   recognises envs that only convert the frames of an env of Gymnasium
-    gym_stepper.py  steps the Gymnasium env of such an env, and converts its frames
+    gym_stepper.py  steps the env of Gymnasium instead, and converts its frames
     processes.py    the same in a process for each env
     specs.py        TorchRL's specs as leaves and spaces
 

@@ -5,7 +5,7 @@
                  categorical MultiDiscrete spaces, or nested dicts of them; Discrete, Box, and categorical MultiDiscrete
                  actions
     transforms   StepCounter, RewardSum, InitTracker, DoubleToFloat, in any order, nested or not, with default keys
-                 apart from the names of those that they write
+                 apart from the names of the leaves that they write
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collectx.env.spaces import numpy_dtype
 from collectx.env.torchrl import torchrl_envs
 
 _LIGHT = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
-# Spaces whose values are stored as they are, unless TorchRL makes them one-hot.
+# The values of these spaces are stored unchanged, unless TorchRL makes them one-hot.
 _STORED = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 _TRANSFORMS = ("StepCounter", "RewardSum", "InitTracker", "DoubleToFloat")
 
@@ -39,15 +39,15 @@ class Read:
 
     Attributes:
         path: keys of nested dicts; (): the observation itself.
-        codes: the one-hot code of each value, `[n, n]`; None: the value is stored as it is.
+        codes: the one-hot code of each value, `[n, n]`; None: the value is stored unchanged.
     """
 
     path: tuple[str, ...]
     codes: np.ndarray | None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the leaf is the observation as it is."""
+    def is_observation(self) -> bool:
+        """Whether the leaf equals the observation."""
         return not self.path and self.codes is None
 
 
@@ -56,11 +56,11 @@ class Conversion:
     """How to produce the frames of a TorchRL env from the Gymnasium env below it.
 
     Attributes:
-        env: the Gymnasium env; None: each process has its own.
+        env: the Gymnasium env; None: of a conversion that is sent to several processes.
         reads: the base observations, by their leaves' keys.
         frame_skip: steps of the Gymnasium env in a frame, fewer where the episode ends.
         max_steps: frames of an episode after which it is truncated; None: no limit.
-        step_count, episode_reward, is_init: the names of these leaves; None: absent.
+        step_count, episode_reward, is_init: the names of the leaves with these values; None: there is no such leaf.
         to_action: converts an action of the batch, `[*shape]`, to Gymnasium's.
     """
 
@@ -78,7 +78,7 @@ class Conversion:
         """Recognises an unbatched env.
 
         Args:
-            spec: its leaves; with `outer`, those of the batched env.
+            spec: of the env; with `outer`, of the batched env.
             outer: transforms of the batched env that `env` is part of.
 
         Raises:
@@ -166,20 +166,20 @@ def _flat(transform: Any) -> Iterator[Any]:
 
 
 def _by_name(transforms: Sequence[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for transform in transforms:
         name = type(transform).__name__
         if type(transform) is not getattr(torchrl_envs(), name, None) or name not in _TRANSFORMS:
             raise Unrecognised(f"the transform {name} is not one of {', '.join(_TRANSFORMS)}")
-        if name in found and name != "DoubleToFloat":
+        if name in by_name and name != "DoubleToFloat":
             raise Unrecognised(f"it has two {name}")
-        found[name] = transform
-    counter, total = found.get("StepCounter"), found.get("RewardSum")
+        by_name[name] = transform
+    counter, total = by_name.get("StepCounter"), by_name.get("RewardSum")
     if counter is not None and (counter.truncated_key != "truncated" or not counter.update_done):
         raise Unrecognised("its StepCounter writes truncated or done otherwise than by default")
     if total is not None and ([*total.in_keys] != ["reward"] or not isinstance(total.out_keys[0], str)):
         raise Unrecognised(f"its RewardSum adds {total.in_keys} to {total.out_keys}")
-    return found
+    return by_name
 
 
 def _reads(base: Any) -> Iterator[tuple[Key, Read]]:

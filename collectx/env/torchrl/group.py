@@ -56,7 +56,7 @@ class TorchrlEnv(Env):
     Args:
         envs: unbatched envs with the same specs, or one batched env. Several batch dimensions are kept in a batch; for
             policy and actions they are flattened.
-        owned: whether they are closed with the group; otherwise only those that have not started are.
+        owned: whether all envs are closed with the group; otherwise, only envs that have not started are closed.
         exclude: keys of the observation and state specs to omit from the batch; see `read_spec`.
     """
 
@@ -162,7 +162,7 @@ def _constructors(env: Any) -> list[partial]:
 
 
 def _path(env: Any, steppers: Sequence[Any]) -> str:
-    """`EnvSpec.path` of a group whose steppers step Gymnasium's envs."""
+    """`EnvSpec.path` of a group in which `steppers` step the envs of Gymnasium."""
     if isinstance(steppers[0], ProcessStepper):
         return "gymnasium, in a process for each env"
     if type(split_transforms(env)[0]) is torchrl_envs().ParallelEnv:

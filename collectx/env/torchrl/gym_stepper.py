@@ -30,9 +30,9 @@ class GymStepper:
         self._frame_skip = conversion.frame_skip
         places = {leaf.key: place for place, leaf in enumerate(spec.observation)}
         self._observed = [(places[key], read) for key, read in conversion.reads.items() if key in places]
-        # The place of the one leaf that is the whole observation.
-        is_whole = len(self._observed) == 1 and self._observed[0][1].is_whole
-        self._whole = self._observed[0][0] if is_whole else None
+        # The place of a leaf that equals the observation.
+        is_only = len(self._observed) == 1 and self._observed[0][1].is_observation
+        self._only = self._observed[0][0] if is_only else None
         self._count_place, self._sum_place, self._init_place = (
             None if name is None else places.get((name,))
             for name in (conversion.step_count, conversion.episode_reward, conversion.is_init)
@@ -74,8 +74,8 @@ class GymStepper:
 
     def _write(self, observation: Any, out: Sequence[np.ndarray], is_first: bool) -> None:
         index = self._index
-        if self._whole is not None:
-            out[self._whole][index] = observation
+        if self._only is not None:
+            out[self._only][index] = observation
         else:
             for place, read in self._observed:
                 value = observation

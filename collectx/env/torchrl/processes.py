@@ -31,7 +31,7 @@ class ProcessStepper:
 
     Args:
         makers: constructors of the TorchRL envs, one for each process.
-        conversion: of any of these envs.
+        conversion: of one of the TorchRL envs; it holds for all.
         spec: of the group.
         start_method: of the processes; None: the default of `multiprocessing`.
     """

@@ -39,8 +39,8 @@ def has_root_end(env: Any) -> bool:
 
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
-    """The spec of an env, batched or not. Its spaces are those of the leaf where there is only one with a plain key,
-    otherwise a Dict by the keys; that of actions without the first part of the keys where all share it.
+    """The spec of an env, batched or not. A single leaf with a plain key has a space of its kind; several leaves have a
+    Dict by their keys, in which the keys of actions lack their first part where all share it.
 
     Args:
         exclude: keys of the observation and state to omit, or their first parts; parts joined by dots.
@@ -128,7 +128,7 @@ def with_inputs(spec: EnvSpec, env: Any, part: Any) -> EnvSpec:
 
 def gym_wrapper(env: Any) -> Any:
     """The `GymWrapper` below an env, if that wraps an env of Gymnasium and resets and seeds it as TorchRL's does;
-    otherwise None. Of a `SerialEnv` that has started, that of its first env."""
+    otherwise None. For a `SerialEnv` that has started, the wrapper below its first env."""
     env, envs = below_transforms(env), torchrl_envs()
     if isinstance(env, envs.SerialEnv) and not env.is_closed:
         env = below_transforms(env._envs[0])
@@ -139,7 +139,7 @@ def gym_wrapper(env: Any) -> Any:
 
 
 def dict_parts(env: Any) -> list[str]:
-    """The parts of the Dict observation of the Gymnasium env below an unbatched env; none where there is no such."""
+    """The parts of the Dict observation of the Gymnasium env below an unbatched env; empty if it observes no Dict."""
     wrapper = gym_wrapper(env)
     space = None if wrapper is None else wrapper._env.observation_space
     return [*space.spaces] if isinstance(space, spaces.Dict) else []
@@ -148,7 +148,7 @@ def dict_parts(env: Any) -> list[str]:
 def _inputs(
     env: Any, leaves: Sequence[Leaf], agents_ends: Sequence[Leaf], names: Sequence[str]
 ) -> tuple[tuple[Leaf, ...], Space]:
-    """`EnvSpec.inputs` and the space of these: the leaves below "observation" and `names`; all leaves but the step
+    """`EnvSpec.inputs` and their space: the leaves below "observation" and `names`; all leaves but the step
     count and the agents' ends where there are none."""
     seen = [leaf for leaf in leaves if leaf.key[0] in ("observation", *names)]
     seen = seen or [leaf for leaf in leaves if leaf.key != STEP_COUNT and leaf not in agents_ends]
@@ -161,7 +161,7 @@ def _by_key(composite: Any) -> dict[Key, Any]:
 
 
 def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
-    """The specs of the observation leaves, of those of the state that are not observed, and of the agents' ends."""
+    """The specs of the observation leaves, of the state leaves that are not observed, and of the agents' ends."""
     name = type(env).__name__
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}

@@ -2,7 +2,7 @@
 
     1. `_step` takes the data, which TorchRL calls the root, and returns what TorchRL stores below "next".
     2. The data of the following step is that result, without the reward and with the keys that only the root has.
-    3. Where an episode has ended, `maybe_reset` replaces the data by that of a new episode.
+    3. Where an episode has ended, `maybe_reset` replaces the data by the data of a new episode.
 
 `_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec,
 which costs half as much as the step of a small env: here shapes and dtypes are checked once, in the first step.
@@ -88,7 +88,7 @@ class EnvStepper:
         after = self._step(data)
         if self._kept is None:
             self._kept = self._check_first_step(after)
-        # A new TensorDict: the env may keep the one that it returned.
+        # A new TensorDict: the env may keep the TensorDict that it returned.
         following = after.exclude(*self._next_only_keys)
         for key in self._kept:
             following.set(key, data.get(key))
@@ -219,8 +219,8 @@ class EnvStepper:
 
 
 def _leaf_keys(data: TensorDictBase) -> list[Any]:
-    """The keys of its leaves, including those that are no tensors, as text. Reads no leaf, as those of agents that
-    differ in shape cannot be read together."""
+    """The keys of its leaves, including leaves such as text, which are no tensors. Reads no leaf: leaves of agents
+    that differ in shape cannot be read together."""
     return [_plain(key) for key in data.keys(True, True, is_leaf=is_leaf_nontensor)]
 
 

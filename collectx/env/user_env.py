@@ -19,7 +19,7 @@ from collectx.user_objects import UserEnvConfig
 
 def make_user_env(cfg: UserEnvConfig) -> Env:
     """The group of envs that `cfg.create` makes: the envs of a VectorEnv or of a batched env of TorchRL, or
-    `cfg.num_envs` single envs (0: one), each made by one call. `cfg.create` may also be an env, which is then not closed.
+    `cfg.num_envs` single envs (0: one), each made by one call. `cfg.create` may be an env, which is not closed.
     """
     is_users = is_env(cfg.create)
     show_once()

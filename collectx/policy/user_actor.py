@@ -26,7 +26,10 @@ from collectx.random_state import preserve_random_state
 
 
 class UserActor:
-    """See `collectx.policy.base.Actor` for the attributes, `collectx.policy.make_actor` for the arguments.
+    """See `collectx.policy.base.Actor` for the other attributes, `collectx.policy.make_actor` for the arguments.
+
+    Attributes:
+        plan: how the policy is called; `plan.describe()` returns it as plain data.
 
     Raises:
         ConfigError: the policy reads keys that the env does not write, writes no action, has a state of unknown shape

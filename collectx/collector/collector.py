@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize
 from time import perf_counter
@@ -20,18 +20,7 @@ from collectx.collector.pool import WorkerPool
 from collectx.collector.record import WorkerState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import (
-    NO_RESET,
-    PLAIN_REQUESTS,
-    RESET,
-    Arrival,
-    Departure,
-    Joined,
-    Reply,
-    Transport,
-    Write,
-    encode_reset,
-)
+from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reply, Reset, Transport, Writes
 from collectx.worker.spec import env_seed
 
 
@@ -68,7 +57,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._restored: dict[int, torch.Tensor] = {}
         self.policy_version = -1
         self.total_frames = spec.total_frames
-        self.leaves = spec.slab.leaves
+        self.leaves = spec.slots.leaves
         # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
         # behind and does not block. Does not run in a forked process.
         self._finalizer = Finalize(self, transport.close, exitpriority=0)
@@ -117,6 +106,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         while self.pool.are_too_few and not self._restored:
             self._handle_event()
         self._release_slots()
+        if not self.pool.are_too_few:
+            self._grant(self._schedule.request())
         while (parts := self._take_parts()) is None:
             if not self.pool.are_too_few:
                 self._grant(self._schedule.begin())
@@ -158,7 +149,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         for index, slot in grants:
             worker = self.pool.records[index]
             worker.num_granted += 1
-            self.transport.grant(index, slot, worker.take_reset())
+            self.transport.grant(index, slot, worker.take_reset(), self._schedule.version_of(slot))
 
     def _handle_event(self) -> None:
         """Blocks until the transport has an event."""
@@ -188,29 +179,28 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     @property
     def steps(self) -> list[int]:
         """For each part of the last batch, how many of its steps are filled."""
-        return [part.report.frames // self._spec.slab.rows for part in self.delivery.parts]
+        return [part.report.frames // self._spec.slots.rows for part in self.delivery.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the current weights of the policy the newest; returns their version, 0 the first time. They are copied
         before this returns. A worker takes them before its next batch; an async worker over a network does not wait for
         them. When a run is reproduced, blocks until all batches of the previous version have arrived, and raises what
         `next` raises."""
-        return self.publish_flat(FlatWeights(policy).write)
+        return self.publish_weights({None: FlatWeights(policy).write})
 
-    def publish_flat(self, write: Write) -> int:
-        """As `publish`; `write` copies the weights into a flat buffer."""
-        return self._publish(lambda: self.transport.publish(write))
+    def publish_weights(self, writes: Writes) -> int:
+        """As `publish`, of weights that functions write, for all workers or for some; see `Transport.publish`.
 
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """As `publish`, for some workers, each with individual weights; see `Transport.publish_to`."""
-        return self._publish(lambda: self.transport.publish_to(writes))
-
-    def _publish(self, publish: Callable[[], int]) -> int:
+        Raises:
+            NotImplementedError: for some workers, with `collector.overlap=1`.
+        """
+        if self._schedule.fixes_versions and None not in writes:
+            raise NotImplementedError("with overlap=1 all workers act with the same weights: use overlap=0")
         self.owner.check_process()
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.before_publish())
             self._handle_event()
-        self.policy_version = publish()
+        self.policy_version = self.transport.publish(writes)
         self._schedule.published(self.policy_version)
         return self.policy_version
 
@@ -290,7 +280,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         for index in (ready | starting) & state["lives"].keys() - saved_workers.keys():
             reasons[index] = "the state of its envs was not saved"
         # Those in another incarnation have new episodes. Whether those that are starting are restored is not known yet.
-        reset = encode_reset(env_seed(seed, state["frames"], 1), False)
+        reset = Reset(env_seed(seed, state["frames"], 1))
         for index in reasons.keys() | (starting & saved_workers.keys()):
             if self.pool.records[index].incarnation == state["lives"].get(index):
                 self.request_reset(reset, [index])
@@ -331,13 +321,13 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             while new := [worker.index for worker in self.pool.silent]:
                 self._request("ready", dict.fromkeys(new, ()))
 
-    def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:
+    def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that
         are granted already come first. Does not block. The replacement of a worker that is restarted before is reset
-        too. `reset` is `RESET`, or one with seeds (`encode_reset`), which a later `RESET` does not replace."""
+        too. A later reset without a seed does not replace one with a seed."""
         for index in self.pool.ready if workers is None else workers:
             worker = self.pool.records[index]
-            if reset != RESET or worker.reset == NO_RESET:
+            if reset.seed is not None or worker.reset is None:
                 worker.reset = reset
 
     def add(self) -> None:

@@ -16,14 +16,14 @@ from collectx import policy as policies
 from collectx.batch import batch_leaves, nested_dims
 from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import Collector
-from collectx.collector.failure_policy import FailurePolicy
 from collectx.collector.pool import WorkerPool
-from collectx.collector.record import Role
+from collectx.collector.record import FailurePolicy, Role
 from collectx.collector.saved_state import first_incarnations, first_requests
 from collectx.config.derived import backend_of, is_async, is_elastic, is_stacked, num_workers_of, resolve_devices
 from collectx.config.schema.collector import CollectorConfig
-from collectx.config.schema.launcher import RpcBackendConfig
+from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Entry, Launcher
@@ -34,10 +34,11 @@ from collectx.rollout.options import RolloutOptions
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.bounded_lag import BoundedLagSchedule
+from collectx.schedule.overlap import OverlappedSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
-from collectx.transport.base import SlabSpec, Transport
-from collectx.worker.spec import Placement, SpecMaker, WorkerOverrides, WorkerSpec
+from collectx.transport.base import BatchSpec, Transport
+from collectx.worker.spec import Placement, WorkerOverrides, WorkerSpec
 
 
 def build(
@@ -79,19 +80,19 @@ def build(
     schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
     ends_early = any(each.should_end is not None for each in overrides)
     actor, spec = _make_actor(cfg, policy, spec, ends_early)
-    slab = _slab_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
+    batch = _batch_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
     delivery = DeliverySpec(
-        slab=slab,
+        slots=batch,
         shape=part_shape(spec, options),
-        nested_dims=nested_dims(spec.nested_dims, slab.leaves),
+        nested_dims=nested_dims(spec.nested_dims, batch.leaves),
         stacked=is_stacked(options),
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
     launcher = launcher or make_launcher(cfg, log_dir)
-    specs = SpecMaker(cfg, overrides, spec.num_envs, slab.leaves, outer)
-    transport, role = _connect(cfg, slab, specs, launcher, events)
+    specs = SpecMaker(cfg, overrides, spec.num_envs, outer)
+    transport, role = _connect(cfg, batch, specs, launcher, events)
     if isinstance(schedule, PreemptiveSchedule):
         schedule.preempt = transport.preempt
     pool = WorkerPool(
@@ -111,13 +112,90 @@ def build(
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
         else:
-            collector.publish_flat(lambda buffer: buffer.copy_(resume["weights"]))
+            collector.publish_weights({None: lambda buffer: buffer.copy_(resume["weights"])})
         pool.start_all()
     except BaseException:
         collector.close()
         raise
     events("workers_started", num_workers=num_workers, backend=backend_of(cfg), launcher=cfg.launcher.kind)
     return collector
+
+
+class SpecMaker:
+    """Makes the specs of the workers of one collector.
+
+    Args:
+        cfg: the run's.
+        overrides: one for each worker, of those that are added too; empty: none.
+        num_envs: of every worker's process.
+        outer: the worker that runs the collector; None: it is the run's collector.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        overrides: Sequence[WorkerOverrides],
+        num_envs: int,
+        outer: Placement | None = None,
+    ):
+        self._cfg = _config_of_workers(cfg)
+        self._overrides = overrides
+        self._num_envs = num_envs
+        self._num_workers = num_workers_of(cfg)
+        self._visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+        num_processes = self._num_workers * cfg.collector.num_workers_per_collector
+        self._outer = outer or Placement(worker=0, index=0, num_workers=num_processes)
+
+    def make(self, worker: int, incarnation: int) -> WorkerSpec:
+        """The spec of a new process of a worker."""
+        overrides = self._overrides[worker] if self._overrides else WorkerOverrides()
+        collector = self._cfg.collector
+        if overrides.exploration_type is not None:
+            collector = dataclasses.replace(collector, exploration_type=overrides.exploration_type)
+        cfg = dataclasses.replace(
+            self._cfg,
+            env=overrides.env or self._cfg.env,
+            policy=overrides.policy or self._cfg.policy,
+            devices=overrides.devices or self._cfg.devices,
+            collector=collector,
+        )
+        return WorkerSpec(
+            cfg,
+            self._placement(worker, incarnation),
+            self._num_envs,
+            overrides.steps,
+            overrides.should_end,
+            overrides.hooks,
+            overrides.user_collector,
+            overrides.keeps_weights,
+        )
+
+    def _placement(self, worker: int, incarnation: int) -> Placement:
+        outer, index = self._outer, worker % self._num_workers
+        return Placement(
+            worker=worker,
+            index=outer.worker * self._num_workers + index,
+            num_workers=outer.num_workers,
+            incarnation=outer.incarnation + incarnation,
+            visible_device=self._visible_devices[index] if self._visible_devices else None,
+        )
+
+
+def _config_of_workers(cfg: RunConfig) -> RunConfig:
+    """`WorkerSpec.cfg` without overrides: plain data, and the user's env and policy, whatever the trainer's process has
+    in its configuration."""
+    launcher = LauncherConfig(kind="local", num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores)
+    policy_device = resolve_devices(cfg.devices).policy_device
+    return RunConfig(
+        env=cfg.env,
+        policy=cfg.policy,
+        collector=dataclasses.replace(cfg.collector),
+        backend=BackendConfig(kind="shared_memory", interface=None, port=None),
+        launcher=launcher,
+        devices=DevicesConfig(device=None, storing_device=None, policy_device=policy_device, env_device=None),
+        trainer=TrainerConfig(kind="meter", digest=False),
+        seed=cfg.seed,
+    )
 
 
 def _make_actor(cfg: RunConfig, policy: Callable | None, spec: EnvSpec, ends_early: bool) -> tuple[Actor, EnvSpec]:
@@ -132,14 +210,14 @@ def _make_actor(cfg: RunConfig, policy: Callable | None, spec: EnvSpec, ends_ear
     return actor, spec
 
 
-def _slab_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> SlabSpec:
+def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> BatchSpec:
     options, num_workers = cfg.collector, num_workers_of(cfg)
     rows = math.prod(part_shape(spec, options))
     observation = spec_with_states(spec, actor.states).observation
     omitted = {leaf.key[1:] for leaf in spec.deltas}
     if options.compact_obs:
         omitted = {leaf.key for leaf in observation if leaf not in spec.agents_ends}
-    return SlabSpec(
+    return BatchSpec(
         leaves=batch_leaves(observation, actor.leaves, omitted, spec.next_only_leaves),
         rows=rows,
         steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
@@ -147,6 +225,7 @@ def _slab_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, 
         num_slots=schedule.num_slots,
         stacked=schedule.stacked,
         require_latest=schedule.require_latest,
+        fixes_versions=schedule.fixes_versions,
         weights_nbytes=FlatWeights(actor.module).nbytes,
         first_version=first_version,
     )
@@ -155,11 +234,11 @@ def _slab_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, 
 def _make_schedule(
     options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, wait_for_all: bool
 ) -> Schedule:
+    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
     if not is_async(options):
         if options.preemptive_threshold is not None:
             return PreemptiveSchedule(num_workers, options.preemptive_threshold)
-        return SyncSchedule(num_workers)
-    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
+        return OverlappedSchedule(num_workers, num_batches) if options.overlap else SyncSchedule(num_workers)
     if recorded is not None:
         return ReplaySchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
     if options.max_policy_lag is not None:
@@ -168,7 +247,7 @@ def _make_schedule(
 
 
 def _connect(
-    cfg: RunConfig, slab: SlabSpec, specs: SpecMaker, launcher: Launcher, events: Callable[..., None]
+    cfg: RunConfig, batch: BatchSpec, specs: SpecMaker, launcher: Launcher, events: Callable[..., None]
 ) -> tuple[Transport, Role]:
     """Makes the transport, and the role of its workers."""
     backend, options = backend_of(cfg), cfg.collector
@@ -176,8 +255,10 @@ def _connect(
         from collectx.transport.inline import InlineTransport
         from collectx.worker.entry import inline_worker
 
-        inline = InlineTransport(slab)
-        return inline, Role("worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.worker))))
+        inline = InlineTransport(batch)
+        return inline, Role(
+            "worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.placement.worker)))
+        )
     from collectx.launcher.local import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
@@ -193,8 +274,8 @@ def _connect(
         from collectx.transport.shared_memory import SharedMemoryTransport
         from collectx.worker.entry import run_worker
 
-        shared = SharedMemoryTransport(slab, supervisor)
-        return shared, Role("worker", specs.make, lambda spec: (run_worker, (spec, shared.link(spec.worker))))
+        shared = SharedMemoryTransport(batch, supervisor)
+        return shared, Role("worker", specs.make, lambda spec: (run_worker, (spec, shared.link(spec.placement.worker))))
     from collectx.transport.network.addresses import local_addresses
     from collectx.transport.network.handshake import Endpoint, new_secret
     from collectx.transport.network.transport import NetworkTransport
@@ -205,7 +286,7 @@ def _connect(
     ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
     addresses = ("127.0.0.1",) if launcher.is_local and interface is None else local_addresses(interface)
     network = NetworkTransport(
-        slab,
+        batch,
         supervisor,
         Endpoint(addresses, cfg.backend.port or 0, new_secret()),
         options.worker_timeout_s,

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from collectx.collector.record import WorkerRecord
-from collectx.transport.base import Arrival, BatchReport, Request
+from collectx.transport.base import Arrival, Ask, BatchReport
 
 
 def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> dict[str, dict[int, Any]]:
@@ -41,12 +41,12 @@ def first_incarnations(state: Mapping[str, Any]) -> dict[int, int]:
     return {worker: life + (worker not in state["workers"]) for worker, life in state["lives"].items()}
 
 
-def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Request]:
+def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Ask]:
     """The requests to a worker before it takes part; see `WorkerPool`. `state` is that of the collector to continue, or
     None."""
-    requests: list[Request] = [("ready", ())]
+    requests = [Ask("ready")]
     if state is not None and worker in state["workers"]:
-        requests.append(("load", (state["workers"][worker],)))
+        requests.append(Ask("load", (state["workers"][worker],)))
     return requests
 
 
@@ -55,7 +55,8 @@ def save_batch(parts: Iterable[Arrival], memory: torch.Tensor) -> dict[str, Any]
     saved = []
     for part in parts:
         report = {each.name: getattr(part.report, each.name) for each in fields(BatchReport)}
-        tensors = {name: torch.from_numpy(each) for name, each in report.items() if isinstance(each, np.ndarray)}
+        # Copies: the arrays may be views of one message, which torch.save refuses for two dtypes.
+        tensors = {name: torch.from_numpy(each.copy()) for name, each in report.items() if isinstance(each, np.ndarray)}
         saved.append({"worker": part.worker, "report": report | tensors})
     return {"parts": saved, "memory": memory.cpu()}
 

@@ -5,21 +5,18 @@ Made in the trainer's process, read in the worker's.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from collectx.batch import Leaf
-from collectx.config.derived import num_workers_of, resolve_devices
 from collectx.config.registry import from_dict
 from collectx.config.schema.env import EnvConfig
-from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
+from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig, as_dict
-from collectx.config.schema.trainer import TrainerConfig
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
 
@@ -74,7 +71,6 @@ class WorkerSpec:
             `backend` and `launcher` are those of processes that the worker starts itself.
         placement: which worker it is.
         num_envs: envs of every worker's process.
-        leaves: of the trainer's slots; the worker's env and policy must have the same.
         steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
         should_end: called after every step; whether the batch ends early. Of an inline worker only.
         hooks: called around its batches.
@@ -85,7 +81,6 @@ class WorkerSpec:
     cfg: RunConfig
     placement: Placement
     num_envs: int
-    leaves: tuple[Leaf, ...]
     steps: int | None = None
     should_end: Callable[[], bool] | None = None
     hooks: Hooks = field(default_factory=Hooks)
@@ -128,7 +123,6 @@ class WorkerSpec:
             "cfg": as_dict(cfg),
             "placement": asdict(self.placement),
             "num_envs": self.num_envs,
-            "leaves": [leaf.to_json() for leaf in self.leaves],
             "steps": self.steps,
             "keeps_weights": self.keeps_weights,
         }
@@ -140,71 +134,10 @@ class WorkerSpec:
         values = {
             "cfg": replace(cfg, env=objects.env or cfg.env, policy=objects.policy or cfg.policy),
             "placement": Placement(**fields["placement"]),
-            "leaves": tuple(map(Leaf.from_json, fields["leaves"])),
             "hooks": objects.hooks,
             "user_collector": objects.user_collector,
         }
         return cls(**(fields | values))
-
-
-@dataclass(frozen=True)
-class SpecMaker:
-    """Makes the specs of the workers of one collector.
-
-    Args:
-        cfg: the run's.
-        overrides: one for each worker; empty: none.
-        num_envs, leaves: see `WorkerSpec`.
-        outer: the worker that runs the collector, which is then a part of that worker; None: it is the run's collector.
-    """
-
-    cfg: RunConfig
-    overrides: Sequence[WorkerOverrides]
-    num_envs: int
-    leaves: tuple[Leaf, ...]
-    outer: Placement | None = None
-
-    def make(self, worker: int, incarnation: int) -> WorkerSpec:
-        """The spec of a new process of a worker."""
-        overrides = self.overrides[worker] if self.overrides else WorkerOverrides()
-        return WorkerSpec(
-            cfg=_config_of_worker(self.cfg, overrides),
-            placement=self._placement(worker, incarnation),
-            num_envs=self.num_envs,
-            leaves=self.leaves,
-            steps=overrides.steps,
-            should_end=overrides.should_end,
-            hooks=overrides.hooks,
-            user_collector=overrides.user_collector,
-            keeps_weights=overrides.keeps_weights,
-        )
-
-    def _placement(self, worker: int, incarnation: int) -> Placement:
-        options, backend, outer = self.cfg.collector, self.cfg.backend, self.outer
-        num_workers = num_workers_of(self.cfg)
-        index = worker % num_workers
-        if outer is not None:
-            first = outer.worker * num_workers
-            return Placement(worker, first + index, outer.num_workers, outer.incarnation + incarnation)
-        visible_devices = backend.visible_devices if isinstance(backend, RpcBackendConfig) else None
-        device = visible_devices[index] if visible_devices else None
-        return Placement(worker, index, num_workers * options.num_workers_per_collector, incarnation, device)
-
-
-def _config_of_worker(cfg: RunConfig, overrides: WorkerOverrides) -> RunConfig:
-    """`WorkerSpec.cfg`: plain data and the user's env and policy, whatever the trainer's process is configured with."""
-    devices = resolve_devices(overrides.devices or cfg.devices)
-    exploration_type = overrides.exploration_type or cfg.collector.exploration_type
-    return RunConfig(
-        env=overrides.env or cfg.env,
-        policy=overrides.policy or cfg.policy,
-        collector=replace(cfg.collector, exploration_type=exploration_type),
-        backend=BackendConfig(kind="shared_memory", interface=None, port=None),
-        launcher=LauncherConfig(kind="local", num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores),
-        devices=DevicesConfig(device=None, storing_device=None, policy_device=devices.policy_device, env_device=None),
-        trainer=TrainerConfig(kind="meter", digest=False),
-        seed=cfg.seed,
-    )
 
 
 def env_seed(seed: int, index: int, incarnation: int = 0) -> int:
@@ -220,13 +153,13 @@ def env_seeds(spec: WorkerSpec, seed: int) -> list[int]:
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 
 
-def seed_policy(seed: int, placement: Placement, is_guest: bool) -> None:
-    """Seeds torch, and, unless the worker is a guest in the trainer's process, numpy and random."""
+def seed_policy(seed: int, placement: Placement, is_inline: bool) -> None:
+    """Seeds torch, and, unless the worker is in the trainer's process, numpy and random."""
     index, incarnation = placement.index, placement.incarnation
     # SeedSequence((seed, index)) with two words are the seeds of envs.
     words = (seed, index, 1, incarnation) if incarnation else (seed, index, 1)
     policy_seed = int(np.random.SeedSequence(words).generate_state(1)[0])
     torch.manual_seed(policy_seed)
-    if not is_guest:
+    if not is_inline:
         np.random.seed(policy_seed)
         random.seed(policy_seed)

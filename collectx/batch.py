@@ -81,14 +81,14 @@ def batch_leaves(
     observation: Iterable[Leaf],
     actor: Iterable[Leaf],
     omitted: Collection[Key] = (),
-    only_next: Iterable[Leaf] = (REWARD,),
+    next_only: Iterable[Leaf] = (REWARD,),
 ) -> tuple[Leaf, ...]:
     """All leaves of a batch: `observation` at the root and below `next`, the actor's outputs, and the rest. An output
     that overwrites an observation, at the root or below `next`, is one leaf with it.
 
     Args:
         omitted: keys of the observation that are not below `next`.
-        only_next: leaves of the env that are below `next` only, such as its rewards.
+        next_only: leaves of the env that are below `next` only, such as its rewards.
 
     Raises:
         ValueError: two leaves have the same key, or one's key is a prefix of another's.
@@ -101,7 +101,7 @@ def batch_leaves(
         *(leaf for leaf in actor if leaf not in observation),
         *flags,
         *(leaf for leaf in following if leaf not in actor),
-        *(leaf.under("next") for leaf in only_next),
+        *(leaf.under("next") for leaf in next_only),
         *(leaf.under("next") for leaf in flags),
         Leaf(TRAJ_IDS, (), torch.int64),
         Leaf(POLICY_VERSION, (), torch.int64),

@@ -218,7 +218,7 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
     if options.compact_obs:
         omitted = {leaf.key for leaf in observation if leaf not in spec.agents_ends}
     return BatchSpec(
-        leaves=batch_leaves(observation, actor.leaves, omitted, spec.only_next),
+        leaves=batch_leaves(observation, actor.leaves, omitted, spec.next_only_leaves),
         rows=rows,
         steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
         num_workers=num_workers,

@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "gym": Kind(env.GymEnvConfig, "collectx.env.gym:build"),
         "gym_vector": Kind(env.GymVectorEnvConfig, "collectx.env.gym_vector:build"),
         "envpool": Kind(env.EnvPoolEnvConfig, "collectx.env.envpool:EnvPoolEnv"),
-        "torchrl": Kind(env.TorchrlEnvConfig, "collectx.env.torchrl:build"),
+        "torchrl": Kind(env.TorchrlEnvConfig, "collectx.env.torchrl.group:build"),
         "counting": Kind(env.CountingEnvConfig, "collectx.env.counting:CountingEnv"),
     },
     "policy": {

@@ -20,7 +20,7 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
     """Makes the group of envs of `cfg`. Blocks while the envs are made.
 
     Args:
-        first_index: index over the whole run of the group's first env.
+        first_index: index of the group's first env among all envs of the run.
         life: which process of its worker makes the group; see `collectx.worker.spec.WorkerSpec`.
 
     Raises:
@@ -37,12 +37,13 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
 
 
 def read_spec(
-    cfg: EnvConfig, with_first: bool = False, examine: Callable[[Env], object] = lambda group: None
+    cfg: EnvConfig, with_example: bool = False, examine: Callable[[Env], object] = lambda group: None
 ) -> EnvSpec:
     """The spec of `build(cfg)`. Makes the envs, only one where they are independent of each other, and closes them.
 
     Args:
-        with_first: also resets the envs, for `EnvSpec.first`. The global random generators are left unchanged.
+        with_example: also resets the envs, for `EnvSpec.example_observation`. The global random generators are left
+            unchanged.
         examine: called with the group of envs before they are closed.
     """
     # A vector env's entry point, and EnvPool, may depend on the number of envs; a group of gym envs does not.
@@ -50,9 +51,9 @@ def read_spec(
     env = build(smallest)
     try:
         spec = env.spec
-        if with_first:
+        if with_example:
             with preserve_random_state():
-                spec = dataclasses.replace(spec, first=first_observations(env, [1] * spec.num_envs))
+                spec = dataclasses.replace(spec, example_observation=first_observations(env, [1] * spec.num_envs))
         examine(env)
         # A user's callable decides the number of envs itself.
         return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)

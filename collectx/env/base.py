@@ -6,7 +6,7 @@ from one thread.
     call                  writes                                        afterwards
     reset(seeds, out)     out[leaf][e] for every env                    every env is at its first observation
     step(action, out)     out.observation, reward, terminated,          envs that ended wait at their true final
-                          truncated (and out.frame if ragged)           observation; they are not stepped again before
+                          truncated (and out.frame if ragged)           observation; they are not stepped before restart
     restart(ended, out)   out[leaf][e] where ended[e], nothing else     those envs are at a new first observation
 
 So the caller decides when envs are reset, for all kinds alike: `next.observation` of an episode's last frame is the
@@ -42,28 +42,28 @@ class EnvSpec:
             A Box, Discrete, ... space has one leaf `("observation",)`; the parts of a Dict have their names, such as
             `("camera",)`; kept infos are `("info", name)`; with a time limit (`collectx/rollout/wrappers.py`),
             `("step_count",)` is the last.
-        action: leaves of one env's action: `("action",)`, or those below it of a Dict or Tuple.
+        action: leaves of one env's action: `("action",)`; a Dict or Tuple has leaves below that key.
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
         can_restart_early: whether `restart` accepts envs whose episode did not end.
-        agents_ends: the leaves of `observation` that are ends of groups of agents, such as `("agents", "done")`.
+        agents_ends: the leaves of `observation` that say which agents have ended, such as `("agents", "done")`.
         rewards: leaves of a step's rewards; usually one float32 number, `[1]`.
         deltas: leaves `("delta", *key)`, below `next` in place of the observation `key`: its change in the step.
         batch_shape: the envs' dimensions in a batch, where there are several; (): `[E]`, or none for a single env.
-        nested_dims: batch dimensions of nested TensorDicts besides those of the envs, by key: `{("agents",): (3,)}`.
+        nested_dims: batch dimensions of nested TensorDicts after the envs' dimensions, by key: `{("agents",): (3,)}`.
         draw: returns endless random actions of the group from torch's generator, one `[E, *shape]` tensor per action
             leaf; None: `action_space` is sampled.
         is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
             its observation, `[*shape]`.
-        path: of an env of TorchRL, what steps it: "gymnasium", or "torchrl: " and the reason why its own `_step` does;
+        path: of an env of TorchRL, what steps it: "gymnasium", or "torchrl: " and the reason why its `_step` does;
             otherwise empty.
         data_device: `device` of the TensorDict that a user's policy is called with, if the policy acts on the CPU;
             None: no device was named for the policy.
         action_spec: the actions as the env describes them: TorchRL's spec with all keys; None for Gymnasium's envs.
         inputs: the leaves of `observation_space`, which policies without keys are called with; kept infos and step
-            counts are not among them. By default those of `observation`.
-        first: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's policy is
-            called once to learn its outputs. Empty: that call takes zeros.
+            counts are not among them. By default `observation`.
+        example_observation: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's
+            policy is called once to learn its outputs. Empty: that call takes zeros.
     """
 
     num_envs: int
@@ -84,14 +84,14 @@ class EnvSpec:
     data_device: torch.device | None = field(default=None, compare=False)
     action_spec: Any = field(default=None, compare=False, repr=False)
     inputs: tuple[Leaf, ...] = None  # type: ignore[assignment]
-    first: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    example_observation: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.inputs is None:
             object.__setattr__(self, "inputs", self.observation)
 
     @property
-    def only_next(self) -> tuple[Leaf, ...]:
+    def next_only_leaves(self) -> tuple[Leaf, ...]:
         """The leaves that a batch has below `next` only."""
         return (*self.rewards, *self.deltas)
 
@@ -113,10 +113,11 @@ class StepArrays:
 
     Attributes:
         observation: one array `[E, *shape]` for each leaf of `EnvSpec.observation`, in that order.
-        reward: `[E]` float32; the sum of all rewards where `only_next` is not empty.
+        reward: `[E]` float32; the sum of all rewards where `next_only` is not empty.
         terminated, truncated: `[E]` bool, all False before the call.
         frame: `[E]` bool, all True before the call; only a ragged env writes it.
-        only_next: one array `[E, *shape]` for each leaf of `EnvSpec.only_next`; empty for the usual reward alone.
+        next_only: one array `[E, *shape]` for each leaf of `EnvSpec.next_only_leaves`; empty if the usual reward is the
+            only one.
     """
 
     observation: Sequence[np.ndarray]
@@ -124,14 +125,14 @@ class StepArrays:
     terminated: np.ndarray
     truncated: np.ndarray
     frame: np.ndarray
-    only_next: Sequence[np.ndarray] = ()
+    next_only: Sequence[np.ndarray] = ()
 
 
 class Env(ABC):
     """A group of envs; see the module's docstring.
 
     Attributes:
-        user_envs: the user's env objects, where there are any. Those of a worker that resumes are made anew.
+        user_envs: the user's env objects, where there are any. A worker that resumes replaces its env objects.
         unsaved: why checkpoints cannot hold the state of the envs, where a group that was not reset does not show it.
     """
 
@@ -189,7 +190,7 @@ def steps_per_draw(num_elements: int) -> int:
 
 @contextlib.contextmanager
 def closed_on_error(env: Env) -> Iterator[None]:
-    """Closes `env` where the block raises; an error of `close` does not hide that of the block."""
+    """Closes `env` where the block raises; an error of `close` does not hide the error of the block."""
     try:
         yield
     except BaseException:

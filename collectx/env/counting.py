@@ -32,7 +32,7 @@ class CountingEnv(Env):
     """`cfg.num_envs` counters with the global indices `first_index`, `first_index + 1`, ...
 
     `reset` returns to the first episode, whatever the seeds. One call of `step` keeps the processor busy for
-    `cfg.step_s` seconds, for the whole group.
+    `cfg.step_s` seconds, for all envs of the group together.
     """
 
     def __init__(self, cfg: CountingEnvConfig, first_index: int, life: int):

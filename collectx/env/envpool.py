@@ -6,7 +6,7 @@ observation. If env 5 ends at step t:
 
     1. `restart` makes a spare env 5.
     2. Step t + 1 also steps the ended member, after the members of the group. EnvPool resets it in this step.
-    3. The member is then at its first observation, and is a spare again.
+    3. The member is then at its first observation, and becomes a spare.
 
 The member that represents an env depends on when the others ended. The same seeds and actions give the same frames for
 the group, but the frames of one env are not independent of the others.

@@ -30,13 +30,13 @@ def build(cfg: GymEnvConfig, first_index: int, life: int) -> GymEnv:
 
 
 class GymEnv(Env):
-    """Gymnasium envs, each with its own seed.
+    """Gymnasium envs, each with a seed.
 
     Discrete actions are passed as Python integers, all others as views of a copy, so that an env may keep or change its
     action. Actions are not clipped.
 
     Args:
-        envs: at least one; those made are closed where making one raises.
+        envs: at least one. If making one raises, the envs made before are closed.
     """
 
     def __init__(self, envs: Iterable[gymnasium.Env], info_keys: Sequence[str] = (), exclude_keys: Sequence[str] = ()):
@@ -117,7 +117,8 @@ class GymEnv(Env):
             raise
 
     def _values(self, observation: Any, info: dict) -> list[Any]:
-        return [*self._observation.flatten(observation), *self._infos.values(info)]
+        values = self._observation.flatten(observation)
+        return [*values, *self._infos.values(info)] if self._infos.leaves else values
 
 
 def reward_number(reward: Any, e: int) -> float:

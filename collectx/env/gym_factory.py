@@ -66,7 +66,7 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
 
     Args:
         item: a name, `{name: {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a
-            dot or colon is one of gymnasium.wrappers.
+            dot or colon is a class of gymnasium.wrappers.
         where: the configuration key, for messages.
     """
     name, arguments = item, {}
@@ -94,8 +94,8 @@ def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
         source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
         raise ConfigError([f"{source}: {text}{extra_advice(error)}"]) from error
     except TypeError as error:
-        made_by, given = _constructor(cfg)
-        raise_missing(error, made_by, given, "env.kwargs")
+        made_by, passed = _constructor(cfg)
+        raise_missing(error, made_by, passed, "env.kwargs")
         raise
 
 

@@ -25,8 +25,8 @@ _PROBED_STEPS = 10_000
 class InfoKeys:
     """The kept info entries of one env, or of a vector of envs.
 
-    An entry is a number, an array, or a dict of these. Where `info` does not have it (mostly at a reset, or before an
-    episode's last step), zeros are stored and its mask is False.
+    An entry is a number, an array, or a dict of numbers and arrays. Where `info` does not have it (mostly at a reset,
+    or before an episode's last step), zeros are stored and its mask is False.
 
     Args:
         names: top-level keys of `info`.
@@ -116,7 +116,7 @@ class InfoKeys:
 
 
 def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
-    """The infos of each env, with random actions, until an episode ends; then those of the reset."""
+    """The infos of each env, with random actions, until an episode ends; then the infos of the reset."""
 
     def of_each(info: Mapping) -> Iterable[Mapping]:
         return (_of_env(info, e) for e in range(env.num_envs)) if isinstance(env, VectorEnv) else (info,)

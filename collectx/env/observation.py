@@ -1,9 +1,9 @@
 """Converts Gymnasium's observations to leaves of a batch, with the keys that TorchRL's `GymWrapper` gives them.
 
 observation space     keys
-Dict                  those of its parts, at the root: `("camera",)`, `("pose", "arm")`; a part "state" is
+Dict                  the keys of its parts, at the root: `("camera",)`, `("pose", "arm")`; a part "state" is
                       `("observation",)` if there is no part "observation"
-Tuple of equal parts  one, for the stacked parts: `("observation",)`, or the Tuple's own key in a Dict
+Tuple of equal parts  one, for the stacked parts: `("observation",)`, or the Tuple's key in a Dict
 any other Tuple       below the Tuple's key: `("observation", "0")`, `("observation", "1")`, ...
 any other space       `("observation",)`
 """
@@ -117,7 +117,7 @@ def _part(space: Space, path: Path) -> Space:
 
 def exclude_parts(space: Space, names: Sequence[str]) -> Space:
     """`space` without some of its parts. In a Tuple an empty Dict replaces a part, so that the others keep their index;
-    an empty Dict replaces a space that is left out as a whole.
+    an empty Dict replaces a space of which every part is left out.
 
     Args:
         names: paths of the parts, joined by dots: `mission`, `inner.text`; "observation" is a space that is no Dict.
@@ -128,8 +128,8 @@ def exclude_parts(space: Space, names: Sequence[str]) -> Space:
     if not names:
         return space
     known = [] if isinstance(space, spaces.Dict) else [_OBSERVATION]
-    is_whole = _OBSERVATION in names and known
-    reduced = spaces.Dict({}) if is_whole else _exclude_parts(space, "", frozenset(names), known)
+    is_empty = _OBSERVATION in names and known
+    reduced = spaces.Dict({}) if is_empty else _exclude_parts(space, "", frozenset(names), known)
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(
             [

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from collectx.batch import as_key
-from collectx.env.torchrl_specs import is_torchrl_env
+from collectx.env.torchrl import is_torchrl_env
 
 
 @dataclass

@@ -1,10 +1,10 @@
-"""Converts Gymnasium spaces to leaves of a batch, and nested values to and from those leaves.
+"""Converts Gymnasium spaces to leaves of a batch, and nested values to and from leaf values.
 
 space                                 leaves
 Box, MultiDiscrete, MultiBinary       one, with the space's shape and dtype
-Discrete                              one int64 of shape (); the value is the env's own, `start` included
+Discrete                              one int64 of shape (); the env's value, `start` included
 Text, in observations                 one int32 of shape (max_length,): Unicode code points, zeros after the end
-Dict, Tuple                           those of the parts, below the part's name, or "0", "1", ...
+Dict, Tuple                           the leaves of the parts, below the part's name, or "0", "1", ...
 
 Observations have further rules for keys: `collectx/env/observation.py`.
 """
@@ -26,7 +26,7 @@ Path = tuple[Any, ...]
 
 
 class Leaves:
-    """Leaves and the path of each in a nested value; `single` where there is one, whose value is not nested."""
+    """Leaves and the path of each in a nested value; `single` where the value is the one leaf's value."""
 
     def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
         self.leaves, self._paths = tuple(zip(*parts, strict=True)) or ((), ())
@@ -133,7 +133,7 @@ def write_env(leaves: Sequence[Leaf], out: Sequence[np.ndarray], e: int, values:
     """Copies one env's leaf values into `array[e]` of each of `out`, after checking their shape and dtype.
 
     Raises:
-        ShapeError: names the leaf, its shape and dtype, and those of the value.
+        ShapeError: names the leaf, its shape and dtype, and the value's shape and dtype.
     """
     for leaf, array, value in zip(leaves, out, values, strict=True):
         if type(value) is not np.ndarray or value.shape != leaf.shape or value.dtype is not array.dtype:
@@ -144,7 +144,7 @@ def write_env(leaves: Sequence[Leaf], out: Sequence[np.ndarray], e: int, values:
 def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
     """The values of a group's envs as an array that can be assigned to `array` without changing a value.
 
-    Called in every step; it costs two comparisons where shape and dtype are those of `array`.
+    Called in every step; it costs two comparisons where shape and dtype equal those of `array`.
 
     Args:
         values: an array `[E, *shape]`, or a sequence of one value for each env. The result may share its memory.

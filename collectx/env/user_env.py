@@ -11,14 +11,15 @@ from gymnasium.vector import VectorEnv
 
 from collectx.env.base import Env
 from collectx.env.mujoco_warnings import show_once
-from collectx.env.torchrl_specs import has_started, is_torchrl_env
+from collectx.env.torchrl import is_torchrl_env
+from collectx.env.torchrl.specs import has_started
 from collectx.errors import ConfigError
 from collectx.user_objects import UserEnvConfig
 
 
 def make_user_env(cfg: UserEnvConfig) -> Env:
-    """The group of envs that `cfg.create` makes: those of a VectorEnv or of a batched env of TorchRL, or `cfg.num_envs`
-    single ones (0: one), each made by one call. `cfg.create` may also be an env itself; it is not closed then.
+    """The group of envs that `cfg.create` makes: the envs of a VectorEnv or of a batched env of TorchRL, or
+    `cfg.num_envs` single envs (0: one), each made by one call. `cfg.create` may be an env, which is not closed.
     """
     is_users = is_env(cfg.create)
     show_once()
@@ -77,7 +78,7 @@ def copied(cfg: UserEnvConfig, is_required: bool) -> UserEnvConfig:
 
 
 def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
-    from collectx.env.torchrl import TorchrlEnv, split_serial_env
+    from collectx.env.torchrl.group import TorchrlEnv, split_serial_env
 
     if cfg.info_keys:
         raise ConfigError(

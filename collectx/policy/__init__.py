@@ -62,7 +62,7 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
 
 
 def is_user_policy(cfg: PolicyConfig) -> bool:
-    """Whether `make_actor` calls the policy of `cfg` once, with `EnvSpec.first`, to learn its outputs."""
+    """Whether `make_actor` calls the policy of `cfg` once, with `EnvSpec.example_observation`, to learn its outputs."""
     return cfg.kind == "custom" or isinstance(cfg, UserPolicyConfig)
 
 
@@ -93,7 +93,7 @@ def make_actor(
 ) -> Actor:
     """The actor over `policy` (None, and a `RandomPolicy`: random actions), with the module moved to `device`.
 
-    A user's policy is called once to learn its outputs, on `spec.first`, or on zeros where that is empty.
+    A user's policy is called once to learn its outputs, on `spec.example_observation`, or on zeros where that is empty.
 
     Args:
         skip_signature_check: a user's policy is called with a TensorDict, whatever its signature and its keys.

@@ -14,7 +14,7 @@ from collectx.errors import ConfigError
 
 
 def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
-    """A policy from `observation` that acts as an agent of another library. Its parameters are those of the agent.
+    """A policy from `observation` that acts as an agent of another library. It has the agent's parameters.
 
     Args:
         agent: an `nn.Module` with `get_action_and_value(observation)`, as CleanRL's agents for PPO have: the policy
@@ -24,7 +24,7 @@ def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
         deterministic: the argument of `predict`.
 
     Raises:
-        ConfigError: the agent is none of these.
+        ConfigError: the agent is of no known library.
     """
     module = agent if isinstance(agent, nn.Module) else getattr(agent, "policy", None)
     if isinstance(module, nn.Module):

@@ -21,7 +21,7 @@ Forward = Callable[..., Any]
 
 _linear, _addmv = F.linear, torch.addmv
 
-# The functions of layers, and those that overwrite their input.
+# The functions of layers, and the functions that overwrite their input.
 _ELEMENTWISE: dict[type, Forward] = {
     nn.Tanh: torch.tanh,
     nn.ReLU: torch.relu,
@@ -65,8 +65,8 @@ def fast_callable(module: Any, one_row: bool = False) -> Forward:
     called unchanged. Hooks that are added later and modules that are replaced later have no effect; see `structure`.
 
     Args:
-        one_row: inputs may have no batch dimension. Linear layers have a cheaper kernel for these, whose result differs
-            by rounding.
+        one_row: inputs may have no batch dimension. Linear layers have a cheaper kernel for such inputs; its result
+            differs by rounding.
     """
     if not isinstance(module, nn.Module):
         return module
@@ -112,7 +112,7 @@ def _shadow(module: nn.Module, one_row: bool) -> Any:
         return module
     kind: Any = type(module)
     try:
-        # It shares all attributes. Those of its class are found before children, which are not among them.
+        # It shares all attributes. Attributes of its class come before children, which are not attributes.
         shadow = object.__new__(type(kind)(kind.__name__, (kind,), cheaper))
     except TypeError:  # a class that cannot be derived from in this way
         return module

@@ -29,7 +29,7 @@ class RandomPolicy:
 
     Args:
         action_spec: what actions are drawn from: a spec of TorchRL, or a Gymnasium space. None: a collector that is
-            constructed with this policy sets it to that of its env.
+            constructed with this policy sets it to its env's action spec.
         action_key: the key of the action; ignored if `action_spec` has keys.
     """
 

@@ -2,8 +2,8 @@
 
     h --policy--> next.h, which is h of the following frame, or the initial h where a new episode begins
 
-Found before the actor is made, in every process, so that a batch holds the state before each frame and after it. The
-rollout passes it on (`collectx/rollout/wrappers.py`).
+Determined before the actor is made, in every process, so that a batch holds the state before each frame and after it.
+The rollout passes the state on (`collectx/rollout/wrappers.py`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def spec_with_states(spec: EnvSpec, states: Sequence[StateSpec]) -> EnvSpec:
     initial = {state.leaf: state.initial[None] for state in states if state.initial is not None}
     if not initial:
         return spec
-    first = {**spec.first, **{leaf.key: value for leaf, value in initial.items()}}
-    return dataclasses.replace(spec, observation=(*spec.observation, *initial), first=first)
+    example = {**spec.example_observation, **{leaf.key: value for leaf, value in initial.items()}}
+    return dataclasses.replace(spec, observation=(*spec.observation, *initial), example_observation=example)
 
 
 def find_states(policy: Any, spec: EnvSpec, probe: Callable[[EnvSpec], Sequence[Leaf]]) -> tuple[StateSpec, ...]:

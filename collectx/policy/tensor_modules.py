@@ -1,14 +1,14 @@
 """Calls modules of tensordict and TorchRL with tensors, as passing a TensorDict costs more than a small network.
 
 A `TensorDictModule` becomes its inner module, a sequence the list of its parts. The forward of a module that draws or
-changes actions, such as the last one of a `ProbabilisticActor`, is called with a dict in place of the TensorDict. All
-other modules are called with a TensorDict by `collectx.policy.calls`. Used in the worker's process.
+changes actions, such as the last module of a `ProbabilisticActor`, is called with a dict in place of the TensorDict.
+All other modules are called with a TensorDict (`collectx.policy.call_plan`). Used in the worker's process.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,23 +27,48 @@ from collectx.errors import ShapeError
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration, hooked
 
-Outputs = dict[Key, torch.Tensor]
-Call = Callable[[Sequence[torch.Tensor]], Outputs]
-
 _SEQUENTIAL = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
 # Classes of TorchRL whose forward reads and writes tensors of a TensorDict and reads its shape, and nothing else.
 _ON_VALUES = ("QValueModule", "EGreedyModule", "AdditiveGaussianModule")
 # Attributes with which a probabilistic module does more than draw one sample with torch's generator.
 _SAMPLER_OPTIONS = ("num_samples", "_generator", "_generator_key")
 
-# A function of tensors, with the keys that it reads and writes.
-TensorModule = tuple[Callable, list[Key], list[Key]]
+
+class NotTensors(ShapeError):
+    """A module returned neither a tensor nor a tuple of one for each of its out_keys: only tensordict can read that."""
+
+
+class Step:
+    """A call with tensors: of a policy, or of one of its modules.
+
+    Attributes:
+        name: of the class or the function, for readers.
+        form: what the function takes, for readers.
+        function: takes the tensors of `reads`. Returns one tensor where it writes one, or what `results` takes.
+        writes: the keys of its outputs, in order. Empty: of the first call.
+    """
+
+    form = "tensors"
+
+    def __init__(self, called: Any, function: Callable, reads: Sequence[Key], writes: Sequence[Key]):
+        self.name = getattr(called, "__qualname__", type(called).__name__)
+        self.function, self.reads, self.writes = function, reads, writes
+
+    def results(self, result: Any) -> Sequence[torch.Tensor]:
+        """The outputs in what the function returned, one for each key of `writes`.
+
+        Raises:
+            ShapeError: there are others.
+        """
+        if not isinstance(result, tuple) or len(result) != len(self.writes):
+            raise NotTensors(f"a module of the policy returned {type(result).__name__} for {len(self.writes)} out_keys")
+        return result
 
 
 def tensor_modules(
     module: Any, shape: tuple[int, ...], exploration_type: ExplorationType, acceleration: Acceleration
-) -> list[TensorModule] | None:
-    """Returns the functions that `module` calls in turn; None if it has to be called with a TensorDict.
+) -> list[Step] | None:
+    """Returns the steps of calling `module`; None if it has to be called with a TensorDict.
 
     Args:
         shape: the batch size of the observations.
@@ -55,15 +80,15 @@ def tensor_modules(
         options = ("_kwargs", "_get_kwargs", "method", "method_kwargs")
         if any(getattr(module, name, None) for name in options) or module.inplace is not True:
             return None
-        keys = [as_key(k) for k in module.in_keys], [as_key(k) for k in module.out_keys]
-        return [(acceleration.compile_call(module.module), *keys)]
+        reads, writes = ([as_key(key) for key in keys] for keys in (module.in_keys, module.out_keys))
+        return [Step(module.module, acceleration.compile_call(module.module), reads, writes)]
     if isinstance(module, TensorDictSequential) and forward in _SEQUENTIAL:
         if module.partial_tolerant or module._select_before_return or module.inplace is not None:
             return None
         if not getattr(module, "_requires_sample", True):
             return None
-        inner = [tensor_modules(child, shape, exploration_type, acceleration) for child in module._module_iter()]
-        return None if None in inner else [each for modules in inner for each in modules or ()]
+        parts = [tensor_modules(child, shape, exploration_type, acceleration) for child in module._module_iter()]
+        return None if None in parts else [step for steps in parts for step in steps or ()]
     if isinstance(module, ProbabilisticTensorDictModule):
         forward = _probabilistic(module, exploration_type)
     elif not (type(module).__name__ in _ON_VALUES and all(isinstance(key, str) for key in module.in_keys)):
@@ -90,10 +115,8 @@ def _probabilistic(module: Any, exploration_type: ExplorationType) -> Callable |
     return (cls if is_random else ProbabilisticTensorDictModule).forward
 
 
-def _with_values(
-    module: Any, forward: Callable, exploration_type: ExplorationType, shape: tuple[int, ...]
-) -> TensorModule:
-    """A function that calls `forward` with a dict in place of a TensorDict, and without tensordict's decorators, which
+def _with_values(module: Any, forward: Callable, exploration_type: ExplorationType, shape: tuple[int, ...]) -> Step:
+    """A step that calls `forward` with a dict in place of a TensorDict, and without tensordict's decorators, which
     expect one."""
     forward = inspect.unwrap(forward)
     reads, writes = [*module.in_keys], [*module.out_keys]
@@ -106,57 +129,24 @@ def _with_values(
         results = tuple([values[name] for name in writes if name in values])
         return results[0] if len(writes) == 1 else results
 
-    return call, [as_key(name) for name in reads], [as_key(name) for name in writes]
-
-
-class NotTensors(ShapeError):
-    """A module returned neither a tensor nor a tuple of one for each of its out_keys: only tensordict can read that."""
+    return Step(module, call, [as_key(name) for name in reads], [as_key(name) for name in writes])
 
 
 class _Values(dict[Any, torch.Tensor]):
-    """A dict with those methods and attributes of a TensorDict that the modules use."""
+    """A dict with the methods and attributes of a TensorDict that the modules use."""
 
     shape: tuple[int, ...]
     set = dict.__setitem__
 
 
-def reads_only_tensors(modules: list[TensorModule], known: set[Key]) -> bool:
-    """False where a module reads a whole nested TensorDict."""
-    for _, reads, writes in modules:
-        if not known.issuperset(reads):
+def reads_only_tensors(steps: Sequence[Step], observed: Collection[Key]) -> bool:
+    """False where a step reads a nested TensorDict."""
+    known = set(observed)
+    for step in steps:
+        if not known.issuperset(step.reads):
             return False
-        known.update(writes)
+        known.update(step.writes)
     return True
-
-
-def call_modules(modules: list[TensorModule], index: dict[Key, int]) -> Call:
-    """Calls functions of tensors in turn, without a TensorDict.
-
-    Args:
-        index: of each leaf in the observation.
-    """
-    if len(modules) == 1 and len(modules[0][2]) == 1:
-        forward, reads, (written,) = modules[0]
-        indices = [index[key] for key in reads]
-        if len(indices) == 1:
-            (only,) = indices
-            return lambda observation: {written: forward(observation[only])}
-        return lambda observation: {written: forward(*[observation[i] for i in indices])}
-
-    def call(observation: Sequence[torch.Tensor]) -> Outputs:
-        values = {key: observation[i] for key, i in index.items()}
-        outputs: Outputs = {}
-        for forward, reads, writes in modules:
-            result = forward(*[values[key] for key in reads])
-            if isinstance(result, torch.Tensor):
-                result = (result,)
-            elif not isinstance(result, tuple) or len(result) != len(writes):
-                raise NotTensors(f"a module of the policy returned {type(result).__name__} for {len(writes)} out_keys")
-            outputs.update(zip(writes, result, strict=True))
-            values.update(outputs)
-        return {key: value for key, value in outputs.items() if not is_private(key)}
-
-    return call
 
 
 def is_private(key: Key) -> bool:

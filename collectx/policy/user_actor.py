@@ -1,7 +1,7 @@
 """The actor over a user's policy.
 
 Keys, shapes and casts are fixed when the actor is made, in the worker's process, by one forward on first observations
-of the env (`EnvSpec.first`). How the policy is called: `collectx.policy.calls`.
+of the env (`EnvSpec.example_observation`). How the policy is called: `collectx.policy.call_plan`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import nn
 
-from collectx.batch import Key, Leaf
+from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
-from collectx.errors import ConfigError, ShapeError
-from collectx.policy.calls import Call, Outputs, key_names, make_call
+from collectx.errors import ConfigError
+from collectx.policy.call_plan import CallOptions, CallPlan, key_names, make_steps, read_outputs
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration, structure
 from collectx.policy.recurrent import StateSpec, find_states, spec_with_states
-from collectx.policy.tensor_modules import NotTensors
-from collectx.policy.user_outputs import read_outputs
+from collectx.policy.tensor_modules import NotTensors, is_private
 from collectx.policy.weights import FlatWeights
 from collectx.random_state import preserve_random_state
 
 
 class UserActor:
-    """See `collectx.policy.base.Actor` for the attributes, `collectx.policy.make_actor` for the arguments.
+    """See `collectx.policy.base.Actor` for the other attributes, `collectx.policy.make_actor` for the arguments.
+
+    Attributes:
+        plan: how the policy is called; `plan.describe()` returns it as plain data.
 
     Raises:
         ConfigError: the policy reads keys that the env does not write, writes no action, has a state of unknown shape
@@ -51,40 +52,31 @@ class UserActor:
     ):
         self.device = device
         self._policy = policy
-        self._exploration_type = exploration_type
-        self._skip_signature_check = skip_signature_check
-        self._by_tensors = True
+        self._options = CallOptions(device, exploration_type, skip_signature_check)
         self.module: nn.Module | None = policy.to(device) if isinstance(policy, nn.Module) else None
         self.states: tuple[StateSpec, ...] = find_states(policy, spec, self._probe)
         self._probe(spec_with_states(spec, self.states))
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        outputs = self._call(observation)
-        values = []
-        try:
-            for key, shape, dtype, is_reshaped, output in self._expected:
-                value = outputs[key].reshape(shape) if is_reshaped else outputs[key]
-                values.append(value if value.dtype is dtype and value.shape == shape else output.convert(value))
-        except KeyError as error:
-            missing = key_names(each[0] for each in self._expected if each[0] not in outputs)
-            raise ShapeError(
-                f"the policy wrote no {missing}, which it did in its first call: write the same keys in every call."
-            ) from error
-        if len(outputs) > len(values) and (late := self._not_overwritten.intersection(outputs)):
-            raise ShapeError(
-                f"the policy overwrites {key_names(late)}, which it did not in its first call: overwrite it in every "
-                "call, or write it under another key."
-            )
-        return values
+        values = self._run(observation)
+        outputs = []
+        for number, shape, dtype, output in self._expected:
+            value = values[number]
+            outputs.append(value if value.dtype is dtype and value.shape == shape else output.convert(value))
+        return outputs
 
     def reset(self) -> None:
         pass
 
     def accelerate(self, acceleration: Acceleration) -> None:
-        self._acceleration = acceleration
-        call = self._make_call(acceleration)
-        graph = acceleration.capture(lambda *tensors: call(tensors))
-        self._call = call if acceleration.cudagraph is None else lambda tensors: graph(*tensors)
+        self._acceleration, spec = acceleration, self._spec
+        options = replace(self._options, acceleration=replace(acceleration, one_row=spec.is_single))
+        self.plan = plan = CallPlan(make_steps(self._policy, spec, options, self._written), spec, self._outputs)
+        graph = acceleration.capture(lambda *tensors: plan.run(tensors))
+        self._run = plan.run if acceleration.cudagraph is None else lambda tensors: graph(*tensors)
+        # Unpacking a tuple takes less time than reading the attributes of a record.
+        numbered = zip(plan.numbers, self._outputs, strict=True)
+        self._expected = [(number, each.shape, each.leaf.dtype, each) for number, each in numbered]
         self._structure = None if self.module is None else structure(self.module)
 
     def follow(self) -> None:
@@ -94,59 +86,39 @@ class UserActor:
             self.accelerate(self._acceleration)
 
     def _probe(self, spec: EnvSpec) -> tuple[Leaf, ...]:
-        """Calls the policy once, on the first observations of `spec`. Sets `leaves`, which it returns, and how `act`
-        calls the policy and converts its outputs."""
+        """Calls the policy once, on the first observations of `spec`. Sets `leaves`, which it returns, and the plan."""
         first = [_first(leaf, spec).to(self.device) for leaf in spec.observation]
         versions = [tensor._version for tensor in first]
+        plan = CallPlan(make_steps(self._policy, spec, self._options), spec)
         try:
-            outputs = self._call_once(self._new_call(spec, {}, Acceleration()), spec, first)
-            is_redone = self._by_tensors and not all(isinstance(value, torch.Tensor) for value in outputs.values())
+            values = self._call_once(plan, spec, first)
+            outputs = dict(zip(plan.written(), values[len(first) :], strict=True))
+            is_redone = self._options.by_tensors and not all(
+                isinstance(value, torch.Tensor) for value in outputs.values()
+            )
         except NotTensors:
             is_redone = True
         if is_redone:
-            self._by_tensors = False
+            self._options = replace(self._options, by_tensors=False)
             return self._probe(spec)
-        # Observations that the policy changed in place, by their index.
+        public = {key: value for key, value in outputs.items() if not is_private(key)}
+        # Observations that the policy changed in place are outputs too.
         in_place = {
-            leaf.key: i
-            for i, (leaf, tensor, version) in enumerate(zip(spec.observation, first, versions, strict=True))
+            leaf.key: value
+            for leaf, tensor, version, value in zip(spec.observation, first, versions, values, strict=False)
             if tensor._version != version and leaf.key not in outputs
         }
-        for key, i in in_place.items():
-            outputs[key] = first[i].reshape((*spec.policy_shape, *spec.observation[i].shape))
-        records = read_outputs(outputs, spec)
-        self._make_call = partial(self._new_call, spec, in_place)
-        self.accelerate(Acceleration())  # a new call, as one may keep what it was called with
-        # Unpacking a tuple takes less time than reading the attributes of a record.
-        self._expected = [(each.leaf.key, each.shape, each.leaf.dtype, each.is_reshaped, each) for each in records]
-        self._not_overwritten = {leaf.key for leaf in spec.observation}.difference(outputs)
-        self.leaves = tuple(each.leaf for each in records)
+        self._spec, self._written, self._outputs = spec, [*public], read_outputs(public | in_place, spec)
+        self.accelerate(Acceleration())  # a new plan, as one may keep what it was called with
+        self.leaves = tuple(each.leaf for each in self._outputs)
         return self.leaves
 
-    def _new_call(self, spec: EnvSpec, in_place: dict[Key, int], acceleration: Acceleration) -> Call:
-        """A call of the policy with observations of a group, `[E, *shape]`.
-
-        Args:
-            in_place: indices of the observations that the policy changes in place, which are outputs too.
-        """
-        acceleration = replace(acceleration, one_row=spec.is_single)
-        options = self._exploration_type, acceleration, self._skip_signature_check, self._by_tensors
-        call = make_call(self._policy, spec, self.device, *options)
-        if in_place:
-            call = _with_observations(call, in_place)
-        shape = spec.policy_shape
-        if shape == (spec.num_envs,):
-            return call
-        if not shape:
-            return lambda observation: call([tensor[0] for tensor in observation])
-        return lambda observation: call([tensor.unflatten(0, shape) for tensor in observation])
-
-    def _call_once(self, call: Call, spec: EnvSpec, first: Sequence[torch.Tensor]) -> Outputs:
-        kind = self._exploration_type
+    def _call_once(self, plan: CallPlan, spec: EnvSpec, first: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        kind = self._options.exploration_type
         # Not under inference mode: parameters that a lazy layer makes there could never be trained.
         with exploration(kind), torch.no_grad(), _without_side_effects(self.module, self.device):
             try:
-                return call(first)
+                return plan.run(first)
             except Exception as error:
                 if isinstance(error, NotImplementedError) and f".{kind.value} " in str(error):
                     raise ConfigError(
@@ -157,21 +129,16 @@ class UserActor:
                     ) from error
                 size = spec.policy_shape
                 seen = ", ".join(f"{key_names([o.key])} {[*size, *o.shape]} {o.dtype}" for o in spec.observation)
-                values = "first observations of the env" if spec.first else "zeros for observations"
+                values = "first observations of the env" if spec.example_observation else "zeros for observations"
                 error.add_note(f"raised by the policy, which was called once with {values}: {seen}")
                 raise
 
 
-def _with_observations(call: Call, index: dict[Key, int]) -> Call:
-    """`call`, with some of the observations among its outputs."""
-    return lambda observation: {**{key: observation[i] for key, i in index.items()}, **call(observation)}
-
-
 def _first(leaf: Leaf, spec: EnvSpec) -> torch.Tensor:
     """A copy of the first observation, or zeros, `[E, *shape]`."""
-    first = spec.first.get(leaf.key)
+    example = spec.example_observation.get(leaf.key)
     shape = (spec.num_envs, *leaf.shape)
-    return torch.zeros(shape, dtype=leaf.dtype) if first is None else first.expand(shape).clone()
+    return torch.zeros(shape, dtype=leaf.dtype) if example is None else example.expand(shape).clone()
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ class FlatWeights:
         """Copies module to `buffer` (`[nbytes]` uint8 on the CPU). The module may be changed when this has returned.
 
         Raises:
-            ValueError: the buffer's size or dtype is not that of these weights.
+            ValueError: the buffer does not have the size of these weights, or is not uint8.
         """
         self._check(buffer)
         if self._is_adopted():
@@ -117,7 +117,7 @@ class FlatWeights:
         """Copies `buffer` to the module, in place.
 
         Raises:
-            ValueError: the buffer's size or dtype is not that of these weights.
+            ValueError: the buffer does not have the size of these weights, or is not uint8.
         """
         self._check(buffer)
         if self._is_adopted():
@@ -137,7 +137,7 @@ class FlatWeights:
             )
 
     def _is_adopted(self) -> bool:
-        """Whether the module's tensors are still those of `adopt`."""
+        """Whether the module's tensors still have the memory that `adopt` gave them."""
         if self._flat is None:
             return False
         base = self._flat.data_ptr()

@@ -47,7 +47,7 @@ class Episodes:
         np.multiply(ends[:-1], self._total_envs, out=traj_ids[1:])
         traj_ids[1:] += ids
         self._ids[envs] = ids + ends[-1] * self._total_envs
-        # Sums and clocks run over the whole batch: the values at the end of the episode before are subtracted.
+        # Sums and clocks run over all steps of the batch: the values at the end of the episode before are subtracted.
         sums = np.cumsum(reward, axis=0, dtype=np.float64)
         columns, times = done.T.nonzero()
         earlier = np.flatnonzero(columns[1:] == columns[:-1]) + 1

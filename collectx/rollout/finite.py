@@ -65,7 +65,7 @@ class FiniteCheck:
         """Raises a `ShapeError` from `error`, which ended a batch, if an action of that batch is not finite: an env may
         raise another error for such an action."""
         for key in self._actions:
-            # The slot's later steps are those of an earlier batch, which was checked.
+            # The slot's later steps belong to an earlier batch, which was checked.
             values = self._slots[slot][key]
             if not np.isfinite(values).all():
                 value = values[~np.isfinite(values)].flat[0]

@@ -28,6 +28,9 @@ from collectx.transport.base import BatchReport, Stop
 
 # Returns whether the current batch ends early.
 EndsEarly = Callable[[], bool | int]
+# What the policy reads in a step, and what it writes: one `[E, *shape]` for each leaf.
+PolicyInput = tuple[torch.Tensor, ...]
+PolicyOutput = tuple[np.ndarray, ...]
 
 
 class Stopped(Exception):
@@ -40,16 +43,8 @@ def raise_at_step(error: ShapeError, step: int) -> NoReturn:
     raise error
 
 
-def _take_until(ends_early: EndsEarly, steps: Iterator[Any], num_steps: int) -> Iterator[Any]:
-    """Yields the `num_steps` items of `steps` until `ends_early` returns true after one of them."""
-    for number, step in enumerate(steps, 1):
-        yield step
-        if number < num_steps and ends_early():
-            return
-
-
 def _leaves(spec: EnvSpec) -> tuple[Any, ...]:
-    return spec.num_envs, spec.observation, spec.action, spec.only_next
+    return spec.num_envs, spec.observation, spec.action, spec.next_only_leaves
 
 
 class SlotViews:
@@ -78,20 +73,20 @@ class SlotViews:
         # What `set_truncated` sets in the last frames.
         self.cuts = [self.truncated, self.done, *(self._next_observation[index] for index in spec.agents_cuts)]
         self._actor = [arrays[leaf.key] for leaf in actor_leaves]
-        self._only_next: list[np.ndarray] = []
-        if spec.only_next == (REWARD,):
+        self._next_only: list[np.ndarray] = []
+        if spec.next_only_leaves == (REWARD,):
             self.reward = arrays["next", "reward"][:, :, 0]
         else:
             self.reward = np.zeros((self.steps, spec.num_envs), np.float32)
-            self._only_next = [arrays["next", *leaf.key] for leaf in spec.only_next]
+            self._next_only = [arrays["next", *leaf.key] for leaf in spec.next_only_leaves]
         self._policy_input = [slot.tensors[leaf.key].transpose(0, 1) for leaf in spec.observation]
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
 
-    def step_arrays(self) -> Iterator[tuple[tuple[torch.Tensor, ...], tuple[np.ndarray, ...], StepArrays]]:
+    def step_arrays(self) -> Iterator[tuple[PolicyInput, PolicyOutput, StepArrays]]:
         """For each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the policy
-        writes; those that the env writes."""
+        writes; the arrays that the env writes."""
         inputs = self.by_step([tensor.unbind(0) for tensor in self._policy_input])
-        rewards = self.by_step(self._only_next)
+        rewards = self.by_step(self._next_only)
         outputs = map(
             StepArrays,
             self.by_step(self._next_observation),
@@ -115,8 +110,8 @@ class Rollout:
         env: the group, with its wrappers (`collectx.rollout.wrappers`).
         actor: acts for all envs of the group at once.
         episodes: trajectory ids of the group.
-        seeds: one per env of the group, which the constructor resets; None: it has been reset, and `env.spec.first` are
-            its observations.
+        seeds: one for each env of the group, which the constructor resets with them; None: the group has been reset,
+            and `env.spec.example_observation` has its observations.
         stop: one byte; nonzero ends the loop between two steps.
         options: how batches begin and end.
         refresh: takes newer weights, if there are any, and returns their version; called before every step where
@@ -154,7 +149,7 @@ class Rollout:
         )
         if seeds is None:
             for carry, leaf in zip(self._carry, env.spec.observation, strict=True):
-                carry[...] = as_array(env.spec.first[leaf.key])
+                carry[...] = as_array(env.spec.example_observation[leaf.key])
         else:
             env.reset(seeds, self._carry)
 
@@ -172,7 +167,7 @@ class Rollout:
             Stopped: `stop` became nonzero.
             ShapeError: an env or the policy returned what its spec does not allow; names the step.
         """
-        infer, env, stop = self._next_inference(), self._env, self._stop
+        infer, env, stop, ends_early = self._next_inference(), self._env, self._stop, self._ends_early
         num_actions = len(env.spec.action)
         views.policy_version[:] = policy_version
         if self._refresh is not None:
@@ -183,11 +178,11 @@ class Rollout:
             array[0] = carry
         observations = [*views.by_step(views.observation), self._carry]
         env_s = policy_s = 0.0
-        steps = zip(views.step_arrays(), observations[1:], strict=True)
-        taken = steps if self._ends_early is None else _take_until(self._ends_early, steps, views.steps)
+        step, last = 0, views.steps - 1
         try:
             with torch.inference_mode():
-                for (seen, written, out), following in taken:
+                for step, (seen, written, out) in enumerate(views.step_arrays()):
+                    following = observations[step + 1]
                     if stop[0]:
                         raise Stopped
                     started = perf_counter()
@@ -200,10 +195,11 @@ class Rollout:
                         env.restart(out.terminated | out.truncated, following)
                     env_s += perf_counter() - acted
                     policy_s += acted - started
+                    if ends_early is not None and step < last and ends_early():
+                        break
         except ShapeError as error:
-            raise_at_step(error, views.steps - 1 - sum(1 for _ in steps))
-        # From the remaining steps, so that the loop need not count.
-        num_steps = views.steps - sum(1 for _ in steps)
+            raise_at_step(error, step)
+        num_steps = step + 1
         if num_steps < views.steps:
             for carry, array in zip(self._carry, observations[num_steps], strict=True):
                 carry[...] = array
@@ -230,7 +226,7 @@ class Rollout:
 
     @property
     def group(self) -> Env:
-        """The envs as they were built, or made anew by `load`."""
+        """The envs without wrappers, as they were built or as `load` has replaced them."""
         return self._env.group
 
     def state(self) -> dict[str, Any]:
@@ -267,9 +263,9 @@ class Rollout:
         """What changes with the steps of the envs, and may share objects with them."""
         return {"own": {name: vars(self)[name] for name in self._saved}, "actors": self._random_actors()}
 
-    def _take(self, own: dict[str, Any]) -> None:
+    def _take(self, attributes: dict[str, Any]) -> None:
         """Sets the attributes of `_saved`."""
-        vars(self).update(own)
+        vars(self).update(attributes)
 
     def _outside(self) -> list[Any]:
         """What envs may refer to that is not their state."""

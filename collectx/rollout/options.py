@@ -56,8 +56,8 @@ class RolloutOptions:
         )
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
-        """The spec of the rollout's env, where `spec` is that of the group as built: with `max_frames_per_traj`, the
-        last observation leaf is `("step_count",)`, `[1]` int64.
+        """The spec of the rollout's env, where `spec` is the spec of the group without wrappers. With
+        `max_frames_per_traj`, the last observation leaf is `("step_count",)`, `[1]` int64.
 
         Raises:
             ConfigError: the group does not allow that trajectories or batches end early, or observes a `step_count`.

@@ -71,8 +71,8 @@ class RaggedRollout(Rollout):
         self._segment[:] = [self._free.popleft() for _ in self._segment]
         self._cursor[:] = 0
 
-    def _take(self, own: dict[str, Any]) -> None:
-        super()._take(own)
+    def _take(self, attributes: dict[str, Any]) -> None:
+        super()._take(attributes)
         self._carry_tensors = self._as_tensors()
 
     def _as_tensors(self) -> list[torch.Tensor]:

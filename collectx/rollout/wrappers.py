@@ -54,7 +54,7 @@ class _Wrapper(Env):
         self._env.close()
 
     def _step_inner(self, action: Sequence[np.ndarray], out: StepArrays, observation: Sequence[np.ndarray]) -> bool:
-        inner = StepArrays(observation, out.reward, out.terminated, out.truncated, out.frame, out.only_next)
+        inner = StepArrays(observation, out.reward, out.terminated, out.truncated, out.frame, out.next_only)
         return self._env.step(action, inner)
 
     @abstractmethod

@@ -82,15 +82,15 @@ class RolloutSource:
         if policies.is_user_policy(cfg.policy):
             # Such a policy is called once, to learn its outputs: with the observations that begin the first episodes.
             first = first_observations(env, env_seeds(spec, cfg.seed))
-            env.spec, seeds = replace(env.spec, first=first), None
+            env.spec, seeds = replace(env.spec, example_observation=first), None
         device, skips_check = torch.device(spec.policy_device or "cpu"), policies.skips_signature_check(cfg.policy)
         if spec.policy_device is not None:
             env.spec = replace(env.spec, data_device=device)
         self._actor = actor = policies.make_actor(policy, env.spec, device, self._exploration, skips_check)
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
-        only_next = (leaf.under("next") for leaf in env.spec.only_next)
-        _check_leaves(spec.worker, link.batch, (*env.spec.observation, *actor.leaves, *only_next))
+        next_only = (leaf.under("next") for leaf in env.spec.next_only_leaves)
+        _check_leaves(spec.worker, link.batch, (*env.spec.observation, *actor.leaves, *next_only))
         self._version = spec.first_version
         self._read: Callable[[torch.Tensor], None] = lambda buffer: None
         # The weights of the trainer's object are left alone: those that were published may be older, and its tensors

@@ -17,8 +17,8 @@ from worlds import torchrlenvs
 
 from collectx.env.base import StepArrays
 from collectx.env.spaces import numpy_dtype
-from collectx.env.torchrl import TorchrlEnv
-from collectx.env.torchrl_recipe import Recipe, Unrecognised
+from collectx.env.torchrl.conversion import Conversion, Unrecognised
+from collectx.env.torchrl.group import TorchrlEnv
 
 BASES = {
     "one-hot": torchrlenvs.one_hot,
@@ -113,7 +113,7 @@ def _compare(base, layout, *parts):
     assert group.spec.path == ("gymnasium, in a process for each env" if layout == "parallel" else "gymnasium")
     frames = _frames(group, 15)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recipe, "of", _refuse)
+        patch.setattr(Conversion, "of", _refuse)
         expected = _frames(TorchrlEnv(_make(base, layout, *parts)), 15)
     assert len(frames) == len(expected)
     for ours, theirs in zip(frames, expected, strict=True):

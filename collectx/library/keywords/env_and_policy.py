@@ -15,7 +15,7 @@ from torch import nn
 
 from collectx.config.schema.policy import PolicyConfig
 from collectx.env.policy_transforms import WithPolicyTransforms, with_policy_transforms
-from collectx.env.torchrl_specs import is_torchrl_env
+from collectx.env.torchrl import is_torchrl_env
 from collectx.env.user_env import is_env
 from collectx.library.keywords.coerce import exploration_name, exploration_problems, for_each, kwargs_of
 from collectx.library.keywords.options import option

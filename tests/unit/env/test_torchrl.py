@@ -24,7 +24,7 @@ from collectx.collector.trajectories import split_trajectories
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
 from collectx.env.base import first_observations
-from collectx.env.torchrl import TorchrlEnv, split_serial_env
+from collectx.env.torchrl.group import TorchrlEnv, split_serial_env
 from collectx.errors import ConfigError, ShapeError, SpaceError
 
 torch.set_num_threads(1)

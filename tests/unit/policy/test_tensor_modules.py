@@ -29,10 +29,12 @@ from torchrl.modules import (
 )
 
 from collectx import Collector
-from collectx.batch import as_key
+from collectx.batch import Leaf, as_key
+from collectx.env.base import EnvSpec
+from collectx.policy.call_plan import CallPlan
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration
-from collectx.policy.tensor_modules import call_modules, tensor_modules
+from collectx.policy.tensor_modules import tensor_modules
 
 
 def network(num_outputs, *layers):
@@ -41,6 +43,12 @@ def network(num_outputs, *layers):
 
 def reads(module, *keys):
     return TensorDictModule(module, ["observation"], list(keys))
+
+
+def seen_by(size):
+    """The spec of envs with these dimensions and an observation of three numbers."""
+    seen = (Leaf(("observation",), (3,), torch.float32),)
+    return EnvSpec(*size or (1,), seen, (), gymnasium.Space(), gymnasium.Space(), is_single=size == ())
 
 
 def discrete(distribution=OneHotCategorical, **keywords):
@@ -87,12 +95,14 @@ KINDS = {
 @pytest.mark.parametrize("size", [(), (6,)], ids=["one", "several"])
 def test_the_outputs_are_those_of_the_policy(name, size, kind):
     policy, observation = ACTORS[name](), torch.randn(*size, 3)
-    call = call_modules(tensor_modules(policy, size, kind, Acceleration()), {("observation",): 0})
+    steps = tensor_modules(policy, size, kind, Acceleration())
+    plan = CallPlan(steps, seen_by(size))
     with exploration(kind), torch.no_grad():
         torch.manual_seed(5)
         theirs = policy(TensorDict({"observation": observation}, size)).exclude("observation")
         torch.manual_seed(5)
-        ours = call([observation])
+        _, *values = plan.run([observation[None] if size == () else observation])
+    ours = dict(zip(plan.written(), values, strict=True))
     theirs = {as_key(key): value for key, value in theirs.items(True, True)}
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)

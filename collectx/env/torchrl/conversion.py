@@ -1,11 +1,11 @@
 """Recognises TorchRL envs that add nothing but conversions and well-known transforms to a Gymnasium env, so that
-`GymMember` (`collectx/env/torchrl_gym.py`) can step that one. torchrl itself is not imported.
+`GymStepper` (`collectx/env/torchrl/gym_stepper.py`) can step the Gymnasium env.
 
     recognised   `GymEnv` or `GymWrapper`, exactly, of one env: observations of Box, Discrete, MultiBinary, and
                  categorical MultiDiscrete spaces, or nested dicts of them; Discrete, Box, and categorical MultiDiscrete
                  actions
     transforms   StepCounter, RewardSum, InitTracker, DoubleToFloat, in any order, nested or not, with default keys
-                 apart from the names of those that they write
+                 apart from the names of the leaves that they write
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from gymnasium import spaces
 from collectx.batch import REWARD, Key, Leaf, as_key
 from collectx.env.base import EnvSpec
 from collectx.env.spaces import numpy_dtype
+from collectx.env.torchrl import torchrl_envs
 
 _LIGHT = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
-# Spaces whose values are stored as they are, unless TorchRL makes them one-hot.
+# The values of these spaces are stored unchanged, unless TorchRL makes them one-hot.
 _STORED = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 _TRANSFORMS = ("StepCounter", "RewardSum", "InitTracker", "DoubleToFloat")
 
@@ -38,28 +39,28 @@ class Read:
 
     Attributes:
         path: keys of nested dicts; (): the observation itself.
-        codes: the one-hot code of each value, `[n, n]`; None: the value is stored as it is.
+        codes: the one-hot code of each value, `[n, n]`; None: the value is stored unchanged.
     """
 
     path: tuple[str, ...]
     codes: np.ndarray | None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the leaf is the observation as it is."""
+    def is_observation(self) -> bool:
+        """Whether the leaf equals the observation."""
         return not self.path and self.codes is None
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Conversion:
     """How to produce the frames of a TorchRL env from the Gymnasium env below it.
 
     Attributes:
-        env: the Gymnasium env; None: each process has its own.
+        env: the Gymnasium env; None: of a conversion that is sent to several processes.
         reads: the base observations, by their leaves' keys.
         frame_skip: steps of the Gymnasium env in a frame, fewer where the episode ends.
         max_steps: frames of an episode after which it is truncated; None: no limit.
-        step_count, episode_reward, is_init: the names of these leaves; None: absent.
+        step_count, episode_reward, is_init: the names of the leaves with these values; None: there is no such leaf.
         to_action: converts an action of the batch, `[*shape]`, to Gymnasium's.
     """
 
@@ -73,20 +74,20 @@ class Recipe:
     to_action: Callable[[np.ndarray], Any]
 
     @classmethod
-    def of(cls, env: Any, spec: EnvSpec, outer: Sequence[Any] = ()) -> Recipe:
+    def of(cls, env: Any, spec: EnvSpec, outer: Sequence[Any] = ()) -> Conversion:
         """Recognises an unbatched env.
 
         Args:
-            spec: its leaves; with `outer`, those of the batched env.
+            spec: of the env; with `outer`, of the batched env.
             outer: transforms of the batched env that `env` is part of.
 
         Raises:
             Unrecognised: the env has to be stepped by its `_step`.
         """
-        base, transforms = peel(env)
+        base, transforms = split_transforms(env)
         _check_base(base)
         by_name = _by_name([*transforms, *outer])
-        recipe = cls(
+        conversion = cls(
             base._env,
             dict(_reads(base)),
             base.wrapper_frame_skip,
@@ -96,8 +97,8 @@ class Recipe:
             by_name["InitTracker"].init_key if "InitTracker" in by_name else None,
             _to_action(base, spec.action),
         )
-        recipe._check(spec)
-        return recipe
+        conversion._check(spec)
+        return conversion
 
     @property
     def is_light(self) -> bool:
@@ -118,10 +119,10 @@ class Recipe:
                 raise Unrecognised(f"the origin of {'.'.join(leaf.key)} is not known")
 
 
-def peel(env: Any) -> tuple[Any, list[Any]]:
+def split_transforms(env: Any) -> tuple[Any, list[Any]]:
     """The env below all `TransformedEnv`, and their transforms."""
     transforms: list[Any] = []
-    while _is_torchrls(env, "TransformedEnv"):
+    while type(env) is torchrl_envs().TransformedEnv:
         _check_methods(env)
         transforms += _flat(env.transform)
         env = env.base_env
@@ -132,13 +133,17 @@ def peel(env: Any) -> tuple[Any, list[Any]]:
 def _check_methods(env: Any) -> None:
     """TorchRL itself replaces methods of an object, by the version of Gymnasium for example; others do more."""
     for name, value in vars(env).items():
-        if callable(value) and hasattr(type(env), name) and not _is_torchrls_module(getattr(value, "__module__", None)):
+        if (
+            callable(value)
+            and hasattr(type(env), name)
+            and not (getattr(value, "__module__", None) or "").startswith("torchrl.")
+        ):
             raise Unrecognised(f"its {name} was replaced")
 
 
 def _check_base(env: Any) -> None:
     """Raises `Unrecognised` unless it is a `GymEnv` or `GymWrapper` of one env that adds nothing but conversions."""
-    if not _is_torchrls(env, "GymEnv", "GymWrapper"):
+    if type(env) not in (torchrl_envs().GymEnv, torchrl_envs().GymWrapper):
         raise Unrecognised(f"{type(env).__module__}.{type(env).__name__} is no GymEnv of TorchRL")
     if not isinstance(env._env, gymnasium.Env):
         raise Unrecognised(f"{type(env._env).__name__} is no gymnasium.Env")
@@ -153,7 +158,7 @@ def _check_base(env: Any) -> None:
 
 def _flat(transform: Any) -> Iterator[Any]:
     """The transforms of a `Compose`, nested or not, in order; or the transform itself."""
-    if _is_torchrls(transform, "Compose"):
+    if type(transform) is torchrl_envs().Compose:
         for each in transform.transforms:
             yield from _flat(each)
     else:
@@ -161,20 +166,20 @@ def _flat(transform: Any) -> Iterator[Any]:
 
 
 def _by_name(transforms: Sequence[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for transform in transforms:
         name = type(transform).__name__
-        if not _is_torchrls(transform, *_TRANSFORMS):
+        if type(transform) is not getattr(torchrl_envs(), name, None) or name not in _TRANSFORMS:
             raise Unrecognised(f"the transform {name} is not one of {', '.join(_TRANSFORMS)}")
-        if name in found and name != "DoubleToFloat":
+        if name in by_name and name != "DoubleToFloat":
             raise Unrecognised(f"it has two {name}")
-        found[name] = transform
-    counter, total = found.get("StepCounter"), found.get("RewardSum")
+        by_name[name] = transform
+    counter, total = by_name.get("StepCounter"), by_name.get("RewardSum")
     if counter is not None and (counter.truncated_key != "truncated" or not counter.update_done):
         raise Unrecognised("its StepCounter writes truncated or done otherwise than by default")
     if total is not None and ([*total.in_keys] != ["reward"] or not isinstance(total.out_keys[0], str)):
         raise Unrecognised(f"its RewardSum adds {total.in_keys} to {total.out_keys}")
-    return found
+    return by_name
 
 
 def _reads(base: Any) -> Iterator[tuple[Key, Read]]:
@@ -209,20 +214,7 @@ def _to_action(base: Any, leaves: Sequence[Leaf]) -> Callable[[np.ndarray], Any]
             return lambda action: int(action.argmax())
     same_shape = leaf.shape == space.shape
     if same_shape and (isinstance(space, spaces.Box) or (isinstance(space, spaces.MultiDiscrete) and is_integer)):
-        dtype = _base_dtype(base)
+        dtype = numpy_dtype(Leaf(("action",), (), base.action_spec.dtype))
         # A copy: the env may keep its action.
         return lambda action: action.astype(dtype)
     raise Unrecognised(f"its actions are of {space}, with {leaf.dtype} {list(leaf.shape)}")
-
-
-def _base_dtype(base: Any) -> np.dtype:
-    return numpy_dtype(Leaf(("action",), (), base.action_spec.dtype))
-
-
-def _is_torchrls(value: Any, *names: str) -> bool:
-    """Whether the class itself is one of TorchRL's with these names."""
-    return type(value).__name__ in names and _is_torchrls_module(type(value).__module__)
-
-
-def _is_torchrls_module(name: str | None) -> bool:
-    return name is not None and name.startswith("torchrl.")

@@ -1,6 +1,6 @@
 """Steps the Gymnasium envs below a TorchRL `ParallelEnv`, each in a process of Gymnasium's AsyncVectorEnv.
 
-Each process has a `GymMember`, transforms included. Frames and actions pass between the processes as rows of bytes,
+Each process has a `GymStepper`, transforms included. Frames and actions pass between the processes as rows of bytes,
 which hold leaves of any dtype.
 """
 
@@ -18,31 +18,33 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.env.spaces import numpy_dtype
-from collectx.env.torchrl_gym import GymMember
-from collectx.env.torchrl_recipe import Recipe, peel
+from collectx.env.torchrl.conversion import Conversion, split_transforms
+from collectx.env.torchrl.gym_stepper import GymStepper
 from collectx.state import ProcessState
 
 # How long the processes may take to finish a step before they are killed, in seconds.
 _CLOSE_S = 2.0
 
 
-class GymProcesses:
-    """All envs of a group; see `GymMember` for the methods. The constructor starts the processes.
+class ProcessStepper:
+    """All envs of a group; see `GymStepper` for the methods. The constructor starts the processes.
 
     Args:
         makers: constructors of the TorchRL envs, one for each process.
-        recipe: of any of these envs.
+        conversion: of one of the TorchRL envs; it holds for all.
         spec: of the group.
         start_method: of the processes; None: the default of `multiprocessing`.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], Any]], recipe: Recipe, spec: EnvSpec, start_method: str | None):
+    def __init__(
+        self, makers: Sequence[Callable[[], Any]], conversion: Conversion, spec: EnvSpec, start_method: str | None
+    ):
         self.envs = slice(0, spec.num_envs)
         self._record = _record(spec.observation)
         # Without what no process needs, and which cannot be sent to one.
-        recipe, spec = replace(recipe, env=None), replace(spec, draw=None)
+        conversion, spec = replace(conversion, env=None), replace(spec, draw=None)
         self._vector = AsyncVectorEnv(
-            [partial(_make, make, recipe, spec) for make in makers],
+            [partial(_make, make, conversion, spec) for make in makers],
             copy=False,
             autoreset_mode=AutoresetMode.DISABLED,
             context=start_method,
@@ -77,23 +79,23 @@ class GymProcesses:
 class _ProcessEnv(gymnasium.Env):
     """The env of one process."""
 
-    def __init__(self, env: Any, recipe: Recipe, spec: EnvSpec):
-        base, _ = peel(env)
+    def __init__(self, env: Any, conversion: Conversion, spec: EnvSpec):
+        base, _ = split_transforms(env)
         self._env = env
-        self._member = GymMember(replace(recipe, env=base._env), spec, 0)
+        self._stepper = GymStepper(replace(conversion, env=base._env), spec, 0)
         self._record, self._action = _record(spec.observation), _record(spec.action)
         self.observation_space, self.action_space = map(_bytes_space, (self._record, self._action))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         frame = np.empty(1, self._record)
-        self._member.reset(None if seed is None else [seed], self._leaves(frame))
+        self._stepper.reset(None if seed is None else [seed], self._leaves(frame))
         return frame.view(np.uint8), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         frame = np.empty(1, self._record)
         terminated, truncated, is_frame = np.zeros(1, bool), np.zeros(1, bool), np.ones(1, bool)
         out = StepArrays(self._leaves(frame), np.empty(1, np.float32), terminated, truncated, is_frame)
-        self._member.step([action.view(self._action)["0"]], out)
+        self._stepper.step([action.view(self._action)["0"]], out)
         return frame.view(np.uint8), float(out.reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def close(self) -> None:
@@ -104,8 +106,8 @@ class _ProcessEnv(gymnasium.Env):
         return [frame[name] for name in self._record.names or ()]
 
 
-def _make(make: Callable[[], Any], recipe: Recipe, spec: EnvSpec) -> gymnasium.Env:
-    return ProcessState(_ProcessEnv(make(), recipe, spec))
+def _make(make: Callable[[], Any], conversion: Conversion, spec: EnvSpec) -> gymnasium.Env:
+    return ProcessState(_ProcessEnv(make(), conversion, spec))
 
 
 def _record(leaves: Sequence[Leaf]) -> np.dtype:

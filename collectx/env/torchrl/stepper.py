@@ -1,8 +1,8 @@
-"""A member of a group: one TorchRL env (`EnvBase`, batched or not), which fills its part of the group's arrays.
+"""Steps one TorchRL env (`EnvBase`, batched or not), which fills its part of the group's arrays.
 
     1. `_step` takes the data, which TorchRL calls the root, and returns what TorchRL stores below "next".
     2. The data of the following step is that result, without the reward and with the keys that only the root has.
-    3. Where an episode has ended, `maybe_reset` replaces the data by that of a new episode.
+    3. Where an episode has ended, `maybe_reset` replaces the data by the data of a new episode.
 
 `_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec,
 which costs half as much as the step of a small env: here shapes and dtypes are checked once, in the first step.
@@ -21,16 +21,17 @@ from tensordict import TensorDictBase, is_leaf_nontensor
 from collectx.batch import DONE_KEYS, Leaf
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.env.spaces import check, checked_values
-from collectx.env.torchrl_specs import has_root_end
+from collectx.env.torchrl import torchrl_envs
+from collectx.env.torchrl.specs import has_root_end
 from collectx.errors import ShapeError
 
 
-class TorchrlMember:
+class EnvStepper:
     """See the module's docstring.
 
     Args:
         spec: of the group.
-        envs: the member's envs in the group.
+        envs: the positions in the group of the envs that it steps.
         wrapper: the wrapper of a Gymnasium env that the env has below its transforms, or for each of its envs.
     """
 
@@ -51,8 +52,8 @@ class TorchrlMember:
         self._keys = [_plain(leaf.key) for leaf in spec.observation]
         self._actions = [_plain(leaf.key) for leaf in spec.action]
         self._num_rewards = len(spec.rewards)
-        self._only_next = spec.only_next
-        self._only_next_keys = [_plain(leaf.key) for leaf in self._only_next]
+        self._next_only = spec.next_only_leaves
+        self._next_only_keys = [_plain(leaf.key) for leaf in self._next_only]
         # Without a root end: the keys of the agents' ends, by their last parts.
         ends = [] if has_root_end(env) else [leaf.key for leaf in spec.agents_ends]
         self._agents_ends = {name: [key for key in ends if key[-1] == name] for (name,) in DONE_KEYS} if ends else {}
@@ -60,7 +61,7 @@ class TorchrlMember:
         self._is_flattened = len(env.batch_size) > 1
         self._device = None if env.device is None or env.device.type == "cpu" else env.device
         # `maybe_reset` resets only what is done, at twice the cost of `reset`; transforms may use its argument.
-        is_transformed = any(cls.__name__ == "TransformedEnv" for cls in type(env).__mro__)
+        is_transformed = isinstance(env, torchrl_envs().TransformedEnv)
         self._resets_all = not (env.batch_size or is_transformed or self._agents_ends)
         self._data: Any = None
         # Keys at the root that `_step` does not write; known after the first step.
@@ -87,8 +88,8 @@ class TorchrlMember:
         after = self._step(data)
         if self._kept is None:
             self._kept = self._check_first_step(after)
-        # A new TensorDict: the env may keep the one that it returned.
-        following = after.exclude(*self._only_next_keys)
+        # A new TensorDict: the env may keep the TensorDict that it returned.
+        following = after.exclude(*self._next_only_keys)
         for key in self._kept:
             following.set(key, data.get(key))
         self._data = following
@@ -99,7 +100,7 @@ class TorchrlMember:
 
     def _write_rewards(self, after: Any, out: StepArrays) -> None:
         num_envs = self.envs.stop - self.envs.start
-        if not out.only_next:
+        if not out.next_only:
             reward = after.get("reward", None)
             numbers = np.empty(0) if reward is None else _numpy(reward).reshape(-1)
             if len(numbers) != num_envs:
@@ -107,7 +108,7 @@ class TorchrlMember:
             out.reward[self.envs] = numbers
             return
         total = np.zeros(num_envs)
-        for i, (key, leaf, array) in enumerate(zip(self._only_next_keys, self._only_next, out.only_next, strict=True)):
+        for i, (key, leaf, array) in enumerate(zip(self._next_only_keys, self._next_only, out.next_only, strict=True)):
             value = after.get(key, None)
             self._write(leaf, value, array)
             if i < self._num_rewards:
@@ -115,7 +116,7 @@ class TorchrlMember:
         out.reward[self.envs] = total
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Resets the envs with `ended`, `[E]` bool of the member, and writes their part of `out`."""
+        """Resets the envs with `ended`, `[E]` bool of its envs, and writes their part of `out`."""
         self._data = self._reset_ended(ended)
         for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
             value = self._data.get(key, None)
@@ -218,8 +219,8 @@ class TorchrlMember:
 
 
 def _leaf_keys(data: TensorDictBase) -> list[Any]:
-    """The keys of its leaves, including those that are no tensors, as text. Reads no leaf, as those of agents that
-    differ in shape cannot be read together."""
+    """The keys of its leaves, including leaves such as text, which are no tensors. Reads no leaf: leaves of agents
+    that differ in shape cannot be read together."""
     return [_plain(key) for key in data.keys(True, True, is_leaf=is_leaf_nontensor)]
 
 

@@ -1,5 +1,4 @@
-"""Kind `torchrl`: TorchRL's envs (`EnvBase`: wrapped, batched or not, with transforms), one after the other. torchrl
-itself is not imported."""
+"""A group of TorchRL's envs, one after the other."""
 
 from __future__ import annotations
 
@@ -13,11 +12,12 @@ import numpy as np
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
 from collectx.env.mujoco_warnings import show_once
-from collectx.env.torchrl_gym import GymMember
-from collectx.env.torchrl_member import TorchrlMember
-from collectx.env.torchrl_processes import GymProcesses
-from collectx.env.torchrl_recipe import Recipe, Unrecognised, peel
-from collectx.env.torchrl_specs import RandomActions, gym_wrapper, is_torchrl_env, read_spec, with_inputs
+from collectx.env.torchrl import is_torchrl_env, torchrl_envs
+from collectx.env.torchrl.conversion import Conversion, Unrecognised, split_transforms
+from collectx.env.torchrl.gym_stepper import GymStepper
+from collectx.env.torchrl.processes import ProcessStepper
+from collectx.env.torchrl.specs import RandomActions, gym_wrapper, read_spec, with_inputs
+from collectx.env.torchrl.stepper import EnvStepper
 from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import call, resolve
 
@@ -56,7 +56,7 @@ class TorchrlEnv(Env):
     Args:
         envs: unbatched envs with the same specs, or one batched env. Several batch dimensions are kept in a batch; for
             policy and actions they are flattened.
-        owned: whether they are closed with the group; otherwise only those that have not started are.
+        owned: whether all envs are closed with the group; otherwise, only envs that have not started are closed.
         exclude: keys of the observation and state specs to omit from the batch; see `read_spec`.
     """
 
@@ -76,49 +76,49 @@ class TorchrlEnv(Env):
             action = specs[0].action
             num_envs = sum(spec.num_envs for spec in specs)
             self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: RandomActions(envs, action))
-            self._members: list[TorchrlMember | GymMember | GymProcesses] = []
+            self._steppers: list[EnvStepper | GymStepper | ProcessStepper] = []
             try:
-                self._members += self._gym_members()
-                self.spec = replace(self.spec, path=_path(self.user_envs[0], self._members))
+                self._steppers += self._gym_steppers()
+                self.spec = replace(self.spec, path=_path(self.user_envs[0], self._steppers))
             except Unrecognised as reason:
                 wrapper = gym_wrapper(self._parts[0] if self._parts else self.user_envs[0])
                 self._close(self._parts)
                 parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
-                self._members += [
-                    TorchrlMember(env, self.spec, part, wrapper) for env, part in zip(envs, parts, strict=True)
+                self._steppers += [
+                    EnvStepper(env, self.spec, part, wrapper) for env, part in zip(envs, parts, strict=True)
                 ]
                 self.spec = replace(self.spec, path=f"torchrl: {reason}")
 
-    def _gym_members(self) -> Sequence[GymMember | GymProcesses]:
-        """Members that step the Gymnasium envs below; raises `Unrecognised`."""
-        env, outer = peel(self.user_envs[0])
+    def _gym_steppers(self) -> Sequence[GymStepper | ProcessStepper]:
+        """What steps the Gymnasium envs below; raises `Unrecognised`."""
+        env, outer = split_transforms(self.user_envs[0])
         if not env.batch_size:
-            return [GymMember(Recipe.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
+            return [GymStepper(Conversion.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
         makers = _makers(env)
         self._parts.append(makers[0]())
         self.spec = with_inputs(self.spec, self.user_envs[0], self._parts[0])
-        recipe = Recipe.of(self._parts[0], self.spec, outer)
-        if type(env).__name__ == "ParallelEnv" and not recipe.is_light:
+        conversion = Conversion.of(self._parts[0], self.spec, outer)
+        if type(env) is torchrl_envs().ParallelEnv and not conversion.is_light:
             self._close(self._parts)
-            self._parts.append(GymProcesses(makers, recipe, self.spec, env._mp_start_method))
+            self._parts.append(ProcessStepper(makers, conversion, self.spec, env._mp_start_method))
             return self._parts
         self._parts += [make() for make in makers[1:]]
-        return [GymMember(Recipe.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(self._parts)]
+        return [GymStepper(Conversion.of(each, self.spec, outer), self.spec, e) for e, each in enumerate(self._parts)]
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
-        for member in self._members:
-            member.reset(None if seeds is None else [int(seed) for seed in seeds[member.envs]], out)
+        for stepper in self._steppers:
+            stepper.reset(None if seeds is None else [int(seed) for seed in seeds[stepper.envs]], out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         any_ended = False
-        for member in self._members:
-            any_ended |= member.step(action, out)
+        for stepper in self._steppers:
+            any_ended |= stepper.step(action, out)
         return any_ended
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        for member in self._members:
-            if ended[member.envs].any():
-                member.restart(ended[member.envs], out)
+        for stepper in self._steppers:
+            if ended[stepper.envs].any():
+                stepper.restart(ended[stepper.envs], out)
 
     def close(self) -> None:
         self._close(self._parts)
@@ -135,21 +135,21 @@ class TorchrlEnv(Env):
 def split_serial_env(env: Any) -> list[Any]:
     """The envs that a `SerialEnv` would make, if it has not started: stepping them directly takes about half the time.
     Otherwise `[env]`."""
-    if type(env).__name__ != "SerialEnv" or len(env.batch_size) != 1 or not env.is_closed:
+    if type(env) is not torchrl_envs().SerialEnv or len(env.batch_size) != 1 or not env.is_closed:
         return [env]
     return [make() for make in _constructors(env)]
 
 
 def _makers(env: Any) -> list[partial]:
     """The constructors of the envs of a `SerialEnv` or `ParallelEnv`; raises `Unrecognised`."""
-    name = type(env).__name__
-    if name not in ("SerialEnv", "ParallelEnv") or len(env.batch_size) != 1:
+    name, envs = type(env).__name__, torchrl_envs()
+    if type(env) not in (envs.SerialEnv, envs.ParallelEnv) or len(env.batch_size) != 1:
         raise Unrecognised(f"{name} is a batched env")
     if not env.is_closed:
         raise Unrecognised(f"the {name} has started: pass a function that makes it")
     makers = _constructors(env)
     first, *others = [(make.func, make.args, make.keywords) for make in makers]
-    if name == "ParallelEnv" and any(other != first for other in others):
+    if type(env) is envs.ParallelEnv and any(other != first for other in others):
         raise Unrecognised("its envs are made by different functions")
     return makers
 
@@ -161,11 +161,11 @@ def _constructors(env: Any) -> list[partial]:
     return [partial(make, **kwargs) for make, kwargs in zip(env.create_env_fn, kwargs_of_each, strict=True)]
 
 
-def _path(env: Any, members: Sequence[Any]) -> str:
-    """`EnvSpec.path` of a group whose members step Gymnasium's envs."""
-    if isinstance(members[0], GymProcesses):
+def _path(env: Any, steppers: Sequence[Any]) -> str:
+    """`EnvSpec.path` of a group in which `steppers` step the envs of Gymnasium."""
+    if isinstance(steppers[0], ProcessStepper):
         return "gymnasium, in a process for each env"
-    if type(peel(env)[0]).__name__ == "ParallelEnv":
+    if type(split_transforms(env)[0]) is torchrl_envs().ParallelEnv:
         return "gymnasium, without processes, as a step takes less time than a message to a process"
     return "gymnasium"
 

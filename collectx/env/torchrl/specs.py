@@ -1,9 +1,8 @@
-"""Converts TorchRL's specs to leaves of a batch and to Gymnasium spaces, and draws random actions from them. torchrl
-itself is not imported: its objects are recognised by the names of their classes.
-"""
+"""Converts TorchRL's specs to leaves of a batch and to Gymnasium spaces, and draws random actions from them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,24 +16,13 @@ from gymnasium.vector import VectorEnv
 from collectx.batch import DONE_KEYS, STEP_COUNT, Key, Leaf, as_key, nest, nested_dims
 from collectx.env.base import EnvSpec, steps_per_draw
 from collectx.env.spaces import leave_out, numpy_dtype
+from collectx.env.torchrl import torchrl_envs
 from collectx.errors import ConfigError, SpaceError
-
-# The hooks of base classes, which change nothing.
-_IDLE_HOOKS = ("Transform._post_step_mdp_hooks", "Compose._post_step_mdp_hooks")
-
-
-def _class_names(value: Any) -> set[str]:
-    return {cls.__name__ for cls in type(value).__mro__}
-
-
-def is_torchrl_env(value: Any) -> bool:
-    """Whether `value` is one of TorchRL's envs (an `EnvBase`)."""
-    return any(cls.__name__ == "EnvBase" and cls.__module__.startswith("torchrl.") for cls in type(value).__mro__)
 
 
 def below_transforms(env: Any) -> Any:
     """The env below all `TransformedEnv`."""
-    while "TransformedEnv" in _class_names(env):
+    while isinstance(env, torchrl_envs().TransformedEnv):
         env = env.base_env
     return env
 
@@ -42,7 +30,7 @@ def below_transforms(env: Any) -> Any:
 def has_started(env: Any) -> bool:
     """Whether it is a `SerialEnv` or `ParallelEnv` that has started, with transforms or without."""
     base = below_transforms(env)
-    return "BatchedEnvBase" in _class_names(base) and not base.is_closed
+    return isinstance(base, torchrl_envs().SerialEnv | torchrl_envs().ParallelEnv) and not base.is_closed
 
 
 def has_root_end(env: Any) -> bool:
@@ -51,8 +39,8 @@ def has_root_end(env: Any) -> bool:
 
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
-    """The spec of an env, batched or not. Its spaces are those of the leaf where there is only one with a plain key,
-    otherwise a Dict by the keys; that of actions without the first part of the keys where all share it.
+    """The spec of an env, batched or not. A single leaf with a plain key has a space of its kind; several leaves have a
+    Dict by their keys, in which the keys of actions lack their first part where all share it.
 
     Args:
         exclude: keys of the observation and state to omit, or their first parts; parts joined by dots.
@@ -140,18 +128,18 @@ def with_inputs(spec: EnvSpec, env: Any, part: Any) -> EnvSpec:
 
 def gym_wrapper(env: Any) -> Any:
     """The `GymWrapper` below an env, if that wraps an env of Gymnasium and resets and seeds it as TorchRL's does;
-    otherwise None. Of a `SerialEnv` that has started, that of its first env."""
-    env = below_transforms(env)
-    if "SerialEnv" in _class_names(env) and not env.is_closed:
+    otherwise None. For a `SerialEnv` that has started, the wrapper below its first env."""
+    env, envs = below_transforms(env), torchrl_envs()
+    if isinstance(env, envs.SerialEnv) and not env.is_closed:
         env = below_transforms(env._envs[0])
-    if "GymWrapper" not in _class_names(env) or not isinstance(env._env, gymnasium.Env | VectorEnv):
+    if not isinstance(env, envs.GymWrapper) or not isinstance(env._env, gymnasium.Env | VectorEnv):
         return None
     methods = (type(env)._set_seed, type(env)._reset)
     return env if all(method.__module__.startswith("torchrl.") for method in methods) else None
 
 
 def dict_parts(env: Any) -> list[str]:
-    """The parts of the Dict observation of the Gymnasium env below an unbatched env; none where there is no such."""
+    """The parts of the Dict observation of the Gymnasium env below an unbatched env; empty if it observes no Dict."""
     wrapper = gym_wrapper(env)
     space = None if wrapper is None else wrapper._env.observation_space
     return [*space.spaces] if isinstance(space, spaces.Dict) else []
@@ -160,7 +148,7 @@ def dict_parts(env: Any) -> list[str]:
 def _inputs(
     env: Any, leaves: Sequence[Leaf], agents_ends: Sequence[Leaf], names: Sequence[str]
 ) -> tuple[tuple[Leaf, ...], Space]:
-    """`EnvSpec.inputs` and the space of these: the leaves below "observation" and `names`; all leaves but the step
+    """`EnvSpec.inputs` and their space: the leaves below "observation" and `names`; all leaves but the step
     count and the agents' ends where there are none."""
     seen = [leaf for leaf in leaves if leaf.key[0] in ("observation", *names)]
     seen = seen or [leaf for leaf in leaves if leaf.key != STEP_COUNT and leaf not in agents_ends]
@@ -173,7 +161,7 @@ def _by_key(composite: Any) -> dict[Key, Any]:
 
 
 def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
-    """The specs of the observation leaves, of those of the state that are not observed, and of the agents' ends."""
+    """The specs of the observation leaves, of the state leaves that are not observed, and of the agents' ends."""
     name = type(env).__name__
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
@@ -209,7 +197,7 @@ def _nested_dims(env: Any, leaves: Sequence[Leaf]) -> dict[Key, tuple[int, ...]]
     dims: dict[Key, tuple[int, ...]] = {}
     for composite in composites:
         for key, spec in composite.items(include_nested=True):
-            if any(cls.__name__ == "Composite" for cls in type(spec).__mro__):
+            if isinstance(spec, sys.modules["torchrl.data"].Composite):
                 dims.setdefault(as_key(key), tuple(spec.shape[len(env.batch_size) :]))
     return {key: shape for key, shape in nested_dims(dims, leaves).items() if shape}
 
@@ -220,7 +208,7 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
     by_key = {leaf.key: leaf for leaf in observed}
     deltas: dict[Key, Leaf] = {}
     for owner in _with_hooks(env):
-        if type(owner).__name__ != "NextObservationDelta":
+        if not isinstance(owner, torchrl_envs().NextObservationDelta):
             raise ConfigError(
                 [
                     f"{type(owner).__name__} has _post_step_mdp_hooks, by which a frame's keys below next are not "
@@ -238,12 +226,15 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
 
 def _with_hooks(env: Any) -> Iterator[Any]:
     """The env and its transforms that change frames after their step, by a hook that only TorchRL's rollouts call."""
-    if not any(cls.__name__ == "TransformedEnv" for cls in type(env).__mro__):
+    envs = torchrl_envs()
+    if not isinstance(env, envs.TransformedEnv):
         if getattr(env, "_post_step_mdp_hooks", None) is not None:
             yield env
         return
     for transform in getattr(env.transform, "transforms", [env.transform]):
-        if type(transform)._post_step_mdp_hooks.__qualname__ not in _IDLE_HOOKS:
+        # The hooks of the base classes change nothing.
+        idle = envs.Transform._post_step_mdp_hooks, envs.Compose._post_step_mdp_hooks
+        if type(transform)._post_step_mdp_hooks not in idle:
             yield transform
     yield from _with_hooks(env.base_env)
 
@@ -280,15 +271,14 @@ def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: 
 
 def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
     """The space of one leaf; a bare `Space` with shape and dtype for one-hot leaves, which have no counterpart."""
-    names = {cls.__name__ for cls in type(spec).__mro__}
-    dtype = numpy_dtype(leaf)
-    if "Binary" in names:
+    data, dtype = sys.modules["torchrl.data"], numpy_dtype(leaf)
+    if isinstance(spec, data.Binary):
         return spaces.MultiBinary(leaf.shape)
-    if "MultiCategorical" in names:
+    if isinstance(spec, data.MultiCategorical):
         return spaces.MultiDiscrete(np.asarray(spec.nvec.cpu())[(0,) * num_batch_dims], dtype.type)
-    if "Categorical" in names and dtype.kind in "iu":
+    if isinstance(spec, data.Categorical) and dtype.kind in "iu":
         return spaces.Discrete(spec.n) if leaf.shape == () else spaces.MultiDiscrete(np.full(leaf.shape, spec.n), dtype)
-    if names & {"Bounded", "Unbounded"} and dtype.kind in "iuf":
+    if isinstance(spec, data.Bounded | data.Unbounded) and dtype.kind in "iuf":
         low, high = (np.asarray(bound.cpu())[(0,) * num_batch_dims] for bound in (spec.space.low, spec.space.high))
         return spaces.Box(low, high, leaf.shape, dtype.type)
     return Space(leaf.shape, dtype)

@@ -1,5 +1,5 @@
-"""A member of a group: the Gymnasium env below one TorchRL env, stepped directly. The frames are those of the TorchRL
-env's own `_step`, transforms included, bit by bit."""
+"""Steps the Gymnasium env below one TorchRL env directly. The frames equal the frames of the TorchRL env's `_step`,
+transforms included, bit by bit."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import numpy as np
 
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.env.gym import reward_number
-from collectx.env.torchrl_recipe import Recipe
+from collectx.env.torchrl.conversion import Conversion
 
 
-class GymMember:
-    """One env of a group; the counterpart of `collectx.env.torchrl_member.TorchrlMember`.
+class GymStepper:
+    """One env of a group; see `collectx.env.torchrl.stepper.EnvStepper` for the methods.
 
     Args:
         spec: of the group.
         index: of the env in the group.
     """
 
-    def __init__(self, recipe: Recipe, spec: EnvSpec, index: int):
+    def __init__(self, conversion: Conversion, spec: EnvSpec, index: int):
         self.envs = slice(index, index + 1)
         self._index = index
-        self._gym = recipe.env
-        self._max_steps = recipe.max_steps
-        self._to_action = recipe.to_action
-        self._frame_skip = recipe.frame_skip
+        self._gym = conversion.env
+        self._max_steps = conversion.max_steps
+        self._to_action = conversion.to_action
+        self._frame_skip = conversion.frame_skip
         places = {leaf.key: place for place, leaf in enumerate(spec.observation)}
-        self._observed = [(places[key], read) for key, read in recipe.reads.items() if key in places]
-        # The place of the one leaf that is the whole observation.
-        is_whole = len(self._observed) == 1 and self._observed[0][1].is_whole
-        self._whole = self._observed[0][0] if is_whole else None
+        self._observed = [(places[key], read) for key, read in conversion.reads.items() if key in places]
+        # The place of a leaf that equals the observation.
+        is_only = len(self._observed) == 1 and self._observed[0][1].is_observation
+        self._only = self._observed[0][0] if is_only else None
         self._count_place, self._sum_place, self._init_place = (
             None if name is None else places.get((name,))
-            for name in (recipe.step_count, recipe.episode_reward, recipe.is_init)
+            for name in (conversion.step_count, conversion.episode_reward, conversion.is_init)
         )
         self._steps = 0
         self._sum = np.float32(0)
@@ -74,8 +74,8 @@ class GymMember:
 
     def _write(self, observation: Any, out: Sequence[np.ndarray], is_first: bool) -> None:
         index = self._index
-        if self._whole is not None:
-            out[self._whole][index] = observation
+        if self._only is not None:
+            out[self._only][index] = observation
         else:
             for place, read in self._observed:
                 value = observation

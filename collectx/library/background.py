@@ -149,7 +149,7 @@ class BackgroundCollector(CollectorProperties):
         if not resume:
             raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
         with self._exclusive(timeout):
-            if self._request.workers_write:
+            if self._keywords.shared_buffer is not None:
                 self._collector.wait_until_idle()
             yield
 

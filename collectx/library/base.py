@@ -1,6 +1,6 @@
 """`BaseCollector`, the base class of the library's collectors: iteration, publishing of weights, life cycle.
 
-    keywords --parsed, checked--> request --> RunConfig, overrides per worker --> collector.compose.build --> batches
+    arguments --parse--> keywords --> RunConfig --rules--> overrides per worker --> collector.compose.build --> batches
 
 Runs in the trainer's process. `delivery` converts batches to the form that the user asked for.
 """
@@ -24,15 +24,16 @@ from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
 from collectx.env.user_env import copied, is_env
 from collectx.library.background import Background, BackgroundCollector
-from collectx.library.checks import check_keys, check_request
 from collectx.library.configuration import fit_frames, to_config
 from collectx.library.delivery import Delivery
-from collectx.library.keywords.nested import lift_shared
-from collectx.library.keywords.parse import parse
-from collectx.library.request import CollectorRequest
+from collectx.library.keywords import Keywords, WorkerKeywords
+from collectx.library.nested import lift_shared
+from collectx.library.parse import parse
+from collectx.library.rules import check, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
+from collectx.library.workers import overrides_of_workers, trainers_policy
 from collectx.policy.random import RandomPolicy
 from collectx.user_objects import UserObjects
 from collectx.worker.requests import load_into
@@ -57,43 +58,49 @@ class BaseCollector(BackgroundCollector):
         Exception: by the constructor: what an env or a policy raised in a worker, as in `next`.
     """
 
-    def __init__(self, request_class: type[CollectorRequest], arguments: tuple, keywords: dict[str, Any]):
-        keywords, conflicts = lift_shared(keywords)
-        request, problems = parse(type(self).__name__, request_class, arguments, keywords)
-        check_request(request, problems + conflicts)
-        cfg, overrides = to_config(request)
+    def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
+        passed, conflicts = lift_shared(passed)
+        keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
+        problems += conflicts
+        cfg = to_config(keywords, problems)
+        check(keywords, cfg, problems)
+        overrides = overrides_of_workers(keywords, cfg)
+        cfg.env, cfg.policy = overrides[0]["env"], trainers_policy(keywords, cfg.collector.num_workers)
         objects = [
             UserObjects.of(each["env"], each.get("policy", cfg.policy), each.get("hooks"), each.get("user_collector"))
             for each in overrides
         ]
         env, has_users_policy = overrides[0]["env"], policies.is_user_policy(cfg.policy)
-        has_workers = cfg.collector.kind != "single"
+        has_workers = keywords.kind != "single"
         if has_workers or has_users_policy:
             env = copied(env, is_required=has_workers)
         spec = envs.read_spec(env, has_users_policy)
-        self._request, self._cfg, self._overrides = request, cfg, overrides
-        self._frames_per_batch = fit_frames(request, cfg, overrides, spec)
-        if request.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
-            warnings.warn(note, stacklevel=3)
+        self._keywords, self._cfg, self._overrides = keywords, cfg, overrides
+        self._frames_per_batch = fit_frames(keywords, cfg, overrides, spec)
+        # Not for a remainder that comes from rounding up to the number of envs.
+        if self.total_frames % keywords.requested_frames:
+            note = surplus_note(self.total_frames, self._frames_per_batch)
+            if note is not None:
+                warnings.warn(note, stacklevel=3)
         self._spec = spec
         policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         self.policy = RandomPolicy() if policy is None and cfg.collector.kind == "single" else policy
         if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
-            launcher, events = open_launcher(stack, cfg, objects, request.remote)
+            launcher, events = open_launcher(stack, cfg, objects, keywords)
             self._core: Collector = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._core.close)
-            check_keys(request, self._core.leaves)
-            if cfg.launcher.kind == "local" and request.kind != "single":
+            check_keys(keywords, self._core.leaves)
+            if cfg.launcher.kind == "local" and has_workers:
                 self._core.wait_until_ready()
             self._exit_stack = stack.pop_all()
-        if request.workers.num_threads is not None:
-            torch.set_num_threads(request.workers.num_threads)
-        self._hooks = request.hooks
-        self._delivery = Delivery(request, cfg.collector, self._collector, spec)
-        individual = range(self.num_workers) if request.has_individual_policies else ()
-        self._weights = WeightPublisher(self._collector, request, individual)
+        if isinstance(keywords, WorkerKeywords) and keywords.num_threads is not None:
+            torch.set_num_threads(keywords.num_threads)
+        self._hooks = keywords.hooks
+        self._delivery = Delivery(keywords, cfg.collector, self._collector, spec)
+        individual = range(self.num_workers) if keywords.has_individual_policies else ()
+        self._weights = WeightPublisher(self._collector, keywords, individual)
         if isinstance(self._weights.updater, WeightUpdaterBase):
             self._weights.updater.register_collector(self)
 
@@ -116,7 +123,7 @@ class BaseCollector(BackgroundCollector):
 
     def _collect(self) -> TensorDictBase | None:
         """Collects a batch, after the weights were published, if they are due; see `Delivery.next`."""
-        interval, num_collected = self._request.publish_interval, self._delivery.num_collected
+        interval, num_collected = self._keywords.publish_interval, self._delivery.num_collected
         if interval > 0 and num_collected and num_collected % interval == 0:
             self._weights.publish(self.policy, {None: None}, self.num_workers)
         return self._delivery.next()
@@ -247,8 +254,8 @@ class BaseCollector(BackgroundCollector):
                     self._abort(background, limit_s)
 
     def _close_users_env(self) -> None:
-        env: Any = self._request.create_env_fn
-        if self._request.kind == "single" and is_env(env) and not getattr(env, "is_closed", False):
+        env: Any = self._keywords.create_env_fn
+        if self._keywords.kind == "single" and is_env(env) and not getattr(env, "is_closed", False):
             env.close()
 
     def _abort(self, background: Background, limit_s: float) -> None:

@@ -19,15 +19,15 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
 from collectx.library.delivery import Delivery
-from collectx.library.keywords.coerce import for_each
-from collectx.library.request import CollectorRequest
+from collectx.library.keywords import Keywords
+from collectx.library.values import for_each
 from collectx.policy.random import RandomPolicy
 
 
 def _keywords(collector: Any) -> set[str]:
     """The keywords of the collector's constructor; none before it has read them."""
-    request = vars(collector).get("_request")
-    return set() if request is None else {field.name for field in dataclasses.fields(request)}
+    keywords = vars(collector).get("_keywords")
+    return set() if keywords is None else {field.name for field in dataclasses.fields(keywords)}
 
 
 def _kwargs(value: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class CollectorProperties:
     """
 
     _core: Collector
-    _request: CollectorRequest
+    _keywords: Keywords
     _cfg: RunConfig
     # For each worker, the fields of its `WorkerSpec` that differ from `_cfg`.
     _overrides: list[dict[str, Any]]
@@ -62,7 +62,7 @@ class CollectorProperties:
 
         def __getattr__(self, name: str) -> Any:
             if name in _keywords(self):
-                return getattr(self._request, name)
+                return getattr(self._keywords, name)
             why = f" (of TorchRL's, not here: {refused.ATTRIBUTES[name]})" if name in refused.ATTRIBUTES else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
@@ -103,9 +103,9 @@ class CollectorProperties:
 
     def _per_worker(self, names: str | list[str | None] | None) -> Any:
         devices = [None if name is None else torch.device(name) for name in for_each(names, self.num_workers)]
-        if self._request.kind == "single":
+        if self._keywords.kind == "single":
             return devices[0]
-        return tuple(devices) if self._request.kind.startswith("multi") else devices
+        return tuple(devices) if self._keywords.kind.startswith("multi") else devices
 
     @property
     def num_workers(self) -> int:
@@ -139,7 +139,7 @@ class CollectorProperties:
     @property
     def requested_frames_per_batch(self) -> int:
         """Frames of one batch as passed to the constructor."""
-        return self._request.requested_frames
+        return self._keywords.requested_frames
 
     @property
     def total_frames(self) -> int:
@@ -149,12 +149,12 @@ class CollectorProperties:
     @property
     def init_random_frames(self) -> int:
         """Frames with random actions at the begin, as passed to the constructor; 0: none."""
-        return self._request.init_random_frames or 0
+        return self._keywords.init_random_frames or 0
 
     @property
     def max_frames_per_traj(self) -> int:
         """Frames after which trajectories are truncated, as passed to the constructor; 0: never."""
-        return self._request.max_frames_per_traj or 0
+        return self._keywords.max_frames_per_traj or 0
 
     @property
     def n_env(self) -> int:
@@ -164,32 +164,32 @@ class CollectorProperties:
     @property
     def compiled_policy(self) -> bool:
         """Whether workers compile the policy."""
-        return bool(self._request.compile_policy)
+        return bool(self._keywords.compile_policy)
 
     @property
     def cudagraphed_policy(self) -> bool:
         """Whether workers record the policy in CUDA graphs."""
-        return bool(self._request.cudagraph_policy)
+        return bool(self._keywords.cudagraph_policy)
 
     @property
     def compiled_policy_kwargs(self) -> dict[str, Any]:
         """The keyword arguments of `compile_policy`."""
-        return _kwargs(self._request.compile_policy)
+        return _kwargs(self._keywords.compile_policy)
 
     @property
     def cudagraphed_policy_kwargs(self) -> dict[str, Any]:
         """The keyword arguments of `cudagraph_policy`."""
-        return _kwargs(self._request.cudagraph_policy)
+        return _kwargs(self._keywords.cudagraph_policy)
 
     @property
     def create_env_kwargs(self) -> Any:
         """As passed to the constructor; a list with one dict per worker, if there are workers."""
-        return self._by_worker(self._request.create_env_kwargs, {})
+        return self._by_worker(self._keywords.create_env_kwargs, {})
 
     @property
     def policy_factory(self) -> Any:
         """As passed to the constructor; a list with one per worker, if there are workers."""
-        return self._by_worker(self._request.policy_factory, None)
+        return self._by_worker(self._keywords.policy_factory, None)
 
     def _by_worker(self, value: Any, default: Any) -> Any:
         if self._cfg.collector.kind == "single":
@@ -199,28 +199,29 @@ class CollectorProperties:
     @property
     def num_threads(self) -> int:
         """torch's intra-op threads of this process."""
-        return self._request.workers.num_threads or torch.get_num_threads()
+        return getattr(self._keywords, "num_threads", None) or torch.get_num_threads()
 
     @property
     def preemptive_threshold(self) -> float:
         """The share of the workers that a batch waits for."""
-        return 1.0 if self._request.threshold is None else self._request.threshold
+        threshold = self._cfg.collector.preemptive_threshold
+        return 1.0 if threshold is None else threshold
 
     @property
     def trust_policy(self) -> bool:
         """As passed to the constructor; by default, whether the policy is a `RandomPolicy`."""
-        trusted = self._request.trust_policy
+        trusted = self._keywords.trust_policy
         return isinstance(self.policy, RandomPolicy) if trusted is None else trusted
 
     @property
     def interruptor(self) -> Any:
         """As passed to the constructor."""
-        return getattr(self._request, "interruptor", None)
+        return getattr(self._keywords, "interruptor", None)
 
     @property
     def worker_idx(self) -> int | None:
         """As passed to the constructor."""
-        return self._request.worker_idx
+        return self._keywords.worker_idx
 
     @property
     def policy_weights(self) -> TensorDict:
@@ -230,27 +231,27 @@ class CollectorProperties:
     @property
     def trajs_per_batch(self) -> int | None:
         """As passed to the constructor."""
-        return self._request.trajs_per_batch
+        return self._keywords.trajs_per_batch
 
     @property
     def trajs_per_write(self) -> int | None:
         """As passed to the constructor."""
-        return self._request.trajs_per_write
+        return self._keywords.trajs_per_write
 
     @property
     def traj_format(self) -> str:
         """ "padded" or "cat"."""
-        return self._request.traj_format or "padded"
+        return self._cfg.collector.traj_format
 
     @property
     def weight_updater(self) -> Any:
         """As passed to the constructor."""
-        return self._request.weight_updater
+        return self._keywords.weight_updater
 
     @property
     def replay_buffer(self) -> Any:
         """As passed to the constructor."""
-        return self._request.replay_buffer
+        return self._keywords.replay_buffer
 
     @property
     def policy_version(self) -> int:

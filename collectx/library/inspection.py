@@ -12,7 +12,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from collectx.library.keywords.parse import signature_of
+from collectx.library.parse import signature_of
 from collectx.library.profiling import ProfileConfig
 from collectx.library.stateful import StatefulCollector
 from collectx.transport.base import RESET, encode_reset
@@ -44,7 +44,7 @@ class InspectableCollector(StatefulCollector):
         Raises:
             AttributeError: it does not exist; or there are workers and the path does not begin with `env.`.
         """
-        if self._request.kind == "single":
+        if self._keywords.kind == "single":
             return resolve(self, attr)
         if attr == "worker_idx":
             return self._collector.workers
@@ -159,7 +159,7 @@ class InspectableCollector(StatefulCollector):
         self.post_collect_hook = hook
 
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
-        if name == "post_collect_hook" and self._request.kind == "single":
+        if name == "post_collect_hook" and self._keywords.kind == "single":
             with self._exclusive():
                 self._delivery.post_collect_hook = hook
         else:

@@ -22,8 +22,7 @@ from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.base import Launcher
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources
-from collectx.library.keywords.nested import Nested
-from collectx.library.keywords.remote import Remote
+from collectx.library.keywords import DistributedSyncKeywords, Keywords
 from collectx.run import preflight
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, locked, new_folder
@@ -43,7 +42,7 @@ _MAX_PAUSE_S = 10.0
 
 
 def open_launcher(
-    stack: contextlib.ExitStack, cfg: RunConfig, objects: Sequence[UserObjects], remote: Nested
+    stack: contextlib.ExitStack, cfg: RunConfig, objects: Sequence[UserObjects], keywords: Keywords
 ) -> tuple[Launcher | None, Callable[..., None]]:
     """Returns the launcher of workers that are SLURM jobs (None for others) and a function that logs events. Both end
     when `stack` is closed.
@@ -51,9 +50,9 @@ def open_launcher(
     Args:
         objects: for each worker, the user objects that its configuration does not contain.
     """
-    if not isinstance(remote, Remote) or remote.launcher == "mp":
+    if not isinstance(keywords, DistributedSyncKeywords) or keywords.launcher == "mp":
         return None, lambda name, **fields: None
-    if remote.launcher == "submitit_delayed":
+    if keywords.launcher == "submitit_delayed":
         presubmitted = PresubmittedJobs.from_environment()
         assert presubmitted is not None
         events = EventLog(presubmitted.files())
@@ -61,7 +60,7 @@ def open_launcher(
         return presubmitted_workers(cfg, presubmitted, objects), events
     if problems := preflight.launcher_problems(cfg):
         raise ConfigError(problems)
-    files = new_folder() if remote.folder is None else RunFolder(remote.folder)
+    files = new_folder() if keywords.folder is None else RunFolder(keywords.folder)
     stack.enter_context(locked(files, replace=False))
     files.begin()
     events = EventLog(files)

@@ -1,0 +1,158 @@
+"""What each worker of a collector builds, from the keywords of the constructor: env, policy, device, hooks, and the
+user's collector. The rest is the same for all workers, and in the configuration of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from collectx.config.schema.fields import Unset
+from collectx.config.schema.policy import PolicyConfig
+from collectx.config.schema.run import RunConfig
+from collectx.env.policy_transforms import WithPolicyTransforms, with_policy_transforms
+from collectx.env.torchrl_specs import is_torchrl_env
+from collectx.library.keywords import Keywords, SingleKeywords
+from collectx.library.nested import user_class
+from collectx.library.values import device_name, exploration_name, for_each, kwargs_of
+from collectx.policy.exploration import ExplorationType
+from collectx.user_objects import Hooks, UserCollector, UserEnvConfig, UserPolicyConfig
+
+
+def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[dict[str, Any]]:
+    """For each worker, the fields of its `collectx.worker.spec.WorkerSpec` that differ from `cfg`, and its env."""
+    num_workers = cfg.collector.num_workers
+    creates = for_each(keywords.create_env_fn, num_workers)
+    envs = [
+        _env(keywords, create, kwargs)
+        for create, kwargs in zip(creates, for_each(keywords.create_env_kwargs, num_workers), strict=True)
+    ]
+    devices, kwargs_of_each = policy_devices(keywords, num_workers), kwargs_of_workers(keywords, num_workers)
+    overrides = []
+    for index, (env, device, kwargs) in enumerate(zip(envs, devices, kwargs_of_each, strict=True)):
+        fields = _overrides(keywords, env, device, kwargs)
+        if keywords.has_individual_policies or keywords.has_both_policies:
+            factory = for_each(keywords.policy_factory, num_workers)[index]
+            fields |= {"policy": _policy(keywords, keywords.policy, factory), "keeps_weights": True}
+        if (collector := user_collector(keywords, cfg, index, kwargs)) is not None:
+            fields["user_collector"] = collector
+        if (buffer := keywords.shared_buffer) is not None:
+            fields["hooks"] = replace(keywords.hooks, write_batch=buffer.extend)
+        overrides.append(fields)
+    if isinstance(keywords, SingleKeywords) and keywords.interruptor is not None:
+        overrides[0]["should_end"] = keywords.interruptor.collection_stopped
+    return overrides
+
+
+def overrides_of_added(
+    keywords: Keywords, cfg: RunConfig, create: Callable[..., Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same of a worker that is added to a running collector; it uses the first worker's device."""
+    device = policy_devices(keywords, cfg.collector.num_workers)[0]
+    fields = _overrides(keywords, _env(keywords, create, None), device, kwargs)
+    collector = user_collector(keywords, cfg, 0, kwargs)
+    return fields if collector is None else fields | {"user_collector": collector}
+
+
+def _overrides(keywords: Keywords, env: UserEnvConfig, device: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    env = replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {}))
+    fields: dict[str, Any] = {"env": env, "policy_device": device}
+    if "exploration_type" in kwargs:
+        fields["exploration_type"] = exploration_name(kwargs["exploration_type"])
+    if (hooks := _hooks(keywords)) != Hooks():
+        fields["hooks"] = hooks
+    return fields
+
+
+def _hooks(keywords: Keywords) -> Hooks:
+    """The hooks that workers call; in this process `post_collect_hook` is called with the delivered batch."""
+    return replace(keywords.hooks, post_collect_hook=None) if keywords.kind == "single" else keywords.hooks
+
+
+def kwargs_of_workers(keywords: Keywords, num_workers: int) -> list[dict[str, Any]]:
+    """`collector_kwargs` by worker. Raises `Unset` if there are too many or too few."""
+    return [kwargs or {} for kwargs in for_each(getattr(keywords, "collector_kwargs", None), num_workers)]
+
+
+def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
+    """The device that was passed for each worker's policy; None: none.
+
+    Raises:
+        Unset: there are too many or too few, or `collector_kwargs` have one that does not exist.
+    """
+    candidates = zip(
+        kwargs_of_workers(keywords, num_workers),
+        for_each(keywords.policy_device, num_workers),
+        for_each(keywords.device, num_workers),
+        strict=True,
+    )
+    try:
+        return [
+            device_name(kwargs.get("policy_device") or kwargs.get("device") or policy or device)
+            for kwargs, policy, device in candidates
+        ]
+    except ValueError as error:
+        raise Unset(str(error)) from error
+
+
+def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, Any] | None) -> UserEnvConfig:
+    """The envs of a worker for which `create` makes them."""
+    if keywords.auto_register_policy_transforms and isinstance(keywords.policy, nn.Module):
+        add = with_policy_transforms if is_torchrl_env(create) else WithPolicyTransforms
+        create = add(create, keywords.policy)
+    return UserEnvConfig(
+        kind="given",
+        num_envs=keywords.num_envs or 0,
+        create=create,
+        kwargs=dict(kwargs or {}),
+        info_keys=list(keywords.info_keys),
+        exclude_keys=list(keywords.exclude_keys),
+    )
+
+
+def trainers_policy(keywords: Keywords, num_workers: int) -> PolicyConfig:
+    """The policy of this process, and of workers without another."""
+    factory = for_each(keywords.policy_factory, num_workers)[0]
+    return _policy(keywords, keywords.policy, None if keywords.policy is not None else factory)
+
+
+def _policy(keywords: Keywords, policy: Any, factory: Callable[[], Any] | None) -> PolicyConfig:
+    """A policy that `factory` makes, or `policy` without one."""
+    if policy is None and factory is None:
+        return PolicyConfig(kind="random")
+    return UserPolicyConfig(
+        kind="given",
+        policy=policy if factory is None else None,
+        factory=factory,
+        compile=kwargs_of(keywords.compile_policy),
+        cudagraph=kwargs_of(keywords.cudagraph_policy),
+        is_trusted=bool(keywords.trust_policy),
+    )
+
+
+def user_collector(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Mapping[str, Any]) -> UserCollector | None:
+    """The collector that the worker runs, with the keywords that are passed on to it: those that have a value. None if
+    `collector_class` is no user's class."""
+    create = user_class(getattr(keywords, "collector_class", None))
+    if create is None:
+        return None
+    options = cfg.collector
+    random_frames, is_random = options.init_random_frames, options.exploration_type == ExplorationType.RANDOM.value
+    passed_on: dict[str, Any] = {
+        "max_frames_per_traj": options.max_frames_per_traj,
+        "init_random_frames": None if random_frames is None else -(-random_frames // options.num_workers),
+        "reset_at_each_iter": options.reset_at_each_iter or None,
+        "set_truncated": options.set_truncated or None,
+        "exploration_type": None if is_random else keywords.chosen_exploration,
+        "compile_policy": kwargs_of(keywords.compile_policy),
+        "cudagraph_policy": kwargs_of(keywords.cudagraph_policy),
+    }
+    for name in ("device", "policy_device", "env_device"):
+        passed_on[name] = for_each(getattr(keywords, name), options.num_workers)[worker]
+    merged = {name: value for name, value in passed_on.items() if value is not None} | dict(kwargs)
+    # They are passed to `create_env_fn`.
+    merged.pop("create_env_kwargs", None)
+    return UserCollector(create, merged, None if options.inner == "single" else options.num_workers_per_collector)

@@ -166,14 +166,14 @@ class UserPolicyConfig(_ByValue, PolicyConfig):
         policy: the policy; None if `factory` makes it.
         factory: called without arguments in every process.
         compile, cudagraph: see `collectx.policy.fast_call.Acceleration`.
-        is_trusted: it is called with a TensorDict, without a check of its signature and its keys.
+        skip_signature_check: it is called with a TensorDict, without a check of its signature and its keys.
     """
 
     policy: Any = None
     factory: Callable[[], Any] | None = None
     compile: dict[str, Any] | None = None
     cudagraph: dict[str, Any] | None = None
-    is_trusted: bool = False
+    skip_signature_check: bool = False
 
 
 def is_object(policy: PolicyConfig) -> bool:

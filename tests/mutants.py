@@ -35,7 +35,7 @@ TARGETS = {
     "collectx/schedule/[ar]*.py": (3, "unit/schedule contract library"),
     "collectx/schedule/sync.py": (6, "unit/schedule contract library"),
     "collectx/collector/collector.py": (4, "contract library"),
-    "collectx/collector/failure_policy.py": (2, "contract/test_survival.py contract library"),
+    "collectx/collector/failure_policy.py": (2, "unit/collector contract library"),
     "collectx/transport/slab.py": (4, "unit/transport contract"),
     "collectx/transport/supervisor.py": (5, "unit/transport contract"),
     "collectx/config/rules/*.py": (4, "unit/config unit/collector/test_devices.py contract/test_collector_contract.py"),
@@ -44,11 +44,11 @@ TARGETS = {
     "collectx/batch.py": (3, "unit/test_batch.py unit/rollout contract"),
     "collectx/trainer/*.py": (4, "unit/trainer unit/run contract"),
     "collectx/transport/network/[aghlptw]*.py": (6, "unit/transport contract"),
-    "collectx/worker/[elrsu]*.py": (4, "unit/rollout contract library"),
+    "collectx/worker/[elrsu]*.py": (4, "unit/rollout unit/worker contract library"),
     "collectx/run/[!s]*.py": (4, "unit/run unit/cli contract"),
     "collectx/run/s[int]*.py": (2, "unit/run unit/cli contract"),
     "collectx/env/*.py": (5, "unit/env contract library"),
-    "collectx/collector/[bmorst]*.py": (4, "unit/collector contract unit/run library"),
+    "collectx/collector/[boprst]*.py": (4, "unit/collector contract unit/run library"),
     "collectx/collector/compose.py": (2, "contract library"),
 }
 # What only reports, and is not tested word by word.

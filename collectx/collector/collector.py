@@ -13,9 +13,9 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector.batch_info import Delivery, DeliverySpec
-from collectx.collector.members import Members
 from collectx.collector.owner import Owner
-from collectx.collector.requests import Requests
+from collectx.collector.pool import WorkerPool
+from collectx.collector.record import WorkerState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import NO_RESET, PLAIN_REQUESTS, RESET, Arrival, Departure, Joined, Reply, Transport, Write
@@ -27,37 +27,31 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     Attributes:
         delivery: the metadata of the last batch.
-        members: which workers take part.
+        pool: its workers.
         owner: the process that may use it. Others cannot collect, publish or ask.
         policy_version: the newest published version.
         leaves: of every batch.
-        num_frames, num_batches, frames_by_worker: delivered so far.
+        num_frames, num_batches: delivered so far.
     """
 
     delivery: Delivery
 
-    def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, members: Members):
+    def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, pool: WorkerPool):
         self.transport = transport
         self.owner = Owner()
         self._schedule = schedule
         self._spec = spec
-        self.members = members
+        self.pool = pool
         self.num_batches = 0
         self._is_interrupted = False
         self.num_frames = 0
-        self.frames_by_worker: Counter[int] = Counter()
         self._failure: Exception | None = None
-        # The reset that goes with the next grant of a worker.
-        self._resets: dict[int, int] = {}
         # The parts of the next batch, from when they are complete until they are counted as delivered.
         self._next_parts: tuple[Arrival, ...] | None = None
         # Parts that were delivered and whose slots are not released.
         self._delivered: tuple[Arrival, ...] = ()
-        # For each worker, how many of its slots are granted and not full.
-        self._num_granted: Counter[int] = Counter()
         # Slots that are full and were not delivered.
         self._num_full = 0
-        self._requests = Requests(transport, members)
         self.policy_version = -1
         self.total_frames = spec.total_frames
         self.leaves = spec.slab.leaves
@@ -94,7 +88,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """After `advance`: waits until the workers have filled their granted slots, and counts these batches as
         delivered. The next `advance` grants slots again. Raises what `next` raises."""
         with self.owner:
-            while (parts := self._take_parts()) or any(self._num_granted.values()):
+            while (parts := self._take_parts()) or self._are_filling:
                 if parts:
                     self._count(parts, 0.0)
                 else:
@@ -106,11 +100,11 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             raise StopIteration
         self._check_usable()
         began = perf_counter()
-        while self.members.are_too_few and not self.is_draining:
+        while self.pool.are_too_few and not self.is_draining:
             self._handle_event()
         self._release_slots()
         while (parts := self._take_parts()) is None:
-            if not self.members.are_too_few:
+            if not self.pool.are_too_few:
                 self._grant(self._schedule.begin())
             self._handle_event()
         return parts, perf_counter() - began
@@ -135,7 +129,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self.num_batches += 1
         self.num_frames += frames
         for part in parts:
-            self.frames_by_worker[part.worker] += part.report.frames
+            self.pool.records[part.worker].num_frames += part.report.frames
 
     def _release_slots(self) -> None:
         parts, self._delivered = self._delivered, ()
@@ -143,21 +137,22 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self._grant(self._schedule.released(parts))
 
     def _grant(self, grants: Iterable[Grant]) -> None:
-        for worker, slot in grants:
-            self._num_granted[worker] += 1
-            self.transport.grant(worker, slot, self._resets.pop(worker, NO_RESET))
+        for index, slot in grants:
+            worker = self.pool.records[index]
+            worker.num_granted += 1
+            self.transport.grant(index, slot, worker.take_reset())
 
     def _handle_event(self) -> None:
         """Blocks until the transport has an event."""
         event = self.transport.receive()
         if isinstance(event, Arrival):
-            self._num_granted[event.worker] -= 1
+            self.pool.records[event.worker].num_granted -= 1
             self._num_full += 1
             self._schedule.arrived(event)
         elif isinstance(event, Joined):
-            self.members.handle_joined(event)
-        elif isinstance(event, Reply) and event.worker not in self.members.starting:
-            self._requests.handle_reply(event)
+            self.pool.handle_joined(event)
+        elif isinstance(event, Reply) and not self.pool.records[event.worker].first_requests:
+            self.pool.handle_reply(event)
         else:
             self._handle_change(event)
 
@@ -165,13 +160,9 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """Handles that a worker is gone, or the first reply of one that is starting."""
         try:
             if isinstance(event, Reply):
-                self.members.handle_first_reply(event, self.num_batches)
-                if event.value is None and event.worker in self.members.ready:
-                    self._resets.pop(event.worker, None)  # its envs are restored, or new
+                self.pool.handle_first_reply(event, self.num_batches)
                 return
-            self._num_granted.pop(event.worker, None)
-            self._requests.handle_departure(event)
-            grants = self.members.handle_departure(event, self._is_interrupted)
+            grants = self.pool.handle_departure(event, self._is_interrupted)
         except Exception as failure:
             self._failure = failure
             raise
@@ -209,11 +200,16 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     @property
     def workers(self) -> list[int]:
         """Indices of the workers that take part."""
-        return sorted(self.members.ready)
+        return sorted(self.pool.ready)
+
+    @property
+    def frames_by_worker(self) -> Counter[int]:
+        """Frames delivered so far, by worker."""
+        return Counter({worker.index: worker.num_frames for worker in self.pool.records if worker.num_frames})
 
     def zeros(self) -> TensorDict:
         """A batch of all workers, of zeros."""
-        return self._spec.zeros(len(self.members.ready) if self._schedule.stacked else 1)
+        return self._spec.zeros(self.pool.num_ready if self._schedule.stacked else 1)
 
     @property
     def is_draining(self) -> bool:
@@ -229,13 +225,19 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     def is_idle(self) -> bool:
         """Whether no worker has a slot to fill, and no slot is full that was not delivered. A sync collector is idle
         between two batches; an async one after it was draining."""
-        return not any(self._num_granted.values()) and not self._num_full
+        return not self._are_filling and not self._num_full
+
+    @property
+    def _are_filling(self) -> bool:
+        """Whether any worker has a slot to fill."""
+        return any(worker.num_granted for worker in self.pool.records)
 
     def count_from(self, num_frames: int, num_batches: int, by_worker: Mapping[int, int] | None = None) -> None:
         """Continues the counts of another collector: `total_frames` includes its frames."""
         self._schedule.skip(num_batches - self.num_batches)
         self.num_frames, self.num_batches = num_frames, num_batches
-        self.frames_by_worker.update(by_worker or {})
+        for worker, count in (by_worker or {}).items():
+            self.pool.records[worker].num_frames += count
 
     def can_ask(self, name: str) -> bool:
         """Whether the transport carries this request."""
@@ -255,31 +257,45 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         if not self.can_ask(name):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         self._check_usable()
-        requests = dict.fromkeys(self.members.ready, arguments) if per_worker is None else per_worker
         with self.owner:
-            return self._requests.ask(self._handle_event, name, requests)
+            self._request(name, dict.fromkeys(self.pool.ready, arguments) if per_worker is None else per_worker)
+            return self.pool.replies()
+
+    def _request(self, name: str, arguments: Mapping[int, tuple]) -> None:
+        """Sends requests; blocks until all workers have replied, or are gone."""
+        self.pool.request(name, arguments)
+        while self.pool.num_awaited:
+            self._handle_event()
 
     def wait_until_ready(self) -> None:
         """Blocks until the workers have made their envs and policies. Raises what `next` raises."""
         with self.owner:
-            self._requests.wait_until_ready(self._handle_event)
+            # The error of a worker that was replaced or dropped has been handled.
+            while new := [worker.index for worker in self.pool.silent]:
+                self._request("ready", dict.fromkeys(new, ()))
 
     def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that
         are granted already come first. Does not block. The replacement of a worker that is restarted before is reset
         too. `reset` is `RESET`, or one with seeds (`encode_reset`), which a later `RESET` does not replace."""
-        for worker in self.members.ready if workers is None else workers:
-            if reset != RESET or self._resets.get(worker, NO_RESET) == NO_RESET:
-                self._resets[worker] = reset
+        for index in self.pool.ready if workers is None else workers:
+            worker = self.pool.records[index]
+            if reset != RESET or worker.reset == NO_RESET:
+                worker.reset = reset
 
     def add(self) -> None:
         """Starts one more worker, of the next index, which takes part from the next batch on. Does not block. For
         network transports only, as the other ones allocate all slots at once."""
-        self.members.add()
+        self.pool.add()
 
     def handles(self) -> dict[int, Any]:
         """The launcher's handles of the workers' processes, by worker; empty if workers are not processes."""
-        return getattr(self.transport, "handles", {})
+        workers = [worker for worker in self.pool.records if worker.state is not WorkerState.DROPPED]
+        return {
+            worker.index: worker.handle
+            for worker in workers
+            if worker.handle is not None and not isinstance(worker.handle, Iterator)
+        }
 
     def interrupt(self) -> None:
         """Tells the workers to stop, between two of their steps, and does not wait: `next` then raises that they are

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,28 +17,27 @@ from collectx.batch import batch_leaves, nested_dims
 from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import Collector
 from collectx.collector.failure_policy import FailurePolicy
-from collectx.collector.members import Members
+from collectx.collector.pool import WorkerPool
+from collectx.collector.record import Role
 from collectx.collector.saved_state import first_requests, next_lives
-from collectx.config.derived import backend_of, begins_with_few, is_async, is_stacked, num_workers_of
+from collectx.config.derived import backend_of, is_async, is_elastic, is_stacked, num_workers_of, resolve_devices
 from collectx.config.schema.collector import CollectorConfig
-from collectx.config.schema.launcher import DevicesConfig, LauncherConfig, RpcBackendConfig
+from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.launcher import make_launcher
-from collectx.launcher.base import Launcher
+from collectx.launcher.base import Entry, Launcher
+from collectx.policy.base import Actor
 from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights, device_of
+from collectx.rollout.options import RolloutOptions
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.bounded_lag import BoundedLagSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlabSpec, Transport
-from collectx.user_objects import Hooks
-from collectx.worker.spec import NestedSpec, WorkerSpec, rollout_options
-
-# `spec_of(worker, life)` is the spec of one life of a worker.
-SpecOf = Callable[[int, int], WorkerSpec]
+from collectx.worker.spec import Placement, SpecMaker, WorkerOverrides, WorkerSpec
 
 
 def build(
@@ -49,9 +47,10 @@ def build(
     events: Callable[..., None] = lambda name, **fields: None,
     log_dir: Path | None = None,
     launcher: Launcher | None = None,
-    overrides: Sequence[Mapping[str, Any]] = (),
+    overrides: Sequence[WorkerOverrides] = (),
     recorded: Sequence[RecordedBatch] | None = None,
     resume: Mapping[str, Any] | None = None,
+    outer: Placement | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for the workers.
 
@@ -61,88 +60,26 @@ def build(
         events: called as `events(name, **fields)` when workers have started, joined, or failed.
         log_dir: where worker processes write their logs; None leaves their output on the terminal.
         launcher: None: the one of `cfg.launcher`, whose workers this process starts.
-        overrides: for each worker, the fields of its `WorkerSpec` that differ from `cfg`. All workers must make equally
-            many envs, of the same spaces.
+        overrides: what differs from `cfg`, for each worker; empty: nothing. All workers must make equally many envs, of
+            the same spaces.
         recorded: the batches of another run, for an async collector that delivers the same.
         resume: the state of a collector that this one continues (`collectx.collector.saved_state`); its weights are
             published in place of the policy's. `saved_state.load` has to be called next.
+        outer: the worker that runs this collector; None: it is the run's collector.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` asks.
         LauncherError: the workers cannot be started.
     """
     options, num_workers = cfg.collector, num_workers_of(cfg)
-    may_end_early = options.preemptive_threshold is not None or any("should_end" in fields for fields in overrides)
-    rollout = dataclasses.replace(rollout_options(options, num_workers), may_end_early=may_end_early)
-    devices, device = resolve_devices(cfg.devices), device_of(policy)
-    spec = dataclasses.replace(rollout.env_spec(spec), data_device=device if devices.policy_device else None)
-    # Only its leaves and the layout of its weights are used; it stays on the trainer's device.
-    exploration, is_trusted = policies.ExplorationType(options.exploration_type), policies.is_trusted(cfg.policy)
-    actor = policies.make_actor(policy, spec, device, exploration, is_trusted)
+    devices = resolve_devices(cfg.devices)
+    is_joining = is_elastic(options) and recorded is None
     # A batch that a worker has written elsewhere has to be delivered.
-    exact = any(fields.get("hooks", Hooks()).write_batch is not None for fields in overrides)
-    is_elastic = begins_with_few(options) and recorded is None
-    schedule = _make_schedule(options, 0 if is_elastic else num_workers, recorded, exact)
-    rows = math.prod(part_shape(spec, options))
-    observation = spec_with_states(spec, actor.states).observation
-    omitted = {leaf.key[1:] for leaf in spec.deltas}
-    if options.compact_obs:
-        omitted = {leaf.key for leaf in observation if leaf not in spec.agents_ends}
-    slab = SlabSpec(
-        leaves=batch_leaves(observation, actor.leaves, omitted, spec.only_next),
-        rows=rows,
-        steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
-        num_workers=num_workers,
-        num_slots=schedule.num_slots,
-        stacked=schedule.stacked,
-        require_latest=schedule.require_latest,
-        weights_nbytes=FlatWeights(actor.module).nbytes,
-        first_version=0 if resume is None else resume["version"],
-    )
-    worker_spec = WorkerSpec(
-        worker=0,
-        num_workers=num_workers * options.num_workers_per_collector,
-        num_envs=spec.num_envs,
-        env=cfg.env,
-        policy=cfg.policy,
-        policy_device=devices.policy_device,
-        exploration_type=options.exploration_type,
-        seed=cfg.seed,
-        leaves=slab.leaves,
-        rollout=rollout,
-        nested=_nested_spec(cfg),
-    )
-    visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
-
-    def spec_of(worker: int, life: int) -> WorkerSpec:
-        index = worker % num_workers
-        fields = {
-            "worker": worker,
-            "first_worker": index - worker,
-            "life": life,
-            "visible_device": visible_devices[index] if visible_devices else None,
-            **(overrides[worker] if overrides else {}),
-        }
-        if fields["life"]:
-            fields["rollout"] = dataclasses.replace(rollout, num_random_batches=0)
-        return dataclasses.replace(worker_spec, **fields)
-
-    # Of the newest process of each worker: its life, and how many came before it.
-    newest: dict[int, int] = {}
-    restarts: Counter[int] = Counter()
-    launcher = launcher or make_launcher(cfg, log_dir)
-    transport = _connect(cfg, slab, spec_of, newest, launcher, events)
-    if isinstance(schedule, PreemptiveSchedule):
-        schedule.preempt = transport.preempt
-
-    def start(worker: int, life: int) -> None:
-        newest[worker] = life
-        transport.expect(worker, life)
-        handle = launcher.start(worker, restarts[worker])
-        restarts[worker] += 1
-        if handle is not None:
-            transport.attach(worker, handle)
-
+    wait_for_all = any(each.hooks.write_batch is not None for each in overrides)
+    schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
+    ends_early = any(each.should_end is not None for each in overrides)
+    actor, spec = _make_actor(cfg, policy, spec, ends_early)
+    slab = _slab_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
     delivery = DeliverySpec(
         slab=slab,
         shape=part_shape(spec, options),
@@ -152,25 +89,30 @@ def build(
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
-    failure_policy = FailurePolicy(
-        options.on_worker_failure,
-        options.max_restarts,
+    launcher = launcher or make_launcher(cfg, log_dir)
+    specs = SpecMaker(cfg, overrides, spec.num_envs, slab.leaves, outer)
+    transport, role = _connect(cfg, slab, specs, launcher, events)
+    if isinstance(schedule, PreemptiveSchedule):
+        schedule.preempt = transport.preempt
+    pool = WorkerPool(
+        role,
+        launcher,
+        transport,
+        schedule,
+        FailurePolicy(options.on_worker_failure, options.max_restarts, options.min_workers or 1, launcher.max_requeues),
+        events,
         num_workers,
-        start,
+        options.min_workers or num_workers,
         {} if resume is None else next_lives(resume),
-        options.min_workers or 1,
-        launcher.max_requeues,
+        partial(first_requests, resume) if is_joining else None,
     )
-    requests = partial(first_requests, resume) if is_elastic else None
-    members = Members(transport, schedule, failure_policy, events, options.min_workers or num_workers, requests)
-    collector = Collector(transport, schedule, delivery, members)
+    collector = Collector(transport, schedule, delivery, pool)
     try:
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
         else:
             collector.publish_flat(lambda buffer: buffer.copy_(resume["weights"]))
-        for _ in range(num_workers):
-            members.start()
+        pool.start_all()
     except BaseException:
         collector.close()
         raise
@@ -178,8 +120,40 @@ def build(
     return collector
 
 
+def _make_actor(cfg: RunConfig, policy: Callable | None, spec: EnvSpec, ends_early: bool) -> tuple[Actor, EnvSpec]:
+    """An actor of which only the leaves and the layout of its weights are used, on the trainer's device; and the spec
+    of a worker's envs as the actor sees it."""
+    options, device = cfg.collector, device_of(policy)
+    has_device = resolve_devices(cfg.devices).policy_device is not None
+    spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
+    spec = dataclasses.replace(spec, data_device=device if has_device else None)
+    exploration = policies.ExplorationType(options.exploration_type)
+    actor = policies.make_actor(policy, spec, device, exploration, policies.skips_signature_check(cfg.policy))
+    return actor, spec
+
+
+def _slab_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> SlabSpec:
+    options, num_workers = cfg.collector, num_workers_of(cfg)
+    rows = math.prod(part_shape(spec, options))
+    observation = spec_with_states(spec, actor.states).observation
+    omitted = {leaf.key[1:] for leaf in spec.deltas}
+    if options.compact_obs:
+        omitted = {leaf.key for leaf in observation if leaf not in spec.agents_ends}
+    return SlabSpec(
+        leaves=batch_leaves(observation, actor.leaves, omitted, spec.only_next),
+        rows=rows,
+        steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
+        num_workers=num_workers,
+        num_slots=schedule.num_slots,
+        stacked=schedule.stacked,
+        require_latest=schedule.require_latest,
+        weights_nbytes=FlatWeights(actor.module).nbytes,
+        first_version=first_version,
+    )
+
+
 def _make_schedule(
-    options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, exact: bool
+    options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, wait_for_all: bool
 ) -> Schedule:
     if not is_async(options):
         if options.preemptive_threshold is not None:
@@ -189,31 +163,21 @@ def _make_schedule(
     if recorded is not None:
         return ReplaySchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
     if options.max_policy_lag is not None:
-        return BoundedLagSchedule(num_workers, options.num_slots, num_batches, exact, options.max_policy_lag)
-    return AsyncSchedule(num_workers, options.num_slots, num_batches, exact)
+        return BoundedLagSchedule(num_workers, options.num_slots, num_batches, wait_for_all, options.max_policy_lag)
+    return AsyncSchedule(num_workers, options.num_slots, num_batches, wait_for_all)
 
 
 def _connect(
-    cfg: RunConfig,
-    slab: SlabSpec,
-    spec_of: SpecOf,
-    lives: Mapping[int, int],
-    launcher: Launcher,
-    events: Callable[..., None],
-) -> Transport:
-    """Makes the transport, and passes the launcher the function that its workers call.
-
-    Args:
-        lives: of each worker's newest process, which is about to start.
-    """
+    cfg: RunConfig, slab: SlabSpec, specs: SpecMaker, launcher: Launcher, events: Callable[..., None]
+) -> tuple[Transport, Role]:
+    """Makes the transport, and the role of its workers."""
     backend, options = backend_of(cfg), cfg.collector
     if backend == "inline":
         from collectx.transport.inline import InlineTransport
         from collectx.worker.entry import inline_worker
 
         inline = InlineTransport(slab)
-        launcher.prepare(lambda worker: (inline_worker, (spec_of(worker, lives[worker]), inline.link(worker))))
-        return inline
+        return inline, Role("worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.worker))))
     from collectx.launcher.local import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
@@ -230,8 +194,7 @@ def _connect(
         from collectx.worker.entry import run_worker
 
         shared = SharedMemoryTransport(slab, supervisor)
-        launcher.prepare(lambda worker: (run_worker, (spec_of(worker, lives[worker]), shared.link(worker))))
-        return shared
+        return shared, Role("worker", specs.make, lambda spec: (run_worker, (spec, shared.link(spec.worker))))
     from collectx.transport.network.addresses import local_addresses
     from collectx.transport.network.handshake import Endpoint, new_secret
     from collectx.transport.network.transport import NetworkTransport
@@ -245,7 +208,6 @@ def _connect(
         slab,
         supervisor,
         Endpoint(addresses, cfg.backend.port or 0, new_secret()),
-        lambda worker, life: spec_of(worker, life).to_json(),
         options.worker_timeout_s,
         events,
         backend,
@@ -253,47 +215,9 @@ def _connect(
         cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
         interface,
     )
+    endpoint, start_timeout_s = network.endpoint, options.start_timeout_s
 
-    def entry(worker: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        objects = spec_of(worker, lives[worker]).user_objects
-        return run_remote_worker, (network.endpoint, worker, options.start_timeout_s, objects, build)
+    def entry(spec: WorkerSpec) -> Entry:
+        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, spec.user_objects, build)
 
-    launcher.prepare(entry, network.endpoint)
-    return network
-
-
-def _nested_spec(cfg: RunConfig) -> NestedSpec | None:
-    """The collector that each worker runs; None if workers are single processes."""
-    options = cfg.collector
-    if options.num_workers_per_collector == 1:
-        return None
-    values: dict[str, Any] = {each.name: getattr(options, each.name) for each in dataclasses.fields(CollectorConfig)}
-    values |= {
-        "kind": f"multi_{options.inner}",
-        "num_workers": options.num_workers_per_collector,
-        "frames_per_batch": options.frames_per_batch // (options.num_workers if is_stacked(options) else 1),
-        "total_frames": -1,
-        "zero_copy": True,
-        "on_worker_failure": "raise",
-        "min_workers": None,
-        "max_policy_lag": None,
-        "num_workers_per_collector": 1,
-        "init_random_frames": -(-(options.init_random_frames or 0) // options.num_workers),
-    }
-    launcher = LauncherConfig(
-        kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
-    )
-    return NestedSpec(CollectorConfig(**values), launcher)
-
-
-def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
-    """TorchRL's rule: `device` is the default of the other three; without it, batches stay on the device of both the
-    policy and the envs."""
-    device = devices.device
-    policy, env = devices.policy_device or device, devices.env_device or device
-    return DevicesConfig(
-        device=device,
-        storing_device=devices.storing_device or device or (policy if policy == env else None),
-        policy_device=policy,
-        env_device=env,
-    )
+    return network, Role("worker", specs.make, entry, endpoint)

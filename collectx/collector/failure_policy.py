@@ -1,95 +1,73 @@
-"""The lives of workers, and `collector.on_worker_failure`: restarts workers that are gone, within limits."""
+"""`collector.on_worker_failure`: what happens when a worker is gone. Decisions only; `WorkerPool` carries them out."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 
+from collectx.collector.record import WorkerRecord
 from collectx.errors import JobEnded
 
 
-class FailurePolicy:
-    """Starts workers; restarts or drops those that are gone, or ends the run.
+class Action(Enum):
+    """What to do about a worker that is gone.
 
-    A `life` is one sequence of seeds and trajectory ids of a worker (`collectx.worker.spec.WorkerSpec`); a restart
-    begins the next one. An added worker has the envs of one of the first workers, in lives that no other worker has.
-
-    Args:
-        on_worker_failure: "raise", "restart" or "drop".
-        max_restarts: the number of restarts of one run, of all workers together.
-        num_workers: how many workers the run begins with.
-        start: `start(worker, life)` starts a worker.
-        first_lives: the lives with which workers begin, by index; 0 where there is none.
-        min_workers: no worker is dropped if fewer would be left.
-        max_requeues: how often each worker is started again after a scheduler has ended its job, which is not a
-            failure.
-
-    Attributes:
-        lives: the newest life of each worker.
+    RESTART: start a replacement, which counts as a restart.
+    REQUEUE: start a replacement; a scheduler has ended the worker's job, which is not a failure.
+    DROP: continue without it.
+    END_RUN: raise the error.
     """
 
-    def __init__(
-        self,
-        on_worker_failure: str,
-        max_restarts: int,
-        num_workers: int,
-        start: Callable[[int, int], None],
-        first_lives: Mapping[int, int],
-        min_workers: int = 1,
-        max_requeues: int = 0,
-    ):
-        self._mode = on_worker_failure
-        self._max_restarts = self._restarts_left = max_restarts
-        # The most lives of one worker.
-        self._num_lives = max_restarts + max_requeues + 1
-        self._num_workers = num_workers
-        self._start = start
-        self._first_lives = first_lives
-        self._min_workers = min_workers
-        self._max_requeues = max_requeues
-        self._requeues: Counter[int] = Counter()
-        self.lives: dict[int, int] = {}
+    RESTART = "restart"
+    REQUEUE = "requeue"
+    DROP = "drop"
+    END_RUN = "end_run"
 
-    def begin(self) -> int:
-        """Starts the next worker, of the lowest unused index; returns its index."""
-        worker = len(self.lives)
-        life = self._first_lives.get(worker, worker // self._num_workers * self._num_lives)
-        self._start(worker, life)
-        self.lives[worker] = life
-        return worker
 
-    def replace(self, worker: int, error: Exception, num_others: int) -> int | None:
-        """Starts a replacement for a worker that is gone, and returns its life; None if the worker is dropped. Raises
-        `error` if the run ends.
+@dataclass(frozen=True)
+class FailurePolicy:
+    """Decides what happens when a worker is gone.
+
+    Attributes:
+        on_worker_failure: "raise", "restart" or "drop".
+        max_restarts: the number of restarts of one run, of all workers together.
+        min_workers: no worker is dropped if fewer would be left.
+        max_requeues: how often each worker is started again after a scheduler has ended its job.
+    """
+
+    on_worker_failure: str
+    max_restarts: int
+    min_workers: int = 1
+    max_requeues: int = 0
+
+    @property
+    def max_incarnations(self) -> int:
+        """The largest number of incarnations of one worker."""
+        return self.max_restarts + self.max_requeues + 1
+
+    def decide(self, worker: WorkerRecord, error: Exception, num_others: int, num_restarts: int) -> Action:
+        """Returns the action. Adds a note to the error if a limit is the reason for ending the run.
 
         Args:
             num_others: how many workers are left.
+            num_restarts: how many restarts the run has had.
         """
-        if isinstance(error, JobEnded) and self._max_requeues:
-            if self._requeues[worker] < self._max_requeues:
-                self._requeues[worker] += 1
-                return self._begin_next_life(worker)
-            error.add_note(f"worker {worker} was submitted launcher.max_requeues={self._max_requeues} times again.")
-        if self._mode == "raise":
-            raise error
-        if self._mode == "drop":
-            if num_others >= self._min_workers:
-                return None
+        if isinstance(error, JobEnded) and self.max_requeues:
+            if worker.num_requeues < self.max_requeues:
+                return Action.REQUEUE
+            error.add_note(f"{worker.name} was submitted launcher.max_requeues={self.max_requeues} times again.")
+        if self.on_worker_failure == "drop":
+            if num_others >= self.min_workers:
+                return Action.DROP
             error.add_note(
-                f"worker {worker} was not dropped: {num_others} workers would be left, and "
-                f"collector.min_workers={self._min_workers}."
+                f"{worker.name} was not dropped: {num_others} workers would be left, and "
+                f"collector.min_workers={self.min_workers}."
             )
-            raise error
-        if not self._restarts_left:
+        elif self.on_worker_failure == "restart":
+            if num_restarts < self.max_restarts:
+                return Action.RESTART
             error.add_note(
-                f"worker {worker} was not restarted: collector.max_restarts={self._max_restarts} "
+                f"{worker.name} was not restarted: collector.max_restarts={self.max_restarts} "
                 "is the number of restarts of one run, of all workers together."
             )
-            raise error
-        self._restarts_left -= 1
-        return self._begin_next_life(worker)
-
-    def _begin_next_life(self, worker: int) -> int:
-        self.lives[worker] += 1
-        self._start(worker, self.lives[worker])
-        return self.lives[worker]
+        return Action.END_RUN

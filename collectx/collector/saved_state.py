@@ -2,7 +2,7 @@
 
     frames, batches, frames_by_worker   delivered so far
     version, weights                    the newest weights that were published for all workers
-    lives                               of the workers, by index; see `FailurePolicy`
+    lives                               their incarnations, by index; see `Placement`
     workers                             by worker: what `RequestHandler.state` returns
 
 A worker that is starting has the state of an earlier process of the run, if there is one, and one that was never ready
@@ -30,18 +30,20 @@ def save(collector: Collector) -> dict[str, Any]:
     Raises:
         Exception: a worker is gone, as in `Collector.next`.
     """
-    members = collector.members
-    unanswered = members.unanswered
-    # Requests to load a state.
-    kept = {worker: arguments[0] for worker, requests in unanswered.items() for _, arguments in requests if arguments}
-    lives = members.failure_policy.lives.items()
+    workers = collector.pool.records
+    # The states in requests to load one.
+    kept = {worker.index: arguments[0] for worker in workers for _, arguments in worker.first_requests if arguments}
     return {
         "frames": collector.num_frames,
         "batches": collector.num_batches,
         "frames_by_worker": dict(collector.frames_by_worker),
         "version": collector.policy_version,
         "weights": collector.transport.newest_weights(),
-        "lives": {worker: life for worker, life in lives if life or worker in kept or worker not in unanswered},
+        "lives": {
+            worker.index: worker.incarnation
+            for worker in workers
+            if worker.incarnation or worker.index in kept or not worker.first_requests
+        },
         "workers": (collector.ask("state") if collector.is_idle else {}) | kept,
     }
 
@@ -52,7 +54,7 @@ def next_lives(state: Mapping[str, Any]) -> dict[int, int]:
 
 
 def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Request]:
-    """The requests to a worker before it takes part; see `Members`. `state` is that of the collector to continue, or
+    """The requests to a worker before it takes part; see `WorkerPool`. `state` is that of the collector to continue, or
     None."""
     requests: list[Request] = [("ready", ())]
     if state is not None and _is_saved(state, worker):
@@ -77,13 +79,13 @@ def load(collector: Collector, state: dict[str, Any], seed: int) -> dict[int, st
         For each worker that is known to begin new episodes, the reason.
     """
     collector.count_from(state["frames"], state["batches"], state["frames_by_worker"])
-    members = collector.members
-    known = {worker: state["workers"].get(worker) for worker in members.ready | members.starting}
+    pool = collector.pool
+    known = {worker: state["workers"].get(worker) for worker in pool.ready | pool.starting}
     states = {worker: (each,) for worker, each in known.items() if _is_saved(state, worker)}
     refused = {worker: reason for worker, reason in _ask(collector, states).items() if reason is not None}
     # These were built with the seeds of their first episodes. Of those that are starting it is not known yet.
     reset = encode_reset(env_seed(seed, state["frames"], 1), False)
-    collector.request_reset(reset, refused.keys() | (members.starting & states.keys()))
+    collector.request_reset(reset, refused.keys() | (pool.starting & states.keys()))
     reasons = {
         worker: "the state of its envs was not saved" if each is None else each["rollout"]["reason"]
         for worker, each in known.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
-from collectx.config.schema.launcher import SlurmLauncherConfig
+from collectx.config.schema.launcher import DevicesConfig, SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 
 # Backends for workers on other hosts.
@@ -53,7 +53,7 @@ def is_stacked(collector: CollectorConfig) -> bool:
     return collector.kind != "single" and not is_async(collector)
 
 
-def begins_with_few(collector: CollectorConfig) -> bool:
+def is_elastic(collector: CollectorConfig) -> bool:
     """Whether a run begins as soon as `min_workers` of its workers are ready, and the others join later."""
     least, is_free = collector.min_workers, collector.order_of is None
     return collector.on_worker_failure == "drop" and is_free and least is not None and least < collector.num_workers
@@ -88,6 +88,19 @@ def backend_of(cfg: RunConfig) -> str:
     if cfg.launcher.kind == "local" and cfg.collector.kind not in REMOTE:
         return "shared_memory"
     return "gloo" if why_no_nccl(cfg) else "nccl"
+
+
+def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
+    """TorchRL's rule: `device` is the default of the other three; without it, batches stay on the device of both the
+    policy and the envs."""
+    device = devices.device
+    policy, env = devices.policy_device or device, devices.env_device or device
+    return DevicesConfig(
+        device=device,
+        storing_device=devices.storing_device or device or (policy if policy == env else None),
+        policy_device=policy,
+        env_device=env,
+    )
 
 
 def why_no_nccl(cfg: RunConfig) -> str | None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from collectx.transport.batch_timers import Limit
 from collectx.transport.network.handshake import Endpoint
+from collectx.transport.processes import Handle
 
-# `entry(worker)` returns the function that the next process of a worker calls, and its arguments.
-Entry: TypeAlias = Callable[[int], tuple[Callable[..., Any], tuple[Any, ...]]]
+# The function that a process calls, and its arguments.
+Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+# What is known of a started process: `Handle`, or the generator of an inline worker.
+AnyHandle: TypeAlias = Handle | Iterator[None]
 
 _LAST_WORDS_BYTES = 2000
 _NO_LOG = ", which does not exist: the run folder must be on a file system that all nodes share (hydra.run.dir)"
@@ -49,40 +52,43 @@ class Launcher:
         self._log = log
         self._announce = announce
         self._join_timeout = join_timeout
-        # The newest handle of each worker, for `describe`.
-        self._handles: dict[int, Any] = {}
 
-    def prepare(self, entry: Entry, endpoint: Endpoint | None = None) -> None:
-        """Called once, before the first `start`.
-
-        Args:
-            entry: what workers call that this process starts.
-            endpoint: where the trainer listens; None if workers do not connect over a network.
-        """
-        self._entry = entry
-        if self._announce is not None and endpoint is not None:
+    def announce(self, endpoint: Endpoint) -> None:
+        """Publishes where the trainer listens, for workers that other programs start. Called before the first
+        `start`."""
+        if self._announce is not None:
             self._announce(endpoint)
 
-    def start(self, worker: int, restarts: int) -> Any:
-        """Starts a worker; `restarts` counts its earlier processes, from 0. Returns its handle, or None if its end
-        cannot be observed. The handle is a `collectx.transport.processes.Handle`; of an inline worker, a generator."""
+    def start(
+        self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
+    ) -> AnyHandle | None:
+        """Starts a process of a worker.
+
+        Args:
+            entry: what it calls; ignored where another program starts it.
+            restarts: the number of the worker's earlier processes.
+            previous: the handle of the last one of them.
+
+        Returns:
+            Its handle, or None if its end cannot be observed.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
         """Ends the threads of the launcher, and what it has started that still runs. The code that
         made the launcher calls it after the collector is closed. Idempotent."""
 
-    def describe(self, worker: int) -> str:
+    def describe(self, worker: int, handle: Handle | None = None) -> str:
         """Names a worker in messages: its handle, its log, and the last line of the log if it has failed."""
-        handle = self._handles.get(worker)
-        words = [str(handle)] if handle is not None and str(handle) else []
+        remote = handle if isinstance(handle, RemoteHandle) else None
+        words = [str(remote)] if remote is not None and str(remote) else []
         if self._log is not None:
             log = self._log(worker)
-            end = _ending(log, handle.expects_log) if handle is not None and handle.exitcode else ""
+            end = _ending(log, remote.expects_log) if remote is not None and remote.exitcode else ""
             words.append(f"log: {log}{end}")
         return f"worker {worker} ({'; '.join(words)})" if words else f"worker {worker}"
 
-    def join_timeout(self, worker: int) -> Limit | None:
+    def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
         """How long `worker` may take to connect; see `Launcher`."""
         return self._join_timeout
 
@@ -90,7 +96,7 @@ class Launcher:
 class WaitingWorkers(Launcher):
     """Workers that were started before the trainer, and wait for its announcement. They are not replaced."""
 
-    def start(self, worker: int, restarts: int) -> None:
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> None:
         """Nothing: the worker is running, or in a scheduler's queue."""
 
 

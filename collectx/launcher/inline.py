@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from collectx.config.schema.run import RunConfig
-from collectx.launcher.base import Launcher
+from collectx.launcher.base import AnyHandle, Entry, Launcher
 
 
 def build(cfg: RunConfig, log_dir: Path | None) -> InlineLauncher:
@@ -21,6 +21,6 @@ class InlineLauncher(Launcher):
 
     is_local = True
 
-    def start(self, worker: int, restarts: int) -> Iterator[None]:
-        function, arguments = self._entry(worker)
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Iterator[None]:
+        function, arguments = entry
         return function(*arguments)

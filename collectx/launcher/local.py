@@ -31,8 +31,9 @@ import psutil
 
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
-from collectx.launcher.base import Launcher
+from collectx.launcher.base import AnyHandle, Entry, Launcher
 from collectx.launcher.script import usable_preparation
+from collectx.transport.processes import Handle
 from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
@@ -178,7 +179,7 @@ class LocalLauncher(Launcher):
             "shown_warnings": sorted(mujoco_warnings.shown) if self._log is None else [],
         }
 
-    def start(self, worker: int, restarts: int) -> Any:
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Handle | None:
         """Starts a process; returns when it is forked. What it calls is pickled. It is not daemonic, as an env may have
         child processes.
 
@@ -193,7 +194,7 @@ class LocalLauncher(Launcher):
             )
         process = multiprocessing.get_context("forkserver").Process(
             target=_run,
-            args=(*self._entry(worker), self.process_setup(worker), self._prints_errors),
+            args=(*entry, self.process_setup(worker), self._prints_errors),
             name=f"collectx-worker-{worker}",
         )
         for pause_s in (*_RETRY_S, None):

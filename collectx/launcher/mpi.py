@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from collectx.launcher.base import AnyHandle, Entry
 from collectx.launcher.local import LocalLauncher, set_up_process
 from collectx.transport.network.mpi import MPI, initialize, mpi_path, spawned
 
@@ -21,7 +22,7 @@ class MpiLauncher(LocalLauncher):
     """Starts workers on this machine, one after the other. They have no handle, as they are not children of this
     process; a worker that hangs ends with the trainer's process."""
 
-    def start(self, worker: int, restarts: int) -> None:
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> None:
         """Blocks until the process has initialised MPI, about a second.
 
         Raises:
@@ -40,7 +41,7 @@ class MpiLauncher(LocalLauncher):
         child.Set_errhandler(MPI.ERRORS_RETURN)
         _send(child, pickle.dumps((sys.path, self.process_setup(worker))))
         # Its pickle may refer to modules on this process's path.
-        _send(child, pickle.dumps(self._entry(worker)))
+        _send(child, pickle.dumps(entry))
         spawned[_receive(child).decode()] = child
 
 

@@ -19,9 +19,10 @@ from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.launcher import ray_cluster
-from collectx.launcher.base import Launcher, RemoteHandle
+from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.transport.batch_timers import Limit
 from collectx.transport.network.ray import actor_class, actors
+from collectx.transport.processes import Handle
 
 
 def build(cfg: RunConfig, log_dir: Path | None) -> RayLauncher:
@@ -49,24 +50,22 @@ class RayLauncher(Launcher):
             configs = [self._remote_config(worker) for worker in range(num_workers)]
             ray_cluster.check_resources("launcher.remote_configs", configs)
 
-    def start(self, worker: int, restarts: int) -> ActorHandle:
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> ActorHandle:
         """Starts an actor. What it calls is pickled. Does not block."""
         actor = actor_class(self._remote_config(worker)).remote()
         actors[actor._actor_id.hex()] = actor
-        call = pickle.dumps(self._entry(worker))
-        self._handles[worker] = handle = ActorHandle(actor, self._cfg.num_threads, call)
-        return handle
+        return ActorHandle(actor, self._cfg.num_threads, pickle.dumps(entry))
 
-    def describe(self, worker: int) -> str:
-        if worker not in self._handles or self._handles[worker].is_placed:
-            return super().describe(worker)
+    def describe(self, worker: int, handle: Handle | None = None) -> str:
+        if not _is_waiting(handle):
+            return super().describe(worker, handle)
         resources = ray_cluster.describe_request(self._remote_config(worker))
         return f"worker {worker} (Ray has not started it: it asks for {resources}. {ray_cluster.describe_resources()})"
 
-    def join_timeout(self, worker: int) -> Limit | None:
-        if worker in self._handles and not self._handles[worker].is_placed:
+    def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
+        if _is_waiting(handle):
             return "launcher.queue_timeout_s", self._cfg.queue_timeout_s
-        return super().join_timeout(worker)
+        return super().join_timeout(worker, handle)
 
     def _remote_config(self, worker: int) -> dict[str, Any]:
         """The arguments of `ray.remote` for one worker."""
@@ -113,3 +112,8 @@ class ActorHandle(RemoteHandle):
         if actors.pop(self.actor._actor_id.hex(), None) is not None and ray.is_initialized():
             with contextlib.suppress(Exception):
                 ray.kill(self.actor)
+
+
+def _is_waiting(handle: Handle | None) -> bool:
+    """Whether Ray has not started the worker's actor."""
+    return isinstance(handle, ActorHandle) and not handle.is_placed

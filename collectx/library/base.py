@@ -35,7 +35,7 @@ from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.library.workers import overrides_of_workers, trainers_policy
 from collectx.policy.random import RandomPolicy
-from collectx.user_objects import UserObjects
+from collectx.user_objects import UserEnvConfig, UserObjects
 from collectx.worker.requests import load_into
 
 # How often `shutdown` kills the workers of a background thread that does not end.
@@ -65,13 +65,14 @@ class BaseCollector(BackgroundCollector):
         cfg = to_config(keywords, problems)
         check(keywords, cfg, problems)
         overrides = overrides_of_workers(keywords, cfg)
-        cfg.env, cfg.policy = overrides[0]["env"], trainers_policy(keywords, cfg.collector.num_workers)
+        env = overrides[0].env
+        assert isinstance(env, UserEnvConfig)
+        cfg.env, cfg.policy = env, trainers_policy(keywords, cfg.collector.num_workers)
         objects = [
-            UserObjects.of(each["env"], each.get("policy", cfg.policy), each.get("hooks"), each.get("user_collector"))
+            UserObjects.of(each.env or env, each.policy or cfg.policy, each.hooks, each.user_collector)
             for each in overrides
         ]
-        env, has_users_policy = overrides[0]["env"], policies.is_user_policy(cfg.policy)
-        has_workers = keywords.kind != "single"
+        has_workers, has_users_policy = keywords.kind != "single", policies.is_user_policy(cfg.policy)
         if has_workers or has_users_policy:
             env = copied(env, is_required=has_workers)
         spec = envs.read_spec(env, has_users_policy)

@@ -13,8 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector.collector import Collector
-from collectx.collector.compose import resolve_devices
-from collectx.config.derived import is_stacked
+from collectx.config.derived import is_stacked, resolve_devices
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
@@ -22,6 +21,7 @@ from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords
 from collectx.library.values import for_each
 from collectx.policy.random import RandomPolicy
+from collectx.worker.spec import WorkerOverrides
 
 
 def _keywords(collector: Any) -> set[str]:
@@ -45,8 +45,8 @@ class CollectorProperties:
     _core: Collector
     _keywords: Keywords
     _cfg: RunConfig
-    # For each worker, the fields of its `WorkerSpec` that differ from `_cfg`.
-    _overrides: list[dict[str, Any]]
+    # For each worker, what differs from `_cfg`.
+    _overrides: list[WorkerOverrides]
     _frames_per_batch: int
     _spec: EnvSpec
     _delivery: Delivery
@@ -93,7 +93,9 @@ class CollectorProperties:
     @property
     def policy_device(self) -> Any:
         """The device of each worker's policy; None: the CPU, as none was passed."""
-        return self._per_worker([each["policy_device"] for each in self._overrides])
+        return self._per_worker(
+            [resolve_devices(each.devices or self._cfg.devices).policy_device for each in self._overrides]
+        )
 
     @property
     def env_path(self) -> str:
@@ -128,7 +130,7 @@ class CollectorProperties:
         """
         cfg = self._cfg.collector
         slot = cfg.frames_per_batch // (cfg.num_workers if is_stacked(cfg) else 1)
-        steps = [each["steps"] for each in self._overrides if "steps" in each]
+        steps = [each.steps for each in self._overrides if each.steps is not None]
         frames = [slot // max(steps) * count for count in steps] if steps else [slot] * self.num_workers
         if worker_idx is None:
             return -(-sum(frames) // len(frames))

@@ -26,6 +26,7 @@ from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
 from collectx.library.values import exploration_name
 from collectx.run.submitted_workers import PresubmittedJobs
+from collectx.worker.spec import WorkerOverrides
 
 
 def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
@@ -88,7 +89,7 @@ def _inner(keywords: Keywords) -> str:
     return kind_of_class(keywords.collector_class) or ("sync" if keywords.num_workers_per_collector > 1 else "single")
 
 
-def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[dict[str, Any]], spec: EnvSpec) -> int:
+def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[WorkerOverrides], spec: EnvSpec) -> int:
     """Rounds the frames of a batch up to whole steps of all envs, as TorchRL does, in `cfg` and `overrides`; returns
     the frames of a batch.
 
@@ -111,7 +112,7 @@ def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[dict[str, Any
         return collector.frames_per_batch
     steps = [-(-frames // num_envs) for frames in per_worker]
     for fields, count in zip(overrides, steps, strict=True):
-        fields["steps"] = count
+        fields.steps = count
     # Every slot has room for the longest part.
     collector.frames_per_batch = max(steps) * unit
     frames = sum(steps) * num_envs

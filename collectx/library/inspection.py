@@ -133,7 +133,7 @@ class InspectableCollector(StatefulCollector):
 
     def fake_tensordict(self) -> TensorDictBase:
         """Returns a batch of zeros with the keys, shapes, dtypes and names that `next` returns. Steps no env."""
-        return self._delivery.zeros([each.get("steps") for each in self._overrides])
+        return self._delivery.zeros([each.steps for each in self._overrides])
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:

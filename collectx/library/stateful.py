@@ -81,7 +81,7 @@ class StatefulCollector(BaseCollector):
             write = partial(_write, buffer.extend, offset)
             self._ask("set_hook", "write_batch", write)
             for fields in self._overrides:  # for workers that are started again
-                fields["hooks"] = replace(fields["hooks"], write_batch=write)
+                fields.hooks = replace(fields.hooks, write_batch=write)
         states = {index: (state_dict[f"worker{index}"],) for index in workers if f"worker{index}" in state_dict}
         reasons = self._ask("load", per_worker=states) if states else {}
         with self._exclusive():

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from collectx.config.schema.fields import Unset
+from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.policy_transforms import WithPolicyTransforms, with_policy_transforms
@@ -19,57 +20,72 @@ from collectx.library.keywords import Keywords, SingleKeywords
 from collectx.library.nested import user_class
 from collectx.library.values import device_name, exploration_name, for_each, kwargs_of
 from collectx.policy.exploration import ExplorationType
-from collectx.user_objects import Hooks, UserCollector, UserEnvConfig, UserPolicyConfig
+from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
+from collectx.worker.spec import WorkerOverrides
 
 
-def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[dict[str, Any]]:
-    """For each worker, the fields of its `collectx.worker.spec.WorkerSpec` that differ from `cfg`, and its env."""
+def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[WorkerOverrides]:
+    """What each worker has instead of what `cfg` says. Each has an env."""
     num_workers = cfg.collector.num_workers
-    creates = for_each(keywords.create_env_fn, num_workers)
-    envs = [
-        _env(keywords, create, kwargs)
-        for create, kwargs in zip(creates, for_each(keywords.create_env_kwargs, num_workers), strict=True)
+    creates, kwargs_of_env = (
+        for_each(each, num_workers) for each in (keywords.create_env_fn, keywords.create_env_kwargs)
+    )
+    envs = [_env(keywords, create, kwargs or {}) for create, kwargs in zip(creates, kwargs_of_env, strict=True)]
+    kwargs_of_each = kwargs_of_workers(keywords, num_workers)
+    overrides = [
+        _overrides(keywords, cfg, *each) for each in zip(range(num_workers), envs, kwargs_of_each, strict=True)
     ]
-    devices, kwargs_of_each = policy_devices(keywords, num_workers), kwargs_of_workers(keywords, num_workers)
-    overrides = []
-    for index, (env, device, kwargs) in enumerate(zip(envs, devices, kwargs_of_each, strict=True)):
-        fields = _overrides(keywords, env, device, kwargs)
-        if keywords.has_individual_policies or keywords.has_both_policies:
-            factory = for_each(keywords.policy_factory, num_workers)[index]
-            fields |= {"policy": _policy(keywords, keywords.policy, factory), "keeps_weights": True}
-        if (collector := user_collector(keywords, cfg, index, kwargs)) is not None:
-            fields["user_collector"] = collector
-        if (buffer := keywords.shared_buffer) is not None:
-            fields["hooks"] = replace(keywords.hooks, write_batch=buffer.extend)
-        overrides.append(fields)
+    if keywords.has_individual_policies or keywords.has_both_policies:
+        for each, factory in zip(overrides, for_each(keywords.policy_factory, num_workers), strict=True):
+            each.policy, each.keeps_weights = _policy(keywords, keywords.policy, factory), True
     if isinstance(keywords, SingleKeywords) and keywords.interruptor is not None:
-        overrides[0]["should_end"] = keywords.interruptor.collection_stopped
+        overrides[0].should_end = keywords.interruptor.collection_stopped
     return overrides
 
 
 def overrides_of_added(
     keywords: Keywords, cfg: RunConfig, create: Callable[..., Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The same of a worker that is added to a running collector; it uses the first worker's device."""
-    device = policy_devices(keywords, cfg.collector.num_workers)[0]
-    fields = _overrides(keywords, _env(keywords, create, None), device, kwargs)
-    collector = user_collector(keywords, cfg, 0, kwargs)
-    return fields if collector is None else fields | {"user_collector": collector}
+) -> WorkerOverrides:
+    """The same of a worker that is added to a running collector, with the first worker's device."""
+    return _overrides(keywords, cfg, 0, _env(keywords, create, {}), kwargs)
 
 
-def _overrides(keywords: Keywords, env: UserEnvConfig, device: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    env = replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {}))
-    fields: dict[str, Any] = {"env": env, "policy_device": device}
-    if "exploration_type" in kwargs:
-        fields["exploration_type"] = exploration_name(kwargs["exploration_type"])
-    if (hooks := _hooks(keywords)) != Hooks():
-        fields["hooks"] = hooks
-    return fields
+def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, Any]) -> UserEnvConfig:
+    """The envs of a worker for which `create` makes them."""
+    if keywords.auto_register_policy_transforms and isinstance(keywords.policy, nn.Module):
+        add = with_policy_transforms if is_torchrl_env(create) else WithPolicyTransforms
+        create = add(create, keywords.policy)
+    return UserEnvConfig(
+        kind="given",
+        num_envs=keywords.num_envs or 0,
+        create=create,
+        kwargs=dict(kwargs),
+        info_keys=list(keywords.info_keys),
+        exclude_keys=list(keywords.exclude_keys),
+    )
 
 
-def _hooks(keywords: Keywords) -> Hooks:
-    """The hooks that workers call; in this process `post_collect_hook` is called with the delivered batch."""
-    return replace(keywords.hooks, post_collect_hook=None) if keywords.kind == "single" else keywords.hooks
+def _overrides(
+    keywords: Keywords, cfg: RunConfig, worker: int, env: UserEnvConfig, kwargs: Mapping[str, Any]
+) -> WorkerOverrides:
+    """
+    Args:
+        kwargs: `collector_kwargs` of the worker.
+    """
+    device = policy_devices(keywords, cfg.collector.num_workers)[worker]
+    hooks = keywords.hooks
+    if keywords.kind == "single":
+        # It is called with the delivered batch.
+        hooks = replace(hooks, post_collect_hook=None)
+    if (buffer := keywords.shared_buffer) is not None:
+        hooks = replace(hooks, write_batch=buffer.extend)
+    return WorkerOverrides(
+        env=replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {})),
+        devices=DevicesConfig(device=None, storing_device=None, policy_device=device, env_device=None),
+        exploration_type=exploration_name(kwargs["exploration_type"]) if "exploration_type" in kwargs else None,
+        hooks=hooks,
+        user_collector=user_collector(keywords, cfg, worker, kwargs),
+    )
 
 
 def kwargs_of_workers(keywords: Keywords, num_workers: int) -> list[dict[str, Any]]:
@@ -98,21 +114,6 @@ def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
         raise Unset(str(error)) from error
 
 
-def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, Any] | None) -> UserEnvConfig:
-    """The envs of a worker for which `create` makes them."""
-    if keywords.auto_register_policy_transforms and isinstance(keywords.policy, nn.Module):
-        add = with_policy_transforms if is_torchrl_env(create) else WithPolicyTransforms
-        create = add(create, keywords.policy)
-    return UserEnvConfig(
-        kind="given",
-        num_envs=keywords.num_envs or 0,
-        create=create,
-        kwargs=dict(kwargs or {}),
-        info_keys=list(keywords.info_keys),
-        exclude_keys=list(keywords.exclude_keys),
-    )
-
-
 def trainers_policy(keywords: Keywords, num_workers: int) -> PolicyConfig:
     """The policy of this process, and of workers without another."""
     factory = for_each(keywords.policy_factory, num_workers)[0]
@@ -129,7 +130,7 @@ def _policy(keywords: Keywords, policy: Any, factory: Callable[[], Any] | None) 
         factory=factory,
         compile=kwargs_of(keywords.compile_policy),
         cudagraph=kwargs_of(keywords.cudagraph_policy),
-        is_trusted=bool(keywords.trust_policy),
+        skip_signature_check=bool(keywords.trust_policy),
     )
 
 

@@ -26,9 +26,9 @@ __all__ = [
     "build",
     "exploration",
     "is_random_policy",
-    "is_trusted",
     "is_user_policy",
     "make_actor",
+    "skips_signature_check",
 ]
 
 # Of TorchRL or of this package. Replaced by `RandomActor`, as its actions have the shape of one env's spec and actors
@@ -71,9 +71,9 @@ def is_random_policy(policy: object) -> bool:
     return type(policy).__name__ == _RANDOM_POLICY
 
 
-def is_trusted(cfg: PolicyConfig) -> bool:
+def skips_signature_check(cfg: PolicyConfig) -> bool:
     """Whether the policy of `cfg` is called with a TensorDict, whatever its signature and its keys."""
-    return isinstance(cfg, UserPolicyConfig) and cfg.is_trusted
+    return isinstance(cfg, UserPolicyConfig) and cfg.skip_signature_check
 
 
 def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
@@ -89,14 +89,14 @@ def make_actor(
     spec: EnvSpec,
     device: torch.device,
     exploration_type: ExplorationType,
-    is_trusted: bool = False,
+    skip_signature_check: bool = False,
 ) -> Actor:
     """The actor over `policy` (None, and a `RandomPolicy`: random actions), with the module moved to `device`.
 
     A user's policy is called once to learn its outputs, on `spec.first`, or on zeros where that is empty.
 
     Args:
-        is_trusted: a user's policy is called with a TensorDict, whatever its signature and its keys.
+        skip_signature_check: a user's policy is called with a TensorDict, whatever its signature and its keys.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.user_actor`.
@@ -111,4 +111,4 @@ def make_actor(
         return StochasticActor(policy, spec, device, exploration_type)
     from collectx.policy.user_actor import UserActor
 
-    return UserActor(policy, spec, device, exploration_type, is_trusted)
+    return UserActor(policy, spec, device, exploration_type, skip_signature_check)

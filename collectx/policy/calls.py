@@ -39,22 +39,22 @@ def make_call(
     device: torch.device,
     exploration_type: ExplorationType,
     acceleration: Acceleration,
-    is_trusted: bool,
+    skip_signature_check: bool,
     by_tensors: bool,
 ) -> Call:
     """A function that calls `policy` with one tensor `[*spec.policy_shape, *shape]` per leaf of `spec.observation`.
 
     Args:
-        is_trusted: the policy is called with a TensorDict, whatever its signature and its keys.
+        skip_signature_check: the policy is called with a TensorDict, whatever its signature and its keys.
         by_tensors: modules of tensordict may be called without a TensorDict.
 
     Raises:
         ConfigError: the policy reads keys that the env does not write.
     """
     index = {leaf.key: i for i, leaf in enumerate(spec.observation)}
-    if not is_trusted and not takes_tensordict(policy):
+    if not skip_signature_check and not takes_tensordict(policy):
         return call_with_tensors(policy, spec, device, acceleration)
-    reads = [] if is_trusted else [as_key(key) for key in getattr(policy, "in_keys", ())]
+    reads = [] if skip_signature_check else [as_key(key) for key in getattr(policy, "in_keys", ())]
     unknown = [key for key in reads if key not in index and not any(seen[: len(key)] == key for seen in index)]
     if unknown:
         raise ConfigError(

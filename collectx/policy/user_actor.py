@@ -47,12 +47,12 @@ class UserActor:
         spec: EnvSpec,
         device: torch.device,
         exploration_type: ExplorationType,
-        is_trusted: bool = False,
+        skip_signature_check: bool = False,
     ):
         self.device = device
         self._policy = policy
         self._exploration_type = exploration_type
-        self._is_trusted = is_trusted
+        self._skip_signature_check = skip_signature_check
         self._by_tensors = True
         self.module: nn.Module | None = policy.to(device) if isinstance(policy, nn.Module) else None
         self.states: tuple[StateSpec, ...] = find_states(policy, spec, self._probe)
@@ -130,8 +130,8 @@ class UserActor:
             in_place: indices of the observations that the policy changes in place, which are outputs too.
         """
         acceleration = replace(acceleration, one_row=spec.is_single)
-        policy, options = self._policy, (self._exploration_type, acceleration, self._is_trusted, self._by_tensors)
-        call = make_call(policy, spec, self.device, *options)
+        options = self._exploration_type, acceleration, self._skip_signature_check, self._by_tensors
+        call = make_call(self._policy, spec, self.device, *options)
         if in_place:
             call = _with_observations(call, in_place)
         shape = spec.policy_shape

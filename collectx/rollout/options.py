@@ -7,6 +7,8 @@ import dataclasses
 import torch
 
 from collectx.batch import STEP_COUNT, Leaf
+from collectx.config.derived import is_stacked
+from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 
@@ -36,6 +38,22 @@ class RolloutOptions:
     set_truncated: bool = False
     refresh_each_step: bool = False
     may_end_early: bool = False
+
+    @classmethod
+    def of(cls, options: CollectorConfig, incarnation: int = 0, has_interruptor: bool = False) -> RolloutOptions:
+        """The options of one process of a worker, of an incarnation of which only the first acts randomly."""
+        num_workers = 1 if options.kind == "single" else options.num_workers
+        frames_per_part = options.frames_per_batch // (num_workers if is_stacked(options) else 1)
+        num_random_batches = -(-(options.init_random_frames or 0) // (num_workers * frames_per_part))
+        return cls(
+            check_finite=options.check_finite,
+            max_frames_per_traj=options.max_frames_per_traj,
+            num_random_batches=0 if incarnation else num_random_batches,
+            reset_at_each_iter=options.reset_at_each_iter,
+            set_truncated=options.set_truncated,
+            refresh_each_step=options.refresh == "step",
+            may_end_early=has_interruptor or options.preemptive_threshold is not None,
+        )
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
         """The spec of the rollout's env, where `spec` is that of the group as built: with `max_frames_per_traj`, the

@@ -22,7 +22,7 @@ import torch
 from collectx import state as states
 from collectx.collector import saved_state
 from collectx.collector.trajectories import Assembler
-from collectx.config.derived import begins_with_few
+from collectx.config.derived import is_elastic
 from collectx.config.schema.run import CheckpointOptions, RunConfig
 from collectx.disk import sync
 from collectx.errors import ConfigError, DamagedFile
@@ -208,7 +208,7 @@ class ResumePoint:
         written_s = self._checkpoint.manifest["time"]
         if any(event.get("event") in losses and event["time"] > written_s for event in files.read_events()):
             return []
-        if begins_with_few(cfg.collector) or not resumed.is_equal_run(resumed.newest_config(files), cfg):
+        if is_elastic(cfg.collector) or not resumed.is_equal_run(resumed.newest_config(files), cfg):
             return []
         if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []

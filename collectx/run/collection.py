@@ -157,7 +157,7 @@ class RunCollection:
             now_s = self._clock()
             is_resumed = statistics.started is None and statistics.batches > 0
             statistics.add(delivery, now_s)
-            statistics.taking_part = self._collector.members.taking_part
+            statistics.taking_part = self._collector.pool.ready_of_started
             self.frames = statistics.frames
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes

@@ -16,14 +16,14 @@ class AsyncSchedule(Schedule):
     Args:
         num_slots: slots of each worker; one is being filled while the others are full or free.
         num_batches: how many batches will be delivered; None: without end.
-        exact: the end of a run waits for those workers too.
+        wait_for_all: the end of a run waits for those workers too.
     """
 
     stacked = require_latest = False
 
-    def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, exact: bool = False):
+    def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, wait_for_all: bool = False):
         self.num_slots = num_slots
-        self._exact = exact
+        self._wait_for_all = wait_for_all
         # Batches that may still be granted.
         self._num_left = num_batches
         # Slot 0 of every worker first, so that a small budget is spread over them.
@@ -81,7 +81,7 @@ class AsyncSchedule(Schedule):
 
     def _grant_beyond_budget(self) -> list[Grant]:
         """Grants one slot more if all granted slots are those of workers that have never delivered."""
-        if self._exact or not self._may_grant() or any(self._granted[worker] for worker in self._active):
+        if self._wait_for_all or not self._may_grant() or any(self._granted[worker] for worker in self._active):
             return []
         grant = next((grant for grant in self._free if grant[0] in self._active), None)
         if grant is None:

@@ -26,8 +26,8 @@ class BoundedLagSchedule(AsyncSchedule):
 
     require_latest = True
 
-    def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, exact: bool, max_lag: int):
-        super().__init__(num_workers, num_slots, num_batches, exact)
+    def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, wait_for_all: bool, max_lag: int):
+        super().__init__(num_workers, num_slots, num_batches, wait_for_all)
         self._max_lag = max_lag
         self._version = 0
         # The newest version at its grant, of each slot that is granted or full.

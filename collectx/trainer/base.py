@@ -16,6 +16,7 @@ from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.user_objects import Hooks
+from collectx.worker.spec import WorkerOverrides
 
 # Number of episodes that `Collection.mean_return` averages over.
 _RETURN_EPISODES = 100
@@ -157,7 +158,7 @@ def written_batches(collector: Any) -> Iterator[WrittenBatch]:
         yield WrittenBatch(collector.delivery.frames)
 
 
-def overrides_of_workers(trainer: Trainer, cfg: RunConfig) -> list[dict[str, Any]]:
+def overrides_of_workers(trainer: Trainer, cfg: RunConfig) -> list[WorkerOverrides]:
     """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty where the trainer's
     process writes: an option reads the batches before, or their order is reproducible."""
     options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
@@ -165,4 +166,4 @@ def overrides_of_workers(trainer: Trainer, cfg: RunConfig) -> list[dict[str, Any
     is_ordered = not is_async(options) or options.order_of is not None
     if replay is None or backend_of(cfg) != "shared_memory" or is_read or is_ordered:
         return []
-    return [{"hooks": Hooks(write_batch=replay.extend)}] * options.num_workers
+    return [WorkerOverrides(hooks=Hooks(write_batch=replay.extend))] * options.num_workers

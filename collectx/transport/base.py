@@ -163,8 +163,13 @@ class Transport(Protocol):
 
     carries_objects: bool
 
-    def expect(self, worker: int, life: int) -> None:
-        """Allows a worker of this index to connect. Must be called before the worker is started."""
+    def expect(self, worker: int, spec: Callable[[], dict[str, Any]]) -> None:
+        """Allows one process of a worker to connect over a network. Must be called before the process is started.
+
+        Args:
+            spec: returns what is sent to the process when it has connected, as JSON-compatible data. May be called from
+                any thread.
+        """
 
     def attach(self, worker: int, handle: Any) -> None:
         """Watches a started worker: a process (`collectx.transport.processes.Handle`), or inline a generator."""

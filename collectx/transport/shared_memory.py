@@ -45,11 +45,6 @@ class SharedMemoryTransport(SlabTransport):
         self._supervisor.connect(self._supervisor.add(_LocalWorker(worker, remote_end=theirs)), ours)
         return SharedMemoryLink(self.slab, worker, theirs)
 
-    @property
-    def handles(self) -> dict[int, Any]:
-        """The attached processes, by worker."""
-        return self._supervisor.handles
-
     def attach(self, worker: int, handle: Handle) -> None:
         record = self._workers[worker]
         self._close_remote_end(record)

@@ -30,7 +30,7 @@ _LONGEST_GAP = 0.25
 
 
 class State(Enum):
-    """The state of one life of a worker. Any state may change to GONE. In shared memory there is no PAIRING.
+    """The state of one process of a worker. Any state may change to GONE. In shared memory there is no PAIRING.
 
     EXPECTED --knows the secret--> PAIRING --both connections are made--> JOINED ----> GONE
              <------it failed-----
@@ -44,10 +44,10 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Worker:
-    """One life of one worker; its replacement is another record.
+    """One process of a worker; its replacement is another record.
 
     Attributes:
-        index, life: see `collectx.worker.spec.WorkerSpec`; `life` is always 0 in shared memory.
+        index: of the worker.
         connection, reader: for control messages; None until it has joined.
         handle: its process, if the trainer has started it.
         host: where it runs, unless on the trainer's host.
@@ -57,7 +57,6 @@ class Worker:
     """
 
     index: int
-    life: int = 0
     state: State = State.EXPECTED
     connection: Connection | None = None
     reader: MessageReader | None = None
@@ -76,13 +75,14 @@ class Supervisor(Generic[AnyWorker]):
 
     Args:
         start_timeout_s, worker_timeout_s, close_timeout_s: the options of `collector`.
-        describe: `describe(index)` names a worker and its log in error messages.
-        join_timeout: `join_timeout(index)` is the option, and its value in seconds, that limits how long a worker may
-            take to connect; `start_timeout_s` then counts from its connection. None: `start_timeout_s` covers both.
+        describe: `describe(index, handle)` names a worker and its log in error messages.
+        join_timeout: `join_timeout(index, handle)` is the option, and its value in seconds, that limits how long a
+            worker may take to connect; `start_timeout_s` then counts from its connection. None: `start_timeout_s`
+            covers both.
         clock: returns the time in seconds.
 
     Attributes:
-        workers: the newest life of each worker, by index.
+        workers: the newest process of each worker, by index.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Supervisor(Generic[AnyWorker]):
         start_timeout_s: float,
         worker_timeout_s: float,
         close_timeout_s: float,
-        describe: Callable[[int], str],
-        join_timeout: Callable[[int], Limit | None] | None = None,
+        describe: Callable[[int, Handle | None], str],
+        join_timeout: Callable[[int, Handle | None], Limit | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.workers: dict[int, AnyWorker] = {}
@@ -106,13 +106,8 @@ class Supervisor(Generic[AnyWorker]):
 
     def describe(self, worker: Worker) -> str:
         """Names a worker in error messages, with its host if that is another one."""
-        text = self._describe(worker.index)
+        text = self._describe(worker.index, worker.handle)
         return text if worker.host is None or f"on {worker.host}" in text else f"{text} on {worker.host}"
-
-    @property
-    def handles(self) -> dict[int, Any]:
-        """The attached processes, by worker index."""
-        return {index: worker.handle for index, worker in self.workers.items() if worker.handle is not None}
 
     def add(self, worker: AnyWorker) -> AnyWorker:
         """Adds the record of a worker that is expected, in place of the one that is gone."""
@@ -254,7 +249,9 @@ class Supervisor(Generic[AnyWorker]):
         if worker.has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
         has_joined = worker.state is State.JOINED
-        limit = self._join_timeout(worker.index) if self._join_timeout is not None and not has_joined else None
+        limit = None
+        if self._join_timeout is not None and not has_joined:
+            limit = self._join_timeout(worker.index, worker.handle)
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
     def remove(self, worker: Worker) -> None:
@@ -268,7 +265,7 @@ class Supervisor(Generic[AnyWorker]):
         if (handle := worker.handle) is not None:
             if handle.sentinel >= 0:
                 self._selector.unregister(handle.sentinel)
-            # Briefly, as the other workers must not run out of slots meanwhile. Another thread that kills all `handles`
+            # Briefly, as the other workers must not run out of slots meanwhile. Another thread that kills the process
             # ends this wait.
             end_processes([handle], min(_GRACE_S, self._close_timeout_s))
             worker.handle = None
@@ -284,7 +281,7 @@ class Supervisor(Generic[AnyWorker]):
         for worker in self.workers.values():
             if worker.connection is not None:
                 shut_down(worker.connection)
-        handles = list(self.handles.values())
+        handles = [worker.handle for worker in self.workers.values() if worker.handle is not None]
         try:
             end_processes(handles, self._close_timeout_s)
         except BaseException:

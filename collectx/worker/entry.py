@@ -41,9 +41,9 @@ def _make_source(
 ) -> BatchSource:
     if spec.user_collector is not None:
         return UserCollectorSource(spec, spec.user_collector, link)
-    if spec.nested is not None:
+    if spec.cfg.collector.num_workers_per_collector > 1:
         assert build is not None
-        return NestedSource(spec, spec.nested, link, build)
+        return NestedSource(spec, link, build)
     return RolloutSource(spec, link, is_guest)
 
 
@@ -70,20 +70,24 @@ def run_remote_worker(
         info["job"] = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     elif "SLURM_JOB_ID" in os.environ:
         info["job"] = os.environ["SLURM_JOB_ID"]
-    message, config, connection, pair = join_trainer(endpoint, worker, info, start_timeout_s, set_visible_device)
+    message, config, connection, pair = join_trainer(endpoint, worker, info, start_timeout_s, _set_visible_device)
     spec = WorkerSpec.from_json(message, user_objects or UserObjects())
-    if spec.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
+    if spec.placement.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
         # The visible device is the first of those that this process sees.
-        spec = dataclasses.replace(spec, policy_device="cuda:0")
+        devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")
+        spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
     layout = Layout(spec.leaves, config.rows, config.steps)
     write_on_signal(connection)
     link = NetworkLink(worker, connection, pair, layout, config, endpoint.secret)
     run_until_stopped(link, lambda: _make_source(spec, link, build=build))
 
 
-def set_visible_device(spec: dict[str, Any]) -> None:
-    """Hides all GPUs from this process but the one that its spec names, before any library looks for GPUs."""
-    device = spec["visible_device"]
+def _set_visible_device(spec: dict[str, Any]) -> None:
+    set_visible_device(spec["placement"]["visible_device"])
+
+
+def set_visible_device(device: str | None) -> None:
+    """Hides all GPUs from this process but `device`, before any library looks for GPUs."""
     if device is None:
         return
     name = "CUDA_VISIBLE_DEVICES"

@@ -19,64 +19,50 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
-from collectx.config.schema.launcher import BackendConfig, DevicesConfig
-from collectx.config.schema.run import RunConfig
-from collectx.config.schema.trainer import TrainerConfig
+from collectx.config.derived import is_stacked
+from collectx.config.schema.collector import CollectorConfig
 from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import Stopped
+from collectx.rollout.options import RolloutOptions
 from collectx.transport.base import NO_RESET, BatchReport
 from collectx.transport.network.link import NetworkLink
 from collectx.worker.requests import reply_without_state
-from collectx.worker.spec import NestedSpec, WorkerSpec, rollout_options
+from collectx.worker.spec import WorkerOverrides, WorkerSpec
 
 
 class NestedSource:
     """Batches of a collector that `build` makes (`collectx.worker.loop.BatchSource`). Fails when one of the collector's
     workers fails."""
 
-    def __init__(self, spec: WorkerSpec, nested: NestedSpec, link: NetworkLink, build: Callable[..., Any]):
+    def __init__(self, spec: WorkerSpec, link: NetworkLink, build: Callable[..., Any]):
         warm_up()
         self._link = link
-        self._build(spec, nested, build)
+        self._build(spec, build)
         self._weights = FlatWeights(self._policy)
         self._slots = [slot.tensors for slot in link.slots]
         self._version = spec.first_version
-        self._num_workers = nested.collector.num_workers
+        self._num_workers = spec.cfg.collector.num_workers_per_collector
         # The trainer's version for each one that the collector has published; it begins with 0.
         self._versions = {0: self._version}
         # The collector's version with which each of its workers acted last.
         self._acted: dict[int, int] = {}
         self._end_watch = link.on_disconnect(self._collector.interrupt)
 
-    def _build(self, spec: WorkerSpec, nested: NestedSpec, build: Callable[..., Any]) -> None:
+    def _build(self, spec: WorkerSpec, build: Callable[..., Any]) -> None:
         """Starts the collector; builds the module that receives its weights."""
-        num_workers = nested.collector.num_workers
-        cfg = RunConfig(
-            env=spec.env,
-            policy=spec.policy,
-            collector=dataclasses.replace(nested.collector, exploration_type=spec.exploration_type),
-            backend=BackendConfig(kind="shared_memory", interface=None, port=None),
-            launcher=nested.launcher,
-            devices=DevicesConfig(device=None, storing_device=None, policy_device=spec.policy_device, env_device=None),
-            trainer=TrainerConfig(kind="meter", digest=False),
-            seed=spec.seed,
-        )
+        cfg = dataclasses.replace(spec.cfg, collector=nested_options(spec.cfg.collector))
         env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
         policy = policies.build(cfg.policy, env_spec, cfg.seed)
-        fields = {
-            "hooks": spec.hooks,
-            "first_worker": spec.worker * num_workers,
-            "num_workers": spec.num_workers,
-            "life": spec.life,
-        }
-        self._collector = build(cfg, policy, env_spec, overrides=[fields] * num_workers)
-        rollout_spec = rollout_options(nested.collector, num_workers).env_spec(env_spec)
+        overrides = [WorkerOverrides(hooks=spec.hooks)] * cfg.collector.num_workers
+        self._collector = build(cfg, policy, env_spec, overrides=overrides, outer=spec.placement)
+        rollout_spec = RolloutOptions.of(cfg.collector).env_spec(env_spec)
         if spec.policy_device is not None:
             rollout_spec = dataclasses.replace(rollout_spec, data_device=torch.device("cpu"))
-        exploration, is_trusted = policies.ExplorationType(spec.exploration_type), policies.is_trusted(cfg.policy)
-        actor = policies.make_actor(policy, rollout_spec, torch.device("cpu"), exploration, is_trusted)
+        exploration = policies.ExplorationType(cfg.collector.exploration_type)
+        skips_check = policies.skips_signature_check(cfg.policy)
+        actor = policies.make_actor(policy, rollout_spec, torch.device("cpu"), exploration, skips_check)
         self._policy = actor.module
 
     def refresh(self) -> None:
@@ -119,3 +105,21 @@ class NestedSource:
     def close(self) -> None:
         self._end_watch()
         self._collector.close()
+
+
+def nested_options(options: CollectorConfig) -> CollectorConfig:
+    """The options of the collector that each worker runs; `options` are those of the run's collector."""
+    values: dict[str, Any] = {each.name: getattr(options, each.name) for each in dataclasses.fields(CollectorConfig)}
+    values |= {
+        "kind": f"multi_{options.inner}",
+        "num_workers": options.num_workers_per_collector,
+        "frames_per_batch": options.frames_per_batch // (options.num_workers if is_stacked(options) else 1),
+        "total_frames": -1,
+        "zero_copy": True,
+        "on_worker_failure": "raise",
+        "min_workers": None,
+        "max_policy_lag": None,
+        "num_workers_per_collector": 1,
+        "init_random_frames": -(-(options.init_random_frames or 0) // options.num_workers),
+    }
+    return CollectorConfig(**values)

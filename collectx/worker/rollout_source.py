@@ -45,7 +45,7 @@ class RolloutSource:
         self._is_guest = is_guest
         # The state of torch's generator for a guest, while it is not running.
         self._random_state = torch.get_rng_state()
-        self._exploration = policies.ExplorationType(spec.exploration_type)
+        self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
         with self._installed():
             self._build()
 
@@ -65,27 +65,28 @@ class RolloutSource:
 
     def _build(self) -> None:
         spec, link, is_guest = self._spec, self._link, self._is_guest
-        seed_policy(spec, is_guest)
-        first_env, total_envs = spec.index * spec.num_envs, spec.num_envs * spec.num_workers
+        cfg, placement, options = spec.cfg, spec.placement, spec.rollout
+        seed_policy(cfg.seed, placement, is_guest)
+        first_env, total_envs = placement.index * spec.num_envs, spec.num_envs * placement.num_workers
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
-        group = envs.build(spec.env, first_env, spec.life)
+        group = envs.build(cfg.env, first_env, placement.incarnation)
         if group.spec.num_envs != spec.num_envs:
             raise ShapeError(
                 f"worker {spec.worker} makes {group.spec.num_envs} envs, worker 0 makes {spec.num_envs}: all must make "
                 "equally many"
             )
         policy, is_trainers = _build_policy(spec, group.spec, is_guest)
-        env = with_time_limit(group, spec.rollout)
-        seeds: Sequence[int] | None = env_seeds(spec, spec.seed)
-        if policies.is_user_policy(spec.policy):
+        env = with_time_limit(group, options)
+        seeds: Sequence[int] | None = env_seeds(spec, cfg.seed)
+        if policies.is_user_policy(cfg.policy):
             # Such a policy is called once, to learn its outputs: with the observations that begin the first episodes.
-            first = first_observations(env, env_seeds(spec, spec.seed))
+            first = first_observations(env, env_seeds(spec, cfg.seed))
             env.spec, seeds = replace(env.spec, first=first), None
-        device, is_trusted = torch.device(spec.policy_device or "cpu"), policies.is_trusted(spec.policy)
+        device, skips_check = torch.device(spec.policy_device or "cpu"), policies.skips_signature_check(cfg.policy)
         if spec.policy_device is not None:
             env.spec = replace(env.spec, data_device=device)
-        self._actor = actor = policies.make_actor(policy, env.spec, device, self._exploration, is_trusted)
+        self._actor = actor = policies.make_actor(policy, env.spec, device, self._exploration, skips_check)
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
         only_next = (leaf.under("next") for leaf in env.spec.only_next)
@@ -98,26 +99,26 @@ class RolloutSource:
             weights = FlatWeights(actor.module)
             weights.adopt()
             self._read = weights.read
-        policies.accelerate(actor, spec.policy)
+        policies.accelerate(actor, cfg.policy)
         # The trainer may change its object between two batches.
         self._follow = actor.follow if is_trainers and isinstance(actor, UserActor) else lambda: None
-        episodes = Episodes(first_env, spec.num_envs, total_envs, spec.life)
+        episodes = Episodes(first_env, spec.num_envs, total_envs, placement.incarnation)
         ends_early: EndsEarly | None = None
-        if spec.rollout.may_end_early:
+        if options.may_end_early:
             preempted = link.preempted
             ends_early = spec.should_end or (lambda: preempted[0])
         self._rollout = rollout = rollout_class(env.spec)(
-            env, actor, episodes, seeds, link.stop, spec.rollout, self.refresh, ends_early
+            env, actor, episodes, seeds, link.stop, options, self.refresh, ends_early
         )
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
         self._requests = RequestHandler(
-            spec.index, is_guest, rollout, spec.hooks, _Batches(slots, group.spec, spec.leaves), self._state_dict
+            placement.index, is_guest, rollout, spec.hooks, _Batches(slots, group.spec, spec.leaves), self._state_dict
         )
         self._check: FiniteCheck | None = None
-        if spec.rollout.check_finite:
+        if options.check_finite:
             policy_keys = {leaf.key for leaf in actor.leaves}
-            self._check = FiniteCheck(env.spec, policy_keys, slots, spec.index, first_env, total_envs)
+            self._check = FiniteCheck(env.spec, policy_keys, slots, placement.index, first_env, total_envs)
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """The newest weights by name, copied to the CPU."""
@@ -155,7 +156,7 @@ class RolloutSource:
             self._rollout.reset(None)
             return
         seed, static = seeding
-        seed_policy(replace(self._spec, seed=seed), self._is_guest)
+        seed_policy(seed, self._spec.placement, self._is_guest)
         self._rollout.reset([seed] * self._spec.num_envs if static else env_seeds(self._spec, seed))
 
     def reply(self) -> None:
@@ -168,15 +169,16 @@ class RolloutSource:
 
 def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_guest: bool) -> tuple[Callable | None, bool]:
     """The policy, and whether it is the trainer's object: a guest's is, unless it acts on another device."""
+    cfg = spec.cfg
     if spec.keeps_weights:
-        # Every life begins with the initial weights of the first one.
-        seed_policy(replace(spec, life=0), is_guest)
-    policy = policies.build(spec.policy, env_spec, spec.seed)
-    is_trainers = is_guest and is_object(spec.policy)
+        # Every incarnation begins with the initial weights of the first one.
+        seed_policy(cfg.seed, replace(spec.placement, incarnation=0), is_guest)
+    policy = policies.build(cfg.policy, env_spec, cfg.seed)
+    is_trainers = is_guest and is_object(cfg.policy)
     if is_trainers and not is_on_device(policy, torch.device(spec.policy_device or "cpu")):
         policy, is_trainers = copy.deepcopy(policy), False
     if spec.keeps_weights:
-        seed_policy(spec, is_guest)
+        seed_policy(cfg.seed, spec.placement, is_guest)
     return policy, is_trainers
 
 

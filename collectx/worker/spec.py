@@ -5,81 +5,107 @@ Made in the trainer's process, read in the worker's.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from collectx.batch import Leaf
-from collectx.config.derived import is_stacked
-from collectx.config.registry import group_from_dict
-from collectx.config.schema.collector import CollectorConfig
+from collectx.config.derived import num_workers_of, resolve_devices
+from collectx.config.registry import from_dict
 from collectx.config.schema.env import EnvConfig
-from collectx.config.schema.launcher import LauncherConfig
+from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.policy import PolicyConfig
+from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
 
 
 @dataclass(frozen=True)
-class NestedSpec:
-    """The collector that a worker runs (`collectx/worker/nested.py`), and the launcher of its processes."""
-
-    collector: CollectorConfig
-    launcher: LauncherConfig
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """One worker. Picklable.
+class Placement:
+    """Which of the run's workers one process is.
 
     Attributes:
         worker: its index among the workers of its collector.
-        num_workers: workers of the whole run.
-        num_envs: envs of every worker.
-        env, policy: what to build.
-        policy_device: the device that the policy acts on, as `torch.device` takes it; None: the CPU, as no device was
-            named.
-        exploration_type: how the policy acts.
-        seed: the run's seed.
-        leaves: of the trainer's slots; the worker's env and policy must have the same.
-        rollout: how its batches and trajectories begin and end.
-        life: the number of its sequence of seeds and trajectory ids: 0 at first; a restart begins the next one, so that
-            no data is repeated, and a process that continues saved envs has that of their worker. Added workers begin
-            at a higher number.
-        first_worker: `index - worker`: for the first workers of a collector, the number of the run's workers before
-            those of the collector; lower, and possibly negative, for added workers, which reuse an index.
-        nested: the collector that the worker runs; `num_workers` then counts the processes of all workers, and
-            `num_envs` is of one process.
-        steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
-        should_end: called after every step; whether the batch ends early. Of an inline worker only.
-        hooks: called around its batches.
-        user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
+        index: its index in the whole run. An added worker has that of one of the first workers.
+        num_workers: workers of the whole run; with nested collectors, the processes of all workers.
+        incarnation: the number of its sequence of seeds and trajectory ids: 0 at first; a restart begins the next one,
+            so that no data is repeated, and a process that continues saved envs has that of their worker. Added
+            workers begin at a higher number.
         visible_device: the only GPU that its process sees, or "cpu"; None: all.
-        keeps_weights: acts with the weights from its policy factory until version 1 is published.
     """
 
     worker: int
+    index: int
     num_workers: int
-    num_envs: int
-    env: EnvConfig
-    policy: PolicyConfig
-    policy_device: str | None
-    exploration_type: str
-    seed: int
-    leaves: tuple[Leaf, ...]
-    rollout: RolloutOptions
-    life: int = 0
-    first_worker: int = 0
-    nested: NestedSpec | None = None
+    incarnation: int = 0
+    visible_device: str | None = None
+
+
+@dataclass(kw_only=True)
+class WorkerOverrides:
+    """What one worker has instead of what the run's configuration says; None: nothing.
+
+    Attributes:
+        env, policy, devices, exploration_type: of the configuration.
+        steps, should_end, hooks, user_collector, keeps_weights: see `WorkerSpec`.
+    """
+
+    env: EnvConfig | None = None
+    policy: PolicyConfig | None = None
+    devices: DevicesConfig | None = None
+    exploration_type: str | None = None
     steps: int | None = None
     should_end: Callable[[], bool] | None = None
     hooks: Hooks = field(default_factory=Hooks)
     user_collector: UserCollector | None = None
-    visible_device: str | None = None
     keeps_weights: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One process of a worker. Picklable.
+
+    Attributes:
+        cfg: the run's configuration as this worker has it, with its env, policy, exploration type and device.
+            `backend` and `launcher` are those of processes that the worker starts itself.
+        placement: which worker it is.
+        num_envs: envs of every worker's process.
+        leaves: of the trainer's slots; the worker's env and policy must have the same.
+        steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
+        should_end: called after every step; whether the batch ends early. Of an inline worker only.
+        hooks: called around its batches.
+        user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
+        keeps_weights: acts with the weights from its policy factory until version 1 is published.
+    """
+
+    cfg: RunConfig
+    placement: Placement
+    num_envs: int
+    leaves: tuple[Leaf, ...]
+    steps: int | None = None
+    should_end: Callable[[], bool] | None = None
+    hooks: Hooks = field(default_factory=Hooks)
+    user_collector: UserCollector | None = None
+    keeps_weights: bool = False
+
+    @property
+    def worker(self) -> int:
+        """The index of the worker in its collector."""
+        return self.placement.worker
+
+    @property
+    def policy_device(self) -> str | None:
+        """The device that the policy acts on, as `torch.device` takes it; None: the CPU, as no device was named."""
+        return self.cfg.devices.policy_device
+
+    @property
+    def rollout(self) -> RolloutOptions:
+        """How its batches and trajectories begin and end."""
+        return RolloutOptions.of(self.cfg.collector, self.placement.incarnation, self.should_end is not None)
 
     @property
     def first_version(self) -> int:
@@ -87,66 +113,122 @@ class WorkerSpec:
         return 0 if self.keeps_weights else -1
 
     @property
-    def index(self) -> int:
-        """The index of the worker in the whole run."""
-        return self.first_worker + self.worker
-
-    @property
     def user_objects(self) -> UserObjects:
         """The parts that `to_json` leaves out."""
-        return UserObjects.of(self.env, self.policy, self.hooks, self.user_collector)
+        return UserObjects.of(self.cfg.env, self.cfg.policy, self.hooks, self.user_collector)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data, for workers on other hosts, which get `user_objects` by another way."""
-        objects: dict[str, Any] = {name: None for name, each in vars(self.user_objects).items() if each is not None}
-        return asdict(replace(self, **objects)) | {"leaves": [leaf.to_json() for leaf in self.leaves]}
+        objects, cfg = self.user_objects, self.cfg
+        if objects.env is not None:
+            cfg = replace(cfg, env=EnvConfig(kind="given", num_envs=cfg.env.num_envs))
+        if objects.policy is not None:
+            cfg = replace(cfg, policy=PolicyConfig(kind="given"))
+        return {
+            "cfg": as_dict(cfg),
+            "placement": asdict(self.placement),
+            "num_envs": self.num_envs,
+            "leaves": [leaf.to_json() for leaf in self.leaves],
+            "steps": self.steps,
+            "keeps_weights": self.keeps_weights,
+        }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> WorkerSpec:
         """The inverse of `to_json`."""
-        groups = fields["nested"]
+        cfg = from_dict(fields["cfg"])
         values = {
-            "env": objects.env or group_from_dict("env", fields["env"]),
-            "policy": objects.policy or group_from_dict("policy", fields["policy"]),
+            "cfg": replace(cfg, env=objects.env or cfg.env, policy=objects.policy or cfg.policy),
+            "placement": Placement(**fields["placement"]),
             "leaves": tuple(map(Leaf.from_json, fields["leaves"])),
-            "nested": groups and NestedSpec(**{group: group_from_dict(group, groups[group]) for group in groups}),
-            "rollout": RolloutOptions(**fields["rollout"]),
             "hooks": objects.hooks,
             "user_collector": objects.user_collector,
         }
         return cls(**(fields | values))
 
 
-def rollout_options(options: CollectorConfig, num_workers: int) -> RolloutOptions:
-    """The rollout options of the first life of each of `num_workers` workers."""
-    frames_per_part = options.frames_per_batch // (num_workers if is_stacked(options) else 1)
-    names = {each.name for each in fields(RolloutOptions)}
-    return RolloutOptions(
-        num_random_batches=-(-(options.init_random_frames or 0) // (num_workers * frames_per_part)),
-        refresh_each_step=options.refresh == "step",
-        **{name: value for name, value in vars(options).items() if name in names},
+@dataclass(frozen=True)
+class SpecMaker:
+    """Makes the specs of the workers of one collector.
+
+    Args:
+        cfg: the run's.
+        overrides: one for each worker; empty: none.
+        num_envs, leaves: see `WorkerSpec`.
+        outer: the worker that runs the collector, which is then a part of that worker; None: it is the run's collector.
+    """
+
+    cfg: RunConfig
+    overrides: Sequence[WorkerOverrides]
+    num_envs: int
+    leaves: tuple[Leaf, ...]
+    outer: Placement | None = None
+
+    def make(self, worker: int, incarnation: int) -> WorkerSpec:
+        """The spec of a new process of a worker."""
+        overrides = self.overrides[worker] if self.overrides else WorkerOverrides()
+        return WorkerSpec(
+            cfg=_config_of_worker(self.cfg, overrides),
+            placement=self._placement(worker, incarnation),
+            num_envs=self.num_envs,
+            leaves=self.leaves,
+            steps=overrides.steps,
+            should_end=overrides.should_end,
+            hooks=overrides.hooks,
+            user_collector=overrides.user_collector,
+            keeps_weights=overrides.keeps_weights,
+        )
+
+    def _placement(self, worker: int, incarnation: int) -> Placement:
+        options, backend, outer = self.cfg.collector, self.cfg.backend, self.outer
+        num_workers = num_workers_of(self.cfg)
+        index = worker % num_workers
+        if outer is not None:
+            first = outer.worker * num_workers
+            return Placement(worker, first + index, outer.num_workers, outer.incarnation + incarnation)
+        visible_devices = backend.visible_devices if isinstance(backend, RpcBackendConfig) else None
+        device = visible_devices[index] if visible_devices else None
+        return Placement(worker, index, num_workers * options.num_workers_per_collector, incarnation, device)
+
+
+def _config_of_worker(cfg: RunConfig, overrides: WorkerOverrides) -> RunConfig:
+    """`WorkerSpec.cfg`: plain data and the user's env and policy, whatever the trainer's process is configured with."""
+    devices = resolve_devices(overrides.devices or cfg.devices)
+    exploration_type = overrides.exploration_type or cfg.collector.exploration_type
+    return RunConfig(
+        env=overrides.env or cfg.env,
+        policy=overrides.policy or cfg.policy,
+        collector=replace(cfg.collector, exploration_type=exploration_type),
+        backend=BackendConfig(kind="shared_memory", interface=None, port=None),
+        launcher=LauncherConfig(
+            kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
+        ),
+        devices=DevicesConfig(device=None, storing_device=None, policy_device=devices.policy_device, env_device=None),
+        trainer=TrainerConfig(kind="meter", digest=False),
+        seed=cfg.seed,
     )
 
 
-def env_seed(seed: int, index: int, life: int = 0) -> int:
+def env_seed(seed: int, index: int, incarnation: int = 0) -> int:
     """The seed of the env with global index `index`, whichever worker it is in: `[1, 2**31)`, as some envs of TorchRL
     refuse 0."""
-    words = (seed, index, life, 2) if life else (seed, index)
+    words = (seed, index, incarnation, 2) if incarnation else (seed, index)
     return max(1, int(np.random.SeedSequence(words).generate_state(1)[0] >> 1))
 
 
 def env_seeds(spec: WorkerSpec, seed: int) -> list[int]:
     """The seeds of a worker's envs."""
-    first = spec.index * spec.num_envs
-    return [env_seed(seed, first + index, spec.life) for index in range(spec.num_envs)]
+    first = spec.placement.index * spec.num_envs
+    return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 
 
-def seed_policy(spec: WorkerSpec, is_guest: bool) -> None:
+def seed_policy(seed: int, placement: Placement, is_guest: bool) -> None:
     """Seeds torch, and, unless the worker is a guest in the trainer's process, numpy and random."""
+    index, incarnation = placement.index, placement.incarnation
     # SeedSequence((seed, index)) with two words are the seeds of envs.
-    words = (spec.seed, spec.index, 1, spec.life) if spec.life else (spec.seed, spec.index, 1)
-    seed = int(np.random.SeedSequence(words).generate_state(1)[0])
-    torch.manual_seed(seed)
+    words = (seed, index, 1, incarnation) if incarnation else (seed, index, 1)
+    policy_seed = int(np.random.SeedSequence(words).generate_state(1)[0])
+    torch.manual_seed(policy_seed)
     if not is_guest:
-        np.random.seed(seed)
-        random.seed(seed)
+        np.random.seed(policy_seed)
+        random.seed(policy_seed)

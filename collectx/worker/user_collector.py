@@ -22,7 +22,7 @@ from collectx.policy.weights import FlatWeights
 from collectx.transport.base import NO_RESET, BatchReport, Link, decode_reset
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker.requests import reply_without_state
-from collectx.worker.spec import WorkerSpec, env_seed, seed_policy
+from collectx.worker.spec import Placement, WorkerSpec, env_seed, seed_policy
 
 _REWARD: Key = ("next", "reward")
 _DONE, _TERMINATED, _TRUNCATED = (("next", *key) for key in DONE_KEYS)
@@ -36,15 +36,16 @@ class UserCollectorSource:
     """
 
     def __init__(self, spec: WorkerSpec, user_collector: UserCollector, link: Link):
-        seed_policy(spec, is_guest=False)
+        placement = self._placement = spec.placement
+        seed_policy(spec.cfg.seed, placement, is_guest=False)
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
-        self._spec = spec
+        self._hooks = spec.hooks
         self._link = link
         self._name = user_collector.name
         self._slots = link.slots
-        self._layout = _Layout(f"worker {spec.worker}: {user_collector.name}", self._slots[0])
-        policy, env, num_workers = spec.policy, spec.env, user_collector.num_workers
+        self._layout = _Layout(f"worker {placement.worker}: {user_collector.name}", self._slots[0])
+        policy, env, num_workers = spec.cfg.policy, spec.cfg.env, user_collector.num_workers
         self._policy: Any = None  # random actions
         if isinstance(policy, UserPolicyConfig):
             self._policy = policy.policy if policy.factory is None else policy.factory()
@@ -59,9 +60,9 @@ class UserCollectorSource:
             **user_collector.kwargs,
         )
         if hasattr(self._collector, "set_seed"):
-            self._seed(env_seed(spec.seed, spec.index, spec.life))
+            self._seed(env_seed(spec.cfg.seed, placement.index, placement.incarnation))
         self._batches = iter(self._collector)
-        self._trajectories = _Trajectories(self._layout.rows, spec)
+        self._trajectories = _Trajectories(self._layout.rows, placement)
         self._version = spec.first_version
         # Maps the collector's versions to the trainer's.
         self._versions = {getattr(self._collector, "policy_version", None): self._version}
@@ -76,7 +77,7 @@ class UserCollectorSource:
         self._versions[getattr(self._collector, "policy_version", None)] = newest
 
     def fill(self, slot: int, reset: int) -> BatchReport:
-        hooks, tensors = self._spec.hooks, self._slots[slot].tensors
+        hooks, tensors = self._hooks, self._slots[slot].tensors
         if reset != NO_RESET:
             self._do_reset(reset)
         if hooks.pre_collect_hook is not None:
@@ -86,7 +87,7 @@ class UserCollectorSource:
             batch = next(self._batches)
         except StopIteration:
             raise WorkerError(
-                f"worker {self._spec.worker}: {self._name} has ended, although it was made with total_frames=-1"
+                f"worker {self._placement.worker}: {self._name} has ended, although it was made with total_frames=-1"
             ) from None
         seconds = perf_counter() - began
         if hooks.post_collect_hook is not None:
@@ -114,7 +115,7 @@ class UserCollectorSource:
         method = "reset" if seeding is None else "set_seed"
         if not hasattr(self._collector, method):
             raise NotImplementedError(
-                f"worker {self._spec.worker}: {self._name} has no {method}(), which the trainer called"
+                f"worker {self._placement.worker}: {self._name} has no {method}(), which the trainer called"
             )
         self._trajectories.abandon()
         if seeding is None:
@@ -124,7 +125,7 @@ class UserCollectorSource:
         if static:
             self._seed(seed, static_seed=True)
         else:
-            self._seed(env_seed(seed, self._spec.index, self._spec.life))
+            self._seed(env_seed(seed, self._placement.index, self._placement.incarnation))
 
     def _seed(self, seed: int, **options: bool) -> None:
         self._collector.set_seed(seed, **options)
@@ -212,10 +213,10 @@ class _Trajectories:
     """Trajectory ids that are unique in the run, and returns and lengths of episodes. Without ids from the collector,
     row e of its batches has the successive frames of env e."""
 
-    def __init__(self, rows: int, spec: WorkerSpec):
+    def __init__(self, rows: int, placement: Placement):
         self._next = np.arange(rows, dtype=np.int64)
-        self._stride = spec.num_workers
-        self._offset = spec.index + spec.life * 2**32 * spec.num_workers
+        self._stride = placement.num_workers
+        self._offset = placement.index + placement.incarnation * 2**32 * placement.num_workers
         # Return and length of unfinished trajectories, the one with the newest frame last.
         self._running: dict[int, tuple[float, int]] = {}
 

@@ -99,11 +99,11 @@ def test_a_run_begins_with_few_loses_one_and_gains_one(way, gates):
     gates.open(0, 2)
     checker = StreamChecker()
     with Runs(way, gates, 2).start() as run:
-        assert run.collector.members.are_too_few
+        assert run.collector.pool.are_too_few
         run.take(checker)
-        assert not run.collector.members.are_too_few
+        assert not run.collector.pool.are_too_few
         run.until(checker, lambda run: run.has_joined(0, 2))
-        assert run.collector.members.taking_part == (2, 3)
+        assert run.collector.pool.ready_of_started == (2, 3)
         run.at_drop = lambda: gates.open(1)
         _kill(run, way, 2)
         run.until(checker, lambda run: run.has_joined(1))
@@ -151,7 +151,7 @@ def test_a_worker_that_never_comes_is_dropped_where_enough_are_left(way, gates):
         assert run.log.of("worker_dropped") == [{"worker": 2, "num_workers": 2}]
         assert [(each["worker"], each["type"]) for each in run.log.of("worker_failed")] == [(2, WorkerTimeout.__name__)]
         assert not any(2 in members for members in run.members)
-        assert run.collector.members.taking_part == (2, 3)
+        assert run.collector.pool.ready_of_started == (2, 3)
 
 
 @ways.over([ways.SHARED_SYNC, ways.GLOO_ASYNC])

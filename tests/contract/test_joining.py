@@ -68,7 +68,7 @@ def test_a_peer_does_not_take_the_index_of_a_worker_that_has_joined(way):
 def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_its_place(way, wait_until):
     lives, is_told, now = [], threading.Event(), [0.0]
 
-    def spec_of(worker, life):
+    def spec_of(life):
         """In a thread of the trainer."""
         lives.append(life)
         if life == 0:

@@ -22,8 +22,7 @@ def reports(launcher, count):
     """What each of `count` workers finds around it."""
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs:
-        launcher.prepare(lambda worker: (launched.report, (theirs, worker)))
-        processes = [launcher.start(worker, 0) for worker in range(count)]
+        processes = [launcher.start(worker, (launched.report, (theirs, worker))) for worker in range(count)]
         found = sorted((ours.recv() for _ in processes), key=lambda each: each["name"])
     for process in processes:
         process.join(100)
@@ -89,11 +88,10 @@ print(util.get_temp_dir())
 def test_a_fork_server_that_hangs_is_an_error_that_names_the_timeout():
     assert reports(LocalLauncher(1), 1)
     server, launcher = forkserver._forkserver._forkserver_pid, LocalLauncher(1, start_timeout_s=0.5)
-    launcher.prepare(lambda worker: (print, ()))
     os.kill(server, signal.SIGSTOP)
     try:
         with pytest.raises(LauncherError, match=r"worker-7 was not forked within 0\.5 s .*start_timeout_s=0\.5"):
-            launcher.start(7, 0)
+            launcher.start(7, (print, ()))
     finally:
         os.kill(server, signal.SIGCONT)
     for thread in threading.enumerate():

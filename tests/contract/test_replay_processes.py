@@ -23,8 +23,7 @@ PATIENCE_S = 180  # on a machine that has much else to do
 
 def start(target, *arguments):
     launcher = LocalLauncher(1)
-    launcher.prepare(lambda *_: (target, arguments))
-    return launcher.start(0, 0)
+    return launcher.start(0, (target, arguments))
 
 
 def finish(process) -> int:

@@ -108,5 +108,5 @@ def test_workers_whose_envs_cannot_be_saved_begin_new_lives():
     with second:
         assert all("cannot pickle" in reason for reason in reasons.values())
         assert sorted(reasons) == [0, 1]
-        assert second.members.failure_policy.lives == {0: 1, 1: 1}
+        assert [worker.incarnation for worker in second.pool.records] == [1, 1]
         assert not ids & set(next(second)["collector", "traj_ids"].flatten().tolist())

@@ -20,6 +20,9 @@ from collectx.launcher.slurm import array, commands, job, log_watcher, script
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
 
+# What a task calls: SLURM starts another command.
+NOTHING = (print, ())
+
 
 def is_readable(handle, timeout_s=100.0):
     return bool(select.select([handle.sentinel], [], [], timeout_s)[0])
@@ -184,13 +187,13 @@ def workers(folder, monkeypatch, command):
     ],
 )
 def test_a_failed_worker_is_described_with_its_host_and_its_last_words(folder, workers, command, python, how, last):
-    lost, other = workers.start(1, 0), workers.start(0, 0)
+    lost, other = workers.start(1, NOTHING), workers.start(0, NOTHING)
     assert play(folder, 2, command("python", python)) != 0
     assert is_readable(lost)
     where = f"task 2 on {socket.gethostname()} {how}; log: {folder}/logs/worker-1.log"
-    assert workers.describe(1) == f"worker 1 ({where}{f', which ends: {last}' if last else ''})"
+    assert workers.describe(1, lost) == f"worker 1 ({where}{f', which ends: {last}' if last else ''})"
     assert other.exitcode is None
-    assert workers.describe(0) == f"worker 0 (log: {folder}/logs/worker-0.log)"
+    assert workers.describe(0, other) == f"worker 0 (log: {folder}/logs/worker-0.log)"
 
 
 def test_the_trainer_leaves_its_status_and_a_worker_that_ends_well_says_nothing(folder, command):
@@ -262,7 +265,7 @@ def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, mo
     started = []
     monkeypatch.setattr(job, "StepHandle", lambda command, log: started.append(command()) or Mock(exitcode=0))
     for life, node in enumerate(nodes, 1):
-        workers.start(1, life)
+        workers.start(1, NOTHING, life)
         assert {f"--nodelist={node}", "--mpi=none"} <= set(started[-1])
 
 
@@ -272,15 +275,15 @@ def test_a_task_that_is_replaced_is_killed_with_its_processes(folder, workers, c
     python = command("python", 'sleep 1000 & echo $! >> "$4/children"; wait')
     children = folder / "children"
     children.touch()
-    hung, other = workers.start(1, 0), workers.start(0, 0)
+    hung, other = workers.start(1, NOTHING), workers.start(0, NOTHING)
     with ThreadPoolExecutor(2) as pool:
         for rank in (1, 2):
             pool.submit(play, folder, rank, python)
         wait_until(lambda: children.read_text().count("\n") == 2)
-        workers.start(1, 1)
+        workers.start(1, NOTHING, 1, hung)
         assert is_readable(hung)
         assert (hung.exitcode, other.exitcode) == (137, None)
-        workers.start(0, 1)
+        workers.start(0, NOTHING, 1, other)
         assert is_readable(other)
     for child in children.read_text().split():
         wait_until(lambda pid=int(child): not psutil.pid_exists(pid))

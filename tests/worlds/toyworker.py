@@ -41,10 +41,10 @@ class Toys:
     """
 
     def __init__(
-        self, kind, spec, fails_at=None, *, clock=time.monotonic, address="127.0.0.1", spec_of=lambda *who: {}, **remote
+        self, kind, spec, fails_at=None, *, clock=time.monotonic, address="127.0.0.1", spec_of=lambda life: {}, **remote
     ):
         self.spec = spec
-        self._fails_at = fails_at
+        self._fails_at, self._spec_of = fails_at, spec_of
         self._lives = dict.fromkeys(range(spec.num_workers), 0)
         self._launcher = launcher = LocalLauncher(1)
         if kind == "inline":
@@ -54,7 +54,7 @@ class Toys:
             if kind == "shared_memory":
                 self.transport = SharedMemoryTransport(spec, supervisor)
             else:
-                arguments = (spec, supervisor, Endpoint((address,), 0, SECRET), spec_of, 60.0)
+                arguments = (spec, supervisor, Endpoint((address,), 0, SECRET), 60.0)
                 self.transport = NetworkTransport(*arguments, backend=kind, **remote)
         self.grant, self.publish = self.transport.grant, self.transport.publish
         self.publish(writer(100))
@@ -76,10 +76,9 @@ class Toys:
         if isinstance(transport, SharedMemoryTransport):
             entry = serve, (worker, transport.link(worker), fails_at)
         else:
-            transport.expect(worker, life)
+            transport.expect(worker, lambda: self._spec_of(life))
             entry = run_remote_worker, (transport.endpoint, worker, self.spec, fails_at)
-        self._launcher.prepare(lambda *_: entry)
-        handle = self._launcher.start(worker, life)
+        handle = self._launcher.start(worker, entry)
         if is_attached:
             transport.attach(worker, handle)
         return handle

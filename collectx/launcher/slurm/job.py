@@ -29,7 +29,7 @@ from pathlib import Path
 
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import LauncherError
-from collectx.launcher.base import Launcher, RemoteHandle
+from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.log_watcher import LogWatcher, TaskHandle, kill_command
 from collectx.transport.network.handshake import Endpoint
@@ -80,19 +80,17 @@ class JobTasksLauncher(Launcher):
         # All steps that may be running: replacements, and those that kill a task.
         self._steps: list[StepHandle] = []
 
-    def start(self, worker: int, restarts: int) -> TaskHandle | StepHandle:
+    def start(
+        self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
+    ) -> TaskHandle | StepHandle:
         """Returns the handle of the worker's task, or of a new step. Does not block. A replaced task that may hang is
         killed."""
-        previous, log = self._handles.get(worker), self._worker_log(worker)
+        log = self._worker_log(worker)
         if isinstance(previous, TaskHandle) and previous.exitcode is None:
             self._start_step(lambda: self._kill(worker), log)
-        handle: TaskHandle | StepHandle
         if restarts:
-            handle = self._start_step(lambda: self._step(worker, restarts), log)
-        else:
-            handle = self._tasks.watch(worker)
-        self._handles[worker] = handle
-        return handle
+            return self._start_step(lambda: self._step(worker, restarts), log)
+        return self._tasks.watch(worker)
 
     def _start_step(self, command: Callable[[], list[str]], log: Path) -> StepHandle:
         self._steps = [step for step in self._steps if step.exitcode is None]

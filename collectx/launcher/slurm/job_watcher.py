@@ -1,7 +1,7 @@
 """Workers as jobs of a scheduler: submitted, watched until they end, cancelled when they are no longer needed.
 
-    start(worker, restarts) -> JobHandle     the trainer's thread; only the first start of all waits for the scheduler
-    watcher thread                       submits replacements, polls all jobs, cancels
+    start(worker, ...) -> JobHandle    the trainer's thread; only the first start of all waits for the scheduler
+    watcher thread                     submits replacements, polls all jobs, cancels
 
 Runs in the trainer's process. The watcher thread makes the slow calls, so that batches do not wait for the scheduler.
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from collectx.errors import LauncherError
-from collectx.launcher.base import Launcher, RemoteHandle
+from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.launcher.slurm.array import JobArray
 from collectx.launcher.slurm.commands import JobState
 from collectx.transport.batch_timers import Limit
@@ -112,7 +112,7 @@ class JobWatcher(Launcher):
 
     # --- in the trainer's thread ---
 
-    def start(self, worker: int, restarts: int) -> JobHandle:
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> JobHandle:
         """Returns the handle of a job that runs the worker; see `collectx.launcher.base.Launcher`. The first processes
         of all workers are submitted together, which blocks; the watcher submits replacements.
 
@@ -120,19 +120,18 @@ class JobWatcher(Launcher):
             LauncherError: the scheduler refused the first jobs.
         """
         if restarts == 0:
-            if not self._handles:
+            if not self._jobs:
                 self._submit_all()
-            return self._handles[worker]
+            return next(job for job in self._jobs if job.worker == worker)
         job = JobHandle(worker, self._release)
         with self._changing():
-            self._handles[worker] = job
             self._jobs.append(job)
         return job
 
     def _submit_all(self) -> None:
         ids = self._scheduler.submit(range(self._num_workers))
         for worker, job_id in ids.items():
-            job = self._handles[worker] = JobHandle(worker, self._release)
+            job = JobHandle(worker, self._release)
             job.id = job_id
             self._jobs.append(job)
         first, last = ids[0], ids[self._num_workers - 1]
@@ -186,7 +185,7 @@ class JobWatcher(Launcher):
             if is_closing and all(job.state.is_over for job in jobs):
                 return
             if not is_closing:
-                self._report_queue()
+                self._report_queue(jobs)
             pause_s = _FIRST_POLL_S if is_changed else min(1.5 * pause_s, _LAST_POLL_S)
 
     def _submit(self, jobs: Sequence[JobHandle]) -> bool:
@@ -240,13 +239,14 @@ class JobWatcher(Launcher):
             self._errors[call] = text
             self._say(text)
 
-    def _report_queue(self) -> None:
+    def _report_queue(self, jobs: Sequence[JobHandle]) -> None:
         """Reports which workers wait in the queue, and why."""
         now_s = time.monotonic()
         waiting = [
             job
-            for job in self._handles.values()
-            if not (job.state.has_started or job.state.is_over) and now_s >= job.created_s + _PATIENCE_S
+            for job in jobs
+            if not (job.state.has_started or job.state.is_over or job.released_until_s is not None)
+            and now_s >= job.created_s + _PATIENCE_S
         ]
         reasons: dict[str, list[str]] = {}
         for job in waiting:

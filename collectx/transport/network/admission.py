@@ -33,14 +33,12 @@ class Admission:
         self,
         workers: dict[int, RemoteWorker],
         config: LinkConfig,
-        spec_of: Callable[[int, int], dict[str, Any]],
         events: Callable[..., None],
         endpoint: Endpoint,
         interface: str | None,
     ):
         self._workers = workers
         self._config = config
-        self._spec_of = spec_of
         self._events = events
         # Guards the states of workers until they have joined.
         self._lock = threading.Lock()
@@ -54,17 +52,13 @@ class Admission:
             raise
         self.endpoint = self._listener.endpoint
 
-    def expect(self, index: int, life: int) -> None:
-        """Lets a worker of this index join."""
+    def expect(self, index: int, spec: Callable[[], dict[str, Any]]) -> None:
+        """Lets one process of this worker join; see `Transport.expect`."""
         with self._lock:
-            worker = self._workers.get(index)
-            if worker is None or worker.state is State.GONE:
-                self._workers[index] = RemoteWorker(index, life)
-            else:
-                worker.life = life
+            self._workers[index] = RemoteWorker(index, spec=spec)
 
     def withdraw(self, worker: RemoteWorker) -> None:
-        """Lets this life of a worker join no longer."""
+        """Lets this process of a worker join no longer."""
         with self._lock:
             worker.state = State.GONE
 
@@ -96,7 +90,7 @@ class Admission:
             raise RendezvousError(reason)
         worker.info = hello
         try:
-            reply = {"spec": self._spec_of(worker.index, worker.life), "link": vars(self._config)}
+            reply = {"spec": worker.spec(), "link": vars(self._config)}
             connection.send_bytes(json.dumps(reply).encode())
             pair = self._config.make_pair(connection, TRAINER, address)
         except Exception as error:

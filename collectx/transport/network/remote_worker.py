@@ -5,6 +5,7 @@ Used by the network transport, admission and weight synchronisation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ class RemoteWorker(Worker):
     """See `Worker`.
 
     Attributes:
+        spec: see `Transport.expect`.
         info: what the worker said of itself when it connected: host, pid, job.
         pair: for slots and weights; None until it has been made.
         early: slots and resets that were granted, and messages that were sent, before it joined.
@@ -38,6 +40,7 @@ class RemoteWorker(Worker):
         sending: the transfer of weights in progress.
     """
 
+    spec: Callable[[], dict[str, Any]] = dict
     info: dict[str, Any] = field(default_factory=dict)
     pair: Pair | None = None
     early: list[tuple[int, int] | bytes] = field(default_factory=list)

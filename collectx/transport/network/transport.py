@@ -53,7 +53,6 @@ class NetworkTransport:
         spec: the slots; `stacked` only says how batches are made.
         supervisor: watches the workers; closed with the transport.
         endpoint, interface: see `Listener`.
-        spec_of: `spec_of(index, life)` is the spec of a worker, as JSON-compatible data.
         events: called as `events(name, **fields)` from any thread when a peer is refused.
         timeout_s, backend, devices, options: see `LinkConfig`; filled slots lie on the first of the devices.
 
@@ -68,7 +67,6 @@ class NetworkTransport:
         spec: SlabSpec,
         supervisor: Supervisor[RemoteWorker],
         endpoint: Endpoint,
-        spec_of: Callable[[int, int], dict[str, Any]],
         timeout_s: float,
         events: Callable[..., None] = lambda name, **fields: None,
         backend: str = "gloo",
@@ -82,8 +80,6 @@ class NetworkTransport:
         self._config = LinkConfig(*sizes, timeout_s, backend, tuple(devices), dict(options or {}))
         self._supervisor = supervisor
         self._workers = supervisor.workers
-        for index in range(spec.num_workers):
-            supervisor.add(RemoteWorker(index))
         # Of each worker and slot. It outlives the worker, as its last batches may not have been gathered yet.
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
         # Slots whose FULL has arrived, perhaps before their last bytes.
@@ -91,19 +87,15 @@ class NetworkTransport:
         self._received: deque[Arrival | Departure | Joined | Reply] = deque()
         self._weight_sync = WeightSync(spec.weights_nbytes, self._workers, supervisor.send, spec.first_version)
         self._is_closed = False
-        self._admission = Admission(self._workers, self._config, spec_of, events, endpoint, interface)
+        self._admission = Admission(self._workers, self._config, events, endpoint, interface)
         supervisor.watch(self._admission.readable, self._add_worker)
         self.endpoint = self._admission.endpoint
 
-    def expect(self, worker: int, life: int) -> None:
-        self._admission.expect(worker, life)
+    def expect(self, worker: int, spec: Callable[[], dict[str, Any]]) -> None:
+        self._admission.expect(worker, spec)
 
     def attach(self, worker: int, handle: Handle) -> None:
         self._supervisor.attach(self._workers[worker], handle)
-
-    @property
-    def handles(self) -> dict[int, Any]:
-        return self._supervisor.handles
 
     def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
         record = self._workers[worker]

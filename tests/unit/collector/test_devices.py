@@ -78,11 +78,11 @@ def test_wrong_keywords_are_refused_all_at_once(cls, keywords, starts):
 
 def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
-    set_visible_device({"visible_device": None})
+    set_visible_device(None)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,3"
     with pytest.raises(RendezvousError, match=r"is to see cuda:2, and its host gives it CUDA_VISIBLE_DEVICES=5,3"):
-        set_visible_device({"visible_device": "cuda:2"})
-    set_visible_device({"visible_device": "cuda:1"})
+        set_visible_device("cuda:2")
+    set_visible_device("cuda:1")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 

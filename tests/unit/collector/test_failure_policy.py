@@ -1,25 +1,38 @@
-"""Which losses of workers end a run, and which begin a new life."""
+"""Which losses of workers end a run, and what follows the others."""
+
+from types import SimpleNamespace
 
 import pytest
 
-from collectx.collector.failure_policy import FailurePolicy
+from collectx.collector.failure_policy import Action, FailurePolicy
 from collectx.errors import JobEnded, WorkerDied
 
+DIED, ENDED = WorkerDied, JobEnded
 
-@pytest.mark.parametrize(("mode", "num_failures"), [("raise", 0), ("restart", 1)])
-def test_a_worker_whose_job_slurm_has_ended_is_no_failure_for_so_many_times(mode, num_failures):
-    started = []
-    policy = FailurePolicy(mode, 1, 2, lambda *life: started.append(life), {}, max_requeues=2)
-    for _ in range(2):
-        policy.begin()
-    ended = JobEnded("at its time limit")
-    assert [policy.replace(1, ended, 1) for _ in range(2)] == [1, 2]
-    assert policy.replace(0, ended, 1) == 1
-    # From now on it is a failure like others, whose restarts are counted apart.
-    assert [policy.replace(1, ended, 1) for _ in range(num_failures)] == [3] * num_failures
-    with pytest.raises(JobEnded) as caught:
-        policy.replace(1, ended, 1)
-    assert "launcher.max_requeues=2" in "".join(caught.value.__notes__)
-    with pytest.raises(WorkerDied):
-        policy.replace(0, WorkerDied("killed"), 1)
-    assert started[2:5] == [(1, 1), (1, 2), (0, 1)]
+
+@pytest.mark.parametrize(
+    ("mode", "error", "num_requeues", "num_others", "num_restarts", "action", "note"),
+    [
+        ("raise", DIED, 0, 3, 0, Action.END_RUN, ""),
+        ("restart", DIED, 0, 3, 2, Action.RESTART, ""),
+        ("restart", DIED, 0, 3, 3, Action.END_RUN, "worker 5 was not restarted: collector.max_restarts=3"),
+        ("drop", DIED, 0, 2, 0, Action.DROP, ""),
+        ("drop", DIED, 0, 1, 0, Action.END_RUN, "1 workers would be left, and collector.min_workers=2"),
+        # A job that its scheduler has ended is no failure, for so many times; its restarts are counted apart.
+        ("raise", ENDED, 1, 3, 0, Action.REQUEUE, ""),
+        ("restart", ENDED, 1, 3, 3, Action.REQUEUE, ""),
+        ("raise", ENDED, 2, 3, 0, Action.END_RUN, "worker 5 was submitted launcher.max_requeues=2 times again"),
+        ("restart", ENDED, 2, 3, 0, Action.RESTART, "launcher.max_requeues=2"),
+    ],
+)
+def test_what_follows_the_loss_of_a_worker(mode, error, num_requeues, num_others, num_restarts, action, note):
+    worker, lost = SimpleNamespace(name="worker 5", num_requeues=num_requeues), error("lost")
+    policy = FailurePolicy(mode, max_restarts=3, min_workers=2, max_requeues=2)
+    assert policy.decide(worker, lost, num_others, num_restarts) is action
+    assert note in "".join(getattr(lost, "__notes__", []))
+    assert bool(note) == hasattr(lost, "__notes__")
+
+
+def test_without_requeues_a_job_that_has_ended_is_a_failure():
+    worker = SimpleNamespace(name="worker 5", num_requeues=0)
+    assert FailurePolicy("restart", 1).decide(worker, ENDED("lost"), 1, 0) is Action.RESTART

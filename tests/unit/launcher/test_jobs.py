@@ -11,6 +11,8 @@ from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.job_watcher import JobWatcher
 from collectx.transport.processes import death_error
 
+# What a scheduler starts instead.
+NOTHING = (print, ())
 PENDING = JobState("PENDING", False, False, "Resources")
 RUNNING = JobState("RUNNING", False, True, "", "n1")
 COMPLETED = JobState("COMPLETED", True, True, "", "n1")
@@ -54,7 +56,7 @@ class Jobs(JobWatcher):
         super().__init__(self.scheduler, 3, lambda worker: folder / f"worker-{worker}.log", grace_s, self.lines.append)
 
     def start_all(self):
-        return [self.start(worker, 0) for worker in range(3)]
+        return [self.start(worker, NOTHING) for worker in range(3)]
 
     def become(self, worker, state):
         self.scheduler.now[f"1_{worker}"] = state
@@ -77,13 +79,14 @@ def is_readable(descriptor):
 
 
 def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements(workers, wait_until):
-    assert [handle.id for handle in workers.start_all()] == ["1_0", "1_1", "1_2"]
+    first, *others = workers.start_all()
+    assert [handle.id for handle in (first, *others)] == ["1_0", "1_1", "1_2"]
     assert workers.lines == ["workers are submitted: job 1_0 to 1_2"]
-    other = workers.start(1, 1)
+    other = workers.start(1, NOTHING, 1)
     wait_until(lambda: other.id == "2_1", what="the replacement is submitted")
     assert workers.scheduler.submitted == [[0, 1, 2], [1]]
-    assert workers.describe(1).startswith("worker 1 (job 2_1: ")
-    assert workers.describe(0).startswith("worker 0 (job 1_0: ")
+    assert workers.describe(1, other).startswith("worker 1 (job 2_1: ")
+    assert workers.describe(0, first).startswith("worker 0 (job 1_0: ")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_the_end_of_a_job_makes_its_sentinel_readable_and_is_described(workers, 
     workers.become(0, end)
     wait_until(lambda: is_readable(first.sentinel))
     assert first.exitcode == (0 if end is COMPLETED else 1)
-    assert text.format(log=path) in workers.describe(0)
+    assert text.format(log=path) in workers.describe(0, first)
     assert second.exitcode is None
     assert not is_readable(second.sentinel)
 
@@ -151,10 +154,10 @@ def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried
     workers.scheduler.refusal = None
     workers.start_all()
     refusal = workers.scheduler.refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
-    handle = workers.start(0, 1)
+    handle = workers.start(0, NOTHING, 1)
     wait_until(lambda: refusal in workers.lines)
     assert handle.exitcode is None
-    assert f"NOT SUBMITTED ({refusal})" in workers.describe(0)
+    assert f"NOT SUBMITTED ({refusal})" in workers.describe(0, handle)
     workers.scheduler.refusal = None
     wait_until(lambda: handle.id is not None, what="it is submitted in the end")
     assert workers.lines.count(refusal) == 1

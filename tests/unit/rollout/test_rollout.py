@@ -1,7 +1,6 @@
 """The rollouts, lockstep and ragged: what they write where."""
 
 import gc
-import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,6 @@ from worlds.spaceenv import SpaceEnv, read
 
 from collectx import policy as policies
 from collectx.batch import Layout, batch_leaves
-from collectx.config.schema.run import as_dict
 from collectx.env import build, read_spec
 from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor
@@ -25,8 +23,6 @@ from collectx.rollout.episodes import Episodes
 from collectx.rollout.loop import Stopped
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.segments import RaggedRollout, rollout_class
-from collectx.user_objects import UserObjects
-from collectx.worker.spec import WorkerSpec
 
 PLAIN = RolloutOptions(check_finite=False)
 
@@ -150,14 +146,6 @@ def test_each_frame_has_the_version_of_the_weights_that_acted_in_it(cfg):
         else:
             assert version.tolist() == [expected] * 3
     rollout.close()
-
-
-@pytest.mark.parametrize("spec", [PLAIN, RolloutOptions(True, 3, 2, True, True)])
-def test_a_task_travels_as_plain_json(spec):
-    task = WorkerSpec(1, 4, 2, counting(2), mlp(), "cpu", "random", 7, (), rollout=spec)
-    message = json.loads(json.dumps(task.to_json()))
-    assert message["rollout"] == as_dict(spec)
-    assert WorkerSpec.from_json(message, UserObjects()) == task
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 5, 12])

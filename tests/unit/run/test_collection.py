@@ -28,7 +28,7 @@ class FakeCollector:
     def __iter__(self):
         for each in self.deliveries:
             self.delivery = each
-            self.members = SimpleNamespace(taking_part=(2, 4) if each is self.deliveries[-1] else None)
+            self.pool = SimpleNamespace(ready_of_started=(2, 4) if each is self.deliveries[-1] else None)
             yield TensorDict({"observation": torch.full([each.frames], each.index)}, [each.frames])
 
     def publish(self, policy):

@@ -41,7 +41,9 @@ class ManualSupervisor(Supervisor):
 
     def __init__(self, stack, join_timeout=None):
         self.now, self.ends, self._stack = 100.0, {}, stack
-        super().__init__(60.0, 20.0, 60.0, "worker {} (job 7)".format, join_timeout, lambda: self.now)
+        super().__init__(
+            60.0, 20.0, 60.0, lambda index, handle: f"worker {index} (job 7)", join_timeout, lambda: self.now
+        )
         stack.callback(self.close)
         watched, self._wakeup = os.pipe()
         for end in (watched, self._wakeup):
@@ -134,7 +136,7 @@ def supervisor():
     ],
 )
 def test_who_is_late_and_by_which_timeout(supervisor, steps, late):
-    supervisor = supervisor(lambda worker: ("launcher.queue_timeout_s", 3600.0))
+    supervisor = supervisor(lambda worker, handle: ("launcher.queue_timeout_s", 3600.0))
     supervisor.connect(0)
     for at, *step in steps:
         while step != ["resume"] and supervisor.now < 99.0 + at:
@@ -182,11 +184,11 @@ def test_a_process_can_be_killed_while_its_worker_is_removed(supervisor):
     """By another thread, as the shutdown of a collector with a background thread does."""
     supervisor = supervisor()
     job = supervisor.run(3)
-    during = []
-    job.join = lambda timeout=None: during.append(supervisor.handles)
-    supervisor.remove(supervisor.worker(3))
-    assert during == [{3: job}] * 3
-    assert supervisor.handles == {}
+    during, worker = [], supervisor.worker(3)
+    job.join = lambda timeout=None: during.append(worker.handle)
+    supervisor.remove(worker)
+    assert during == [job] * 3
+    assert worker.handle is None
 
 
 def test_a_message_of_which_a_part_has_come_holds_up_nobody(supervisor):

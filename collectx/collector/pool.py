@@ -1,0 +1,258 @@
+"""The workers of a collector: one record for each, from its first process to its last. Workers are started, become
+ready, are asked, fail, and are replaced or dropped.
+
+    STARTING --replies to its first requests--> READY        STARTING, READY --dropped--> DROPPED
+
+Where a run waits for all workers, they are ready as soon as they are started, and there are no first requests. Where it
+begins with some of them (`collector.min_workers`), each is sent requests, the next one after the reply to the one
+before, as a worker that has not started reads nothing. It is ready when it has replied to all; so is one whose job is
+submitted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from collectx.collector.failure_policy import Action, FailurePolicy
+from collectx.collector.record import Role, WorkerRecord, WorkerState
+from collectx.errors import text_of
+from collectx.launcher.base import Launcher
+from collectx.schedule.base import Grant, Schedule
+from collectx.transport.base import NO_RESET, Departure, Joined, Reply, Request, Transport
+
+
+class WorkerPool:
+    """The workers of a collector, by index.
+
+    Args:
+        events: called as `events(name, **fields)` when a worker has joined or failed.
+        num_workers: how many workers the run begins with.
+        min_workers: how many workers have to be ready before a batch is requested, as long as others are starting.
+        first_incarnations: the incarnations with which workers begin, by index; 0 where there is none.
+        first_requests: returns the first requests to a worker, at least one. None: workers are ready as soon as they
+            are started.
+
+    Attributes:
+        records: of all workers that were ever started, by index.
+        num_ready, num_starting: how many workers are in these states.
+        num_awaited: replies to come to the last `request`.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        launcher: Launcher,
+        transport: Transport,
+        schedule: Schedule,
+        failure_policy: FailurePolicy,
+        events: Callable[..., None],
+        num_workers: int,
+        min_workers: int,
+        first_incarnations: Mapping[int, int],
+        first_requests: Callable[[int], Sequence[Request]] | None = None,
+    ):
+        self.records: list[WorkerRecord] = []
+        self.num_ready = self.num_starting = self.num_awaited = 0
+        self._role = role
+        self._launcher = launcher
+        self._transport = transport
+        self._schedule = schedule
+        self._failure_policy = failure_policy
+        self._events = events
+        self._num_workers = num_workers
+        self._min_workers = min_workers
+        self._first_incarnations = first_incarnations
+        self._first_requests = first_requests
+
+    def start_all(self) -> None:
+        """Starts the workers that the run begins with. Does not wait for them."""
+        # All are expected before any of them can find the trainer: another program may have started them already.
+        for _ in range(self._num_workers):
+            self._expect_next()
+        if self._role.endpoint is not None:
+            self._launcher.announce(self._role.endpoint)
+        for worker in self.records:
+            self._start_first(worker)
+
+    def add(self) -> None:
+        """Starts one more worker, with the envs of one of the first workers, in incarnations that no other worker has.
+        Only for a run that waits for all."""
+        worker = self._expect_next()
+        self._start_first(worker)
+        self._events("worker_added", worker=worker.index, num_workers=self.num_alive)
+        self._schedule.joined(worker.index)
+
+    def _expect_next(self) -> WorkerRecord:
+        """Makes the record of the next worker, of the lowest unused index."""
+        index = len(self.records)
+        incarnation = index // self._num_workers * self._failure_policy.max_incarnations
+        worker = WorkerRecord(index, self._role, self._first_incarnations.get(index, incarnation))
+        self.records.append(worker)
+        self._expect(worker)
+        return worker
+
+    def _expect(self, worker: WorkerRecord) -> None:
+        """Lets a process of the worker's incarnation connect."""
+        worker.spec = self._role.make_spec(worker.index, worker.incarnation)
+        self._transport.expect(worker.index, worker.spec.to_json)
+
+    def _start_first(self, worker: WorkerRecord) -> None:
+        self._start(worker)
+        if self._first_requests is None:
+            self._set_state(worker, WorkerState.READY)
+        else:
+            self._wait_for(worker, self._first_requests(worker.index))
+
+    def _start(self, worker: WorkerRecord) -> None:
+        """Starts the process that is expected."""
+        restarts = worker.num_restarts + worker.num_requeues
+        worker.handle = self._launcher.start(worker.index, self._role.entry(worker.spec), restarts, worker.handle)
+        worker.has_replied = False
+        if worker.handle is not None:
+            self._transport.attach(worker.index, worker.handle)
+
+    def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
+        self._set_state(worker, WorkerState.STARTING)
+        worker.first_requests = first_requests
+        self._transport.send_request(worker.index, first_requests[0])
+
+    def _set_state(self, worker: WorkerRecord, state: WorkerState) -> None:
+        self.num_ready += (state is WorkerState.READY) - (worker.state is WorkerState.READY)
+        self.num_starting += (state is WorkerState.STARTING) - (worker.state is WorkerState.STARTING)
+        worker.state = state
+
+    @property
+    def ready(self) -> set[int]:
+        """The workers that take part in batches."""
+        return {worker.index for worker in self.records if worker.state is WorkerState.READY}
+
+    @property
+    def starting(self) -> set[int]:
+        """The workers that have not replied to their first requests."""
+        return {worker.index for worker in self.records if worker.state is WorkerState.STARTING}
+
+    @property
+    def silent(self) -> list[WorkerRecord]:
+        """The ready workers whose newest process has not replied to any request, so may still be making its envs."""
+        return [worker for worker in self.records if worker.state is WorkerState.READY and not worker.has_replied]
+
+    @property
+    def num_alive(self) -> int:
+        """How many workers are ready or starting."""
+        return self.num_ready + self.num_starting
+
+    @property
+    def ready_of_started(self) -> tuple[int, int] | None:
+        """How many workers are ready and how many were started; None if all are ready."""
+        return None if self.num_ready == len(self.records) else (self.num_ready, len(self.records))
+
+    @property
+    def are_too_few(self) -> bool:
+        """Whether the next batch has to wait for workers that are starting."""
+        return self.num_starting > 0 and self.num_ready < self._min_workers
+
+    def handle_joined(self, joined: Joined) -> None:
+        """Reports the connection of a worker."""
+        self._events("worker_joined", worker=joined.worker, **joined.info)
+
+    def handle_first_reply(self, reply: Reply, num_batches: int) -> None:
+        """Sends a starting worker its next request, or lets it take part after the last one. Raises the reply's error.
+
+        Args:
+            num_batches: how many batches the run has delivered.
+        """
+        if reply.error is not None:
+            raise reply.error
+        worker = self.records[reply.worker]
+        worker.has_replied, worker.first_requests = True, worker.first_requests[1:]
+        if worker.first_requests:
+            self._transport.send_request(worker.index, worker.first_requests[0])
+            return
+        if reply.value is None:
+            worker.reset = NO_RESET  # its envs are restored, or new
+        self._set_state(worker, WorkerState.READY)
+        self._schedule.joined(worker.index)
+        counts = {"num_workers": self.num_ready, "of": len(self.records), "batches": num_batches}
+        self._events("worker_ready", worker=worker.index, **counts, new_episodes=reply.value)
+
+    def handle_departure(self, departure: Departure, is_final: bool) -> Iterable[Grant]:
+        """Replaces or drops a worker that is gone; returns the slots that its replacement may fill.
+
+        Args:
+            is_final: the run ends in any case.
+
+        Raises:
+            Exception: the worker's error, which ends the run.
+        """
+        worker, error = self.records[departure.worker], departure.error
+        worker.num_granted = worker.num_pending = 0
+        self._finish_request(worker, Reply(worker.index, None, error))
+        self._events("worker_failed", worker=worker.index, type=type(error).__name__, message=text_of(error))
+        if is_final:
+            raise error
+        num_restarts = sum(each.num_restarts for each in self.records)
+        action = self._failure_policy.decide(worker, error, self.num_alive - 1, num_restarts)
+        if action is Action.END_RUN:
+            raise error
+        if action is Action.DROP:
+            self._leave(worker)
+            self._set_state(worker, WorkerState.DROPPED)
+            self._events("worker_dropped", worker=worker.index, num_workers=self.num_alive)
+            return ()
+        if action is Action.REQUEUE:
+            worker.num_requeues += 1
+        else:
+            worker.num_restarts += 1
+        worker.incarnation += 1
+        self._expect(worker)
+        self._start(worker)
+        self._events("worker_restarted", worker=worker.index, life=worker.incarnation, after=type(error).__name__)
+        if self._first_requests is None:
+            return self._schedule.replaced(worker.index)
+        self._leave(worker)
+        self._wait_for(worker, [("ready", ())])
+        return ()
+
+    def _leave(self, worker: WorkerRecord) -> None:
+        """Takes a worker that is ready out of the schedule."""
+        if worker.state is WorkerState.READY:
+            self._schedule.dropped(worker.index)
+
+    def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
+        """Sends a request to workers. `num_awaited` becomes 0 when all have replied, or are gone.
+
+        Args:
+            name: a method of `collectx.worker.requests.RequestHandler`.
+            arguments: by worker; those that do not take part are not asked.
+        """
+        for worker in self.records:
+            worker.is_awaited = worker.state is WorkerState.READY and worker.index in arguments
+            worker.reply = None
+        asked = [worker for worker in self.records if worker.is_awaited]
+        self.num_awaited = len(asked)
+        for worker in asked:
+            worker.num_pending += 1
+            self._transport.send_request(worker.index, (name, arguments[worker.index]))
+
+    def replies(self) -> dict[int, Any]:
+        """The results of the last `request` by worker. Raises the first error of a method, or of a worker that is
+        gone."""
+        replies = [worker.reply for worker in self.records if worker.reply is not None]
+        for reply in replies:
+            if reply.error is not None:
+                raise reply.error
+        return {reply.worker: reply.value for reply in replies}
+
+    def handle_reply(self, reply: Reply) -> None:
+        """Takes a reply of a worker that takes part; one to an interrupted call is discarded."""
+        worker = self.records[reply.worker]
+        worker.has_replied = True
+        worker.num_pending -= 1
+        if worker.num_pending == 0:
+            self._finish_request(worker, reply)
+
+    def _finish_request(self, worker: WorkerRecord, reply: Reply) -> None:
+        if worker.is_awaited:
+            worker.is_awaited, worker.reply = False, reply
+            self.num_awaited -= 1

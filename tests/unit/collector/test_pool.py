@@ -1,0 +1,150 @@
+"""The records of workers: who is started, takes part, is asked, and is replaced or dropped."""
+
+from types import SimpleNamespace
+
+import pytest
+from collecting import Log
+
+from collectx.collector.failure_policy import FailurePolicy
+from collectx.collector.pool import WorkerPool
+from collectx.collector.record import Role
+from collectx.errors import JobEnded, WorkerDied
+from collectx.schedule.sync import SyncSchedule
+from collectx.transport.base import RESET, Departure, Reply
+
+READY, LOAD = ("ready", ()), ("load", (7,))
+
+
+class Recorder:
+    """A launcher and a transport that keep what they are called with."""
+
+    def __init__(self):
+        self.calls, self.requests = [], []
+
+    def announce(self, endpoint):
+        self.calls.append(("announce", endpoint))
+
+    def expect(self, worker, spec):
+        self.calls.append(("expect", worker, spec()))
+
+    def start(self, worker, entry, restarts, previous):
+        self.calls.append(("start", worker, entry, restarts, previous))
+        return f"process {worker}.{restarts}"
+
+    def attach(self, worker, handle):
+        self.calls.append(("attach", worker, handle))
+
+    def send_request(self, worker, request):
+        self.requests.append((worker, *request))
+
+
+def make_pool(mode, num_workers, schedule, first_requests=None, first_incarnations=(), endpoint=None, **limits):
+    recorder, log = Recorder(), Log()
+    role = Role("worker", lambda *who: SimpleNamespace(to_json=lambda: who), lambda spec: spec.to_json(), endpoint)
+    policy = FailurePolicy(mode, 10, min_workers=2, **limits)
+    pool = WorkerPool(
+        role, recorder, recorder, schedule, policy, log, num_workers, 2, dict(first_incarnations), first_requests
+    )
+    pool.start_all()
+    return pool, recorder, log
+
+
+@pytest.fixture
+def made():
+    """A pool of three workers that begins with two, where worker 2 has a state; the schedule, requests and events."""
+    schedule = SyncSchedule(0)
+    pool, recorder, log = make_pool(
+        "drop", 3, schedule, lambda worker: [READY, LOAD] if worker == 2 else [READY], max_requeues=1
+    )
+    return pool, schedule, recorder.requests, log
+
+
+def test_all_workers_are_expected_before_one_can_find_the_trainer():
+    _, recorder, _ = make_pool("restart", 2, SyncSchedule(2), first_incarnations={1: 4}, endpoint="here")
+    assert [call[:3] for call in recorder.calls[:4]] == [
+        ("expect", 0, (0, 0)),
+        ("expect", 1, (1, 4)),
+        ("announce", "here"),
+        ("start", 0, (0, 0)),
+    ]
+
+
+def test_a_replacement_begins_the_next_incarnation_with_the_reset_of_its_worker():
+    schedule = SyncSchedule(2)
+    pool, recorder, log = make_pool("restart", 2, schedule)
+    worker = pool.records[1]
+    list(schedule.begin())
+    worker.num_granted, worker.reset, worker.num_frames = 1, RESET, 30
+    pool.request("ready", {1: ()})
+    recorder.calls.clear()
+    assert list(pool.handle_departure(Departure(1, WorkerDied("killed")), is_final=False)) == [(1, 0)]
+    assert recorder.calls == [
+        ("expect", 1, (1, 1)),
+        ("start", 1, (1, 1), 1, "process 1.0"),
+        ("attach", 1, "process 1.1"),
+    ]
+    assert (worker.incarnation, worker.num_granted, worker.num_frames, pool.num_awaited) == (1, 0, 30, 0)
+    assert (worker.take_reset(), worker.take_reset()) == (RESET, 0)
+    assert log.of("worker_restarted") == [{"worker": 1, "life": 1, "after": "WorkerDied"}]
+    with pytest.raises(WorkerDied):
+        pool.replies()
+
+
+def test_an_added_worker_has_incarnations_that_no_other_worker_has():
+    schedule = SyncSchedule(2)
+    pool, recorder, _ = make_pool("restart", 2, schedule, max_requeues=3)
+    pool.add()
+    assert ("expect", 2, (2, 14)) in recorder.calls
+    assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_reply_to_an_interrupted_request_is_discarded():
+    pool, _, _ = make_pool("restart", 2, SyncSchedule(2))
+    pool.request("envs", {0: (), 1: ()})
+    pool.request("state", {0: (), 1: (), 5: ()})
+    for worker, value in ((0, "old"), (1, "old"), (0, 3), (1, 4)):
+        assert pool.num_awaited > 0
+        pool.handle_reply(Reply(worker, value))
+    assert (pool.num_awaited, pool.replies(), pool.silent) == (0, {0: 3, 1: 4}, [])
+
+
+def test_a_worker_is_ready_when_it_has_replied(made):
+    pool, _, requests, log = made
+    assert requests == [(0, *READY), (1, *READY), (2, *READY)]
+    pool.handle_first_reply(Reply(2), num_batches=0)
+    assert (requests[3:], pool.ready) == ([(2, *LOAD)], set())
+    sizes = []
+    for worker in (2, 0, 1):
+        pool.handle_first_reply(Reply(worker), num_batches=0)
+        sizes.append((pool.num_ready, pool.are_too_few, pool.ready_of_started))
+    assert sizes == [(1, True, (1, 3)), (2, False, (2, 3)), (3, False, None)]
+    assert not any(worker.first_requests for worker in pool.records)
+    assert [each["worker"] for each in log.of("worker_ready")] == [2, 0, 1]
+
+
+def test_a_worker_whose_first_request_fails_ends_the_run(made):
+    with pytest.raises(ValueError, match="no such state"):
+        made[0].handle_first_reply(Reply(2, None, ValueError("no such state")), 0)
+
+
+def test_a_worker_that_never_replied_is_dropped_and_its_request_is_kept(made):
+    pool, _, _, log = made
+    pool.handle_departure(Departure(2, WorkerDied("late")), is_final=False)
+    assert log.of("worker_dropped") == [{"worker": 2, "num_workers": 2}]
+    assert pool.records[2].first_requests == [READY, LOAD]
+    with pytest.raises(WorkerDied):
+        pool.handle_departure(Departure(1, WorkerDied("late")), is_final=False)
+
+
+def test_a_worker_whose_job_is_submitted_again_is_not_waited_for(made):
+    pool, schedule, requests, _ = made
+    for worker in (0, 1, 2, 2):
+        pool.handle_first_reply(Reply(worker), 0)
+    assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
+    assert list(pool.handle_departure(Departure(2, JobEnded("preempted")), is_final=False)) == []
+    assert (pool.ready, pool.starting) == ({0, 1}, {2})
+    # It begins new episodes, so it gets no state.
+    assert requests[-1] == (2, *READY)
+    assert pool.records[2].incarnation == 1
+    pool.handle_first_reply(Reply(2), 5)
+    assert pool.ready_of_started is None

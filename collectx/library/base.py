@@ -23,7 +23,8 @@ from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
 from collectx.env.user_env import copied, is_env
-from collectx.library.background import Background, BackgroundCollector
+from collectx.library.background import Background
+from collectx.library.compat import CollectorProperties
 from collectx.library.configuration import fit_frames, to_config
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, WorkerKeywords
@@ -42,7 +43,7 @@ from collectx.worker.requests import load_into
 _MOST_KILLS = 5
 
 
-class BaseCollector(BackgroundCollector):
+class BaseCollector(CollectorProperties):
     """Base class of all collectors of the library, for `isinstance`; not instantiated itself.
 
     Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch and a run"), until `total_frames` are
@@ -57,6 +58,8 @@ class BaseCollector(BackgroundCollector):
         TypeError: by the constructor: unknown keywords.
         Exception: by the constructor: what an env or a policy raised in a worker, as in `next`.
     """
+
+    _background: Background | None = None
 
     def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
         passed, conflicts = lift_shared(passed)
@@ -136,6 +139,51 @@ class BaseCollector(BackgroundCollector):
     def iterator(self) -> Iterator[TensorDictBase]:
         """Returns an iterator over the remaining batches."""
         return iter(self)
+
+    def start(self) -> None:
+        """Starts to collect into `replay_buffer` in a background thread, until `total_frames` or `shutdown`. Returns at
+        once. Weights may be published meanwhile.
+
+        Raises:
+            RuntimeError: the collector has no replay buffer, or was started before.
+        """
+        self._core.owner.check_process()
+        if self.replay_buffer is None:
+            raise RuntimeError("start() collects into a replay buffer: pass replay_buffer=... to the constructor")
+        if self._background is not None:
+            raise RuntimeError("start() was called before")
+        self._background = Background(self._collect)
+
+    def is_running(self) -> bool:
+        """Whether the background thread is collecting."""
+        return self._background is not None and self._background.is_running
+
+    @contextlib.contextmanager
+    def pause(self, timeout: float | None = None, *, resume: bool = True) -> Iterator[None]:
+        """`with collector.pause():` adds nothing to the replay buffer inside the block. Blocks until the current batch
+        is complete. Workers that write to the buffer themselves are idle inside the block; other workers fill their
+        free slots.
+
+        Args:
+            timeout: seconds to wait for the current batch; None: as long as `worker_timeout_s` allows.
+            resume: must be True; `shutdown` ends the collecting.
+
+        Raises:
+            ValueError: `resume=False`.
+            TimeoutError: on entering the block: the current batch was not complete within `timeout`.
+            Exception: on entering the block: the error that ended the background thread, raised once.
+        """
+        if not resume:
+            raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
+        with self._exclusive(timeout):
+            if self._keywords.shared_buffer is not None:
+                self._collector.wait_until_idle()
+            yield
+
+    def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
+        """Waits for the current batch of the background thread, and keeps the thread idle inside the block."""
+        self._core.owner.check_process()
+        return contextlib.nullcontext() if self._background is None else self._background.hold(timeout_s)
 
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
         """Waits for the current batch of the background thread, unless weights are in shared memory."""

@@ -1,5 +1,5 @@
-"""From the keywords of a constructor to the configuration of the run. Each keyword that is an option has its path in
-`keywords`; here are the options that follow from several keywords or from the class of the collector.
+"""From the keywords of a constructor to the configuration of the run, and back, in messages. Each keyword that is an
+option has its path in `keywords`; the options that follow from several keywords or from the class are here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from collectx.collector.batch_info import part_shape
 from collectx.config.derived import is_stacked
-from collectx.config.registry import KINDS, packaged_values
+from collectx.config.problem import ABSENT, PYTHON, Problem
+from collectx.config.registry import KINDS, limits_of, packaged_values
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.fields import incomplete
 from collectx.config.schema.launcher import DevicesConfig, LauncherConfig
@@ -27,6 +28,18 @@ from collectx.library.parse import option_value
 from collectx.library.values import exploration_name
 from collectx.run.submitted_workers import PresubmittedJobs
 from collectx.worker.spec import WorkerOverrides
+
+# Choices of the configuration that Python writes in another way.
+CHOICES = {
+    "collector=multi_sync": "MultiSyncCollector",
+    "collector=multi_async": "MultiAsyncCollector",
+    "collector=distributed": "DistributedCollector",
+    "launcher=local or slurm": "launcher='mp'",
+    "launcher=local": "launcher='mp'",
+    "launcher.sbatch": "slurm_kwargs",
+    "backend=auto or gloo": "backend='gloo'",
+    " null": " None",
+}
 
 
 def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
@@ -59,6 +72,25 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
         trainer=_group("trainer", "meter", {}),
         seed=options[""]["seed"],
     )
+
+
+def in_python(problem: Problem, keywords: Keywords) -> str:
+    """The message of a problem of the configuration with the names that Python has for options and choices."""
+    names = dict(CHOICES)
+    # Of two keywords for one option, messages name the first one.
+    for field in reversed([field for field in dataclasses.fields(keywords) if "path" in field.metadata]):
+        path, convert = field.metadata["path"], field.metadata["convert"]
+        choices = field.metadata.get("choices") or limits_of(path).get("choices", ())
+        values = convert if isinstance(convert, dict) else {choice: choice for choice in choices}
+        names |= {f"{path}={choice}": f"{field.name}={value!r}" for value, choice in values.items()}
+        names[path] = field.name
+    keyword = names.get(problem.path, "")
+    if problem.value is not ABSENT and hasattr(keywords, keyword):
+        problem = dataclasses.replace(problem, path=keyword, value=getattr(keywords, keyword))
+    text = problem.text(PYTHON)
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, names[name])
+    return text
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:

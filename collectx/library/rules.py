@@ -7,7 +7,6 @@ Each keyword by itself was checked by `collectx.library.parse`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from collectx.batch import Leaf
 from collectx.config import rules as config_rules
 from collectx.config.convert import out_of_range
 from collectx.config.derived import REMOTE
-from collectx.config.problem import ABSENT, PYTHON, Problem
 from collectx.config.registry import limits_of
 from collectx.config.rules.backends import device_names, visible_devices, visible_problems
 from collectx.config.rules.launchers import gpu_problems, ray_gpus
@@ -27,6 +25,7 @@ from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
+from collectx.library.configuration import in_python
 from collectx.library.keywords import (
     DistributedSyncKeywords,
     Keywords,
@@ -47,31 +46,12 @@ from collectx.user_objects import UserCollector
 
 Messages = Iterator[str]
 
+DEVICES = ("device", "storing_device", "policy_device", "env_device")
 # In Python the workers may have different devices; `devices`, `gpus` and `ray_actors` are the same rules for them.
 CONFIG_RULES = [rule for rule in config_rules.RULES if rule not in (device_names, visible_devices, ray_gpus)]
 
-# Keywords that may be a list, and what stands in it for each worker.
-LISTS = {
-    "create_env_kwargs": "dict",
-    "policy_factory": "callable",
-    "device": "device",
-    "storing_device": "device",
-    "policy_device": "device",
-    "env_device": "device",
-    "collector_kwargs": "dict",
-    "remote_configs": "dict",
-}
-# Choices of the configuration that Python writes in another way.
-CHOICES = {
-    "collector=multi_sync": "MultiSyncCollector",
-    "collector=multi_async": "MultiAsyncCollector",
-    "collector=distributed": "DistributedCollector",
-    "launcher=local or slurm": "launcher='mp'",
-    "launcher=local": "launcher='mp'",
-    "launcher.sbatch": "slurm_kwargs",
-    "backend=auto or gloo": "backend='gloo'",
-    " null": " None",
-}
+# Keywords that may be a list with an entry for each worker.
+LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "remote_configs")
 
 
 def check(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
@@ -107,27 +87,6 @@ def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
         )
 
 
-def in_python(problem: Problem, keywords: Keywords) -> str:
-    """The message of a problem of the configuration with the names that Python has for options and choices."""
-    options = [field for field in dataclasses.fields(keywords) if "path" in field.metadata]
-    names = dict(CHOICES)
-    # Of two keywords for one option, messages name the first one.
-    for field in reversed(options):
-        path, convert = field.metadata["path"], field.metadata["convert"]
-        choices = field.metadata.get("choices") or limits_of(path).get("choices", ())
-        values = convert if isinstance(convert, dict) else {choice: choice for choice in choices}
-        names[path] = field.name
-        names |= {f"{path}={choice}": f"{field.name}={value!r}" for value, choice in values.items()}
-    for field in options:
-        if field.metadata["path"] == problem.path:
-            value = problem.value if problem.value is ABSENT else getattr(keywords, field.name)
-            problem = dataclasses.replace(problem, path=field.name, value=value)
-    text = problem.text(PYTHON)
-    for name in sorted(names, key=len, reverse=True):
-        text = text.replace(name, names[name])
-    return text
-
-
 def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The rules that the command line checks too."""
     return (in_python(problem, keywords) for problem in config_rules.problems(cfg, CONFIG_RULES))
@@ -135,10 +94,23 @@ def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
     num_workers = cfg.collector.num_workers
-    for name, one in LISTS.items():
+    for name in LISTS:
         value = getattr(keywords, name, None)
         if isinstance(value, list | tuple) and len(value) != num_workers:
-            yield f"{name} has {len(value)} entries for {num_workers} workers: one for each, or one {one}."
+            yield f"{name} has {len(value)} entries for {num_workers} workers: one for each, or one for all."
+
+
+def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
+    hooks = ("pre_collect_hook", "post_collect_hook", "init_fn")
+    advice = {
+        "policy": ": give a module, a callable from the observation to the action, or None for random actions",
+        "weight_updater": ": give a callable that returns the weights, or TorchRL's",
+    }
+    for name in ("policy", "policy_factory", "postproc", "weight_updater", *hooks):
+        passed = getattr(keywords, name)
+        for value in entries(passed) if name == "policy_factory" else [passed]:
+            if value is not None and not callable(value):
+                yield f"{name}={value!r} cannot be called{advice.get(name, '')}."
 
 
 def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -162,17 +134,8 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
-    policy = keywords.policy
-    if isinstance(policy, type):
-        yield f"policy={policy!r} is a class: give an object of it, or the class as policy_factory."
-    elif policy is not None and not callable(policy):
-        yield (
-            f"policy={policy!r} cannot be called: give a module, a callable from the observation to the action, or "
-            "None for random actions."
-        )
-    for factory in entries(keywords.policy_factory):
-        if factory is not None and not callable(factory):
-            yield f"policy_factory={factory!r} cannot be called."
+    if isinstance(keywords.policy, type):
+        yield f"policy={keywords.policy!r} is a class: give an object of it, or the class as policy_factory."
     if cfg.collector.kind == "single" and keywords.has_both_policies:
         yield "policy and policy_factory: give one of them, as there are no workers."
     yield from _acceleration(keywords, "compile_policy", torch.compile)
@@ -196,7 +159,7 @@ def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages
 
 def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
     if cfg.collector.kind not in REMOTE:
-        for name in ("device", "storing_device", "policy_device", "env_device"):
+        for name in DEVICES:
             value = getattr(keywords, name)
             names = {device_name(each) or "cpu" for each in entries(value)}
             reasons = {missing_device(device) for device in names if device.startswith("cuda")}
@@ -224,13 +187,11 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The form in which batches are delivered."""
-    cat_results, postproc, buffer = keywords.cat_results, keywords.postproc, keywords.replay_buffer
+    cat_results, buffer = keywords.cat_results, keywords.replay_buffer
     if cat_results not in (None, "stack") and not isinstance(cat_results, int):
         yield f"cat_results={cat_results!r}: must be 'stack' or a dimension, as 0 or -1."
     if keywords.split_trajs and not keywords.track_traj_ids:
         yield "split_trajs=True with track_traj_ids=False: trajectories are distinguished by their ids."
-    if postproc is not None and not callable(postproc):
-        yield f"postproc={postproc!r}: must be callable."
     if buffer is not None and not hasattr(buffer, "extend"):
         yield f"replay_buffer={type(buffer).__name__}: has no `extend`."
     elif not keywords.extend_buffer and not hasattr(buffer, "add"):
@@ -292,16 +253,10 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
             )
 
 
-def _weights_and_hooks(keywords: Keywords, cfg: RunConfig) -> Messages:
-    updater = keywords.weight_updater
-    if updater is not None and not callable(updater):
-        yield f"weight_updater={updater!r}: give a callable that returns the weights, or TorchRL's."
+def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if unknown := unknown_models(getattr(keywords, name) or ()):
             yield f"{name} names {', '.join(unknown)}: {MODELS}."
-    for name, hook in vars(keywords.hooks).items():
-        if hook is not None and not callable(hook):
-            yield f"{name}={hook!r} cannot be called."
 
 
 def _one_constructor(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -416,6 +371,7 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _lists,
+    _callables,
     _envs,
     _policies,
     _devices,
@@ -425,7 +381,7 @@ RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _frames_per_worker,
     _early_ends,
     _trajectories,
-    _weights_and_hooks,
+    _models,
     _one_constructor,
     _collector_class,
     _ray_actors,

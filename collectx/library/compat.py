@@ -34,6 +34,11 @@ def _kwargs(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _passed(name: str) -> Any:
+    """A property: a keyword as it was passed to the constructor; None if it does not take the keyword."""
+    return property(lambda collector: getattr(collector._keywords, name, None), doc="As passed to the constructor.")
+
+
 class CollectorProperties:
     """The configuration of a collector, as properties.
 
@@ -57,6 +62,13 @@ class CollectorProperties:
     get_weights_fn = None
     local_init_rb = True
     verbose = False
+
+    interruptor = _passed("interruptor")
+    replay_buffer = _passed("replay_buffer")
+    trajs_per_batch = _passed("trajs_per_batch")
+    trajs_per_write = _passed("trajs_per_write")
+    weight_updater = _passed("weight_updater")
+    worker_idx = _passed("worker_idx")
 
     if not TYPE_CHECKING:
 
@@ -196,7 +208,9 @@ class CollectorProperties:
     def _by_worker(self, value: Any, default: Any) -> Any:
         if self._cfg.collector.kind == "single":
             return value
-        return [default if each is None else each for each in for_each(value, self.num_workers)]
+        # A list has no entries for workers that were added.
+        values = value if isinstance(value, list | tuple) else [value] * self.num_workers
+        return [default if each is None else each for each in values]
 
     @property
     def num_threads(self) -> int:
@@ -216,44 +230,14 @@ class CollectorProperties:
         return isinstance(self.policy, RandomPolicy) if trusted is None else trusted
 
     @property
-    def interruptor(self) -> Any:
-        """As passed to the constructor."""
-        return getattr(self._keywords, "interruptor", None)
-
-    @property
-    def worker_idx(self) -> int | None:
-        """As passed to the constructor."""
-        return self._keywords.worker_idx
-
-    @property
     def policy_weights(self) -> TensorDict:
         """The parameters and buffers of `collector.policy`, not copied; empty if it is no module."""
         return TensorDict.from_module(self.policy).data if isinstance(self.policy, nn.Module) else TensorDict({}, [])
 
     @property
-    def trajs_per_batch(self) -> int | None:
-        """As passed to the constructor."""
-        return self._keywords.trajs_per_batch
-
-    @property
-    def trajs_per_write(self) -> int | None:
-        """As passed to the constructor."""
-        return self._keywords.trajs_per_write
-
-    @property
     def traj_format(self) -> str:
         """ "padded" or "cat"."""
         return self._cfg.collector.traj_format
-
-    @property
-    def weight_updater(self) -> Any:
-        """As passed to the constructor."""
-        return self._keywords.weight_updater
-
-    @property
-    def replay_buffer(self) -> Any:
-        """As passed to the constructor."""
-        return self._keywords.replay_buffer
 
     @property
     def policy_version(self) -> int:

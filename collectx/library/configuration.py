@@ -37,6 +37,7 @@ CHOICES = {
     "launcher=local or slurm": "launcher='mp'",
     "launcher=local": "launcher='mp'",
     "launcher.sbatch": "slurm_kwargs",
+    "use launcher.requeue": "leave it out",
     "backend=auto or gloo": "backend='gloo'",
     " null": " None",
 }

@@ -66,8 +66,10 @@ def check(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
     """
     messages = [*problems]
     for rule in RULES:
+        # A rule ends where it reads a value that another rule refuses.
         with contextlib.suppress(Unset):
-            messages += rule(keywords, cfg)
+            for message in rule(keywords, cfg):
+                messages.append(message)
     if messages or (messages := [*_presubmitted(keywords, cfg)]):
         raise ConfigError(list(dict.fromkeys(messages)))
 
@@ -195,7 +197,7 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
     if buffer is not None and not hasattr(buffer, "extend"):
         yield f"replay_buffer={type(buffer).__name__}: has no `extend`."
     elif not keywords.extend_buffer and not hasattr(buffer, "add"):
-        yield (f"extend_buffer=False: replay_buffer={type(buffer).__name__} has no `add`, which writes single frames.")
+        yield f"extend_buffer=False: replay_buffer={type(buffer).__name__} has no `add`, which writes single frames."
     if keywords.split_trajs and (isinstance(buffer, ReplayBuffer) or not keywords.extend_buffer):
         yield (
             "split_trajs=True with a replay buffer of frames: padding would be stored as frames: remove split_trajs. "

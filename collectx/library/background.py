@@ -1,5 +1,5 @@
 """Collecting in a background thread, in the trainer's process. Other threads use the collector between two batches,
-inside `hold()`.
+inside `hold()`. Used by `collectx.library.base`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,40 @@ from contextlib import contextmanager
 
 
 class Background:
-    """A thread that calls `step` repeatedly.
+    """A thread that calls a function repeatedly, after `start`."""
 
-    Args:
-        step: collects one batch; raises `StopIteration` after the last one.
-    """
-
-    def __init__(self, step: Callable[[], object]):
-        self._step = step
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_holders = 0
         self._is_stepping = False
         self._stopping = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="collectx-background", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    def start(self, step: Callable[[], object]) -> None:
+        """Starts the thread.
+
+        Args:
+            step: collects one batch; raises `StopIteration` after the last one.
+
+        Raises:
+            RuntimeError: it was started before.
+        """
+        if self._thread is not None:
+            raise RuntimeError("start() was called before")
+        self._thread = threading.Thread(target=self._run, args=(step,), name="collectx-background", daemon=True)
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
         """Whether the thread is alive."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
-    def ends_within(self, timeout_s: float) -> bool:
-        """Waits up to `timeout_s` seconds for the thread to end; returns whether it has."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    def ends_within(self, timeout_s: float | None) -> bool:
+        """Waits up to `timeout_s` seconds for the thread to end; returns whether it has. True without a thread."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.is_running
 
     @contextmanager
     def hold(self, timeout_s: float | None = None) -> Iterator[None]:
@@ -67,8 +76,7 @@ class Background:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self.ends_within(timeout_s):
             raise TimeoutError(f"the current batch was not complete within timeout={timeout_s:g} s")
         self.check()
 
@@ -81,10 +89,10 @@ class Background:
         if error is not None:
             raise error
 
-    def _run(self) -> None:
+    def _run(self, step: Callable[[], object]) -> None:
         try:
             while self._may_step():
-                self._step()
+                step()
         except StopIteration:
             pass
         except BaseException as error:

@@ -12,7 +12,6 @@ from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.errors import ConfigError
 from collectx.library import unified
 from collectx.library.base import BaseCollector
-from collectx.library.inspection import InspectableCollector
 from collectx.library.keywords import (
     DistributedKeywords,
     DistributedSyncKeywords,
@@ -25,10 +24,11 @@ from collectx.library.keywords import (
 )
 from collectx.library.parse import signature_of
 from collectx.library.rules import worker_problems
+from collectx.library.stateful import StatefulCollector
 from collectx.library.workers import overrides_of_added
 
 
-class Collector(InspectableCollector):
+class Collector(StatefulCollector):
     """Collects in this process, without workers (TorchRL's `Collector` or `SyncDataCollector`). Acts with the policy
     object itself, so its weights need not be published.
 
@@ -49,7 +49,7 @@ class Collector(InspectableCollector):
 
     @signature_of(SingleKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, SingleKeywords, arguments, keywords)
+        StatefulCollector.__init__(self, SingleKeywords, arguments, keywords)
 
     @property
     def env(self) -> Any:
@@ -83,7 +83,7 @@ class Collector(InspectableCollector):
         self._ask("restart", mask.tolist())
 
 
-class MultiCollector(InspectableCollector):
+class MultiCollector(StatefulCollector):
     """Collects in worker processes of this machine, over shared memory. Every worker has a copy of the policy.
 
     `sync=True`: a batch stacks one part of equal size per worker, `[workers, ...]`, collected with the newest weights.
@@ -92,7 +92,7 @@ class MultiCollector(InspectableCollector):
 
     @signature_of(MultiKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, MultiKeywords, arguments, keywords)
+        StatefulCollector.__init__(self, MultiKeywords, arguments, keywords)
 
 
 class MultiSyncCollector(MultiCollector):
@@ -100,7 +100,7 @@ class MultiSyncCollector(MultiCollector):
 
     @signature_of(MultiSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, MultiSyncKeywords, arguments, keywords)
+        StatefulCollector.__init__(self, MultiSyncKeywords, arguments, keywords)
 
 
 class MultiAsyncCollector(MultiCollector):
@@ -108,7 +108,7 @@ class MultiAsyncCollector(MultiCollector):
 
     @signature_of(MultiAsyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, MultiAsyncKeywords, arguments, keywords)
+        StatefulCollector.__init__(self, MultiAsyncKeywords, arguments, keywords)
 
 
 class AsyncCollector(MultiAsyncCollector):
@@ -120,12 +120,12 @@ class AsyncCollector(MultiAsyncCollector):
         super().__init__([create_env_fn], *arguments, **keywords)
 
 
-class DistributedCollector(InspectableCollector):
+class DistributedCollector(StatefulCollector):
     """Collects in workers on any host, over torch.distributed; `sync` as in `MultiCollector`."""
 
     @signature_of(DistributedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, DistributedKeywords, arguments, keywords)
+        StatefulCollector.__init__(self, DistributedKeywords, arguments, keywords)
 
 
 class DistributedSyncCollector(DistributedCollector):
@@ -133,7 +133,7 @@ class DistributedSyncCollector(DistributedCollector):
 
     @signature_of(DistributedSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, DistributedSyncKeywords, arguments, keywords)
+        StatefulCollector.__init__(self, DistributedSyncKeywords, arguments, keywords)
 
     @property
     def update_interval(self) -> int:
@@ -141,7 +141,7 @@ class DistributedSyncCollector(DistributedCollector):
         return self._keywords.publish_interval
 
 
-class RPCCollector(InspectableCollector):
+class RPCCollector(StatefulCollector):
     """Collects in workers on any host, over torch RPC; `sync` as in `MultiCollector`.
 
     Torch RPC exchanges pickles and does not check the run's secret: a peer that can reach its ports can run code.
@@ -149,16 +149,16 @@ class RPCCollector(InspectableCollector):
 
     @signature_of(RpcKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, RpcKeywords, arguments, keywords)
+        StatefulCollector.__init__(self, RpcKeywords, arguments, keywords)
 
 
-class RayCollector(InspectableCollector):
+class RayCollector(StatefulCollector):
     """Collects in actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. The first collector
     connects this process to Ray, until the process ends or calls `ray.shutdown()`. Ray exchanges pickles."""
 
     @signature_of(RayKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, RayKeywords, arguments, keywords)
+        StatefulCollector.__init__(self, RayKeywords, arguments, keywords)
 
     def add_collectors(
         self,

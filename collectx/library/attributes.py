@@ -1,15 +1,16 @@
-"""Read-only attributes of TorchRL's collectors.
+"""What can be read of a collector: TorchRL's attributes, counters, and attributes of the workers' envs.
 
-Base class of `collectx.library.base.BaseCollector`. Used in the trainer's process.
+Base class of `collectx.library.base.BaseCollector`, which has what a collector does. Used in the trainer's process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import Collector
@@ -17,10 +18,12 @@ from collectx.config.derived import is_stacked, resolve_devices
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
+from collectx.library.background import Background
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords
 from collectx.library.values import for_each
 from collectx.policy.random import RandomPolicy
+from collectx.worker.requests import resolve
 from collectx.worker.spec import WorkerOverrides
 
 
@@ -39,15 +42,19 @@ def _passed(name: str) -> Any:
     return property(lambda collector: getattr(collector._keywords, name, None), doc="As passed to the constructor.")
 
 
-class CollectorProperties:
-    """The configuration of a collector, as properties.
+class ReadableCollector:
+    """The configuration of a collector, and what it and its workers can be asked for.
 
     A device property is one device for a collector in this process, a tuple with one per worker process of this
     machine, otherwise a list of them. Every keyword of the constructor that has no property here is an attribute too,
     as it was passed or with its default.
+
+    Workers answer queries between two of their batches; an async worker completes its granted batches first. Workers
+    on other hosts (over torch.distributed) cannot be queried: `NotImplementedError`.
     """
 
     _core: Collector
+    _background: Background
     _keywords: Keywords
     _cfg: RunConfig
     # For each worker, what differs from `_cfg`.
@@ -86,6 +93,20 @@ class CollectorProperties:
         """The collector whose batches this one delivers. Raises `RuntimeError` in a forked process."""
         self._core.owner.check_process()
         return self._core
+
+    def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
+        """Waits for the current batch of the background thread, and keeps the thread idle inside the block."""
+        self._core.owner.check_process()
+        return self._background.hold(timeout_s)
+
+    def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
+        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns the results by index.
+
+        Args:
+            per_worker: arguments by worker index; None: `arguments` for all workers.
+        """
+        with self._exclusive():
+            return self._collector.ask(name, *arguments, per_worker=per_worker)
 
     @property
     def device(self) -> Any:
@@ -258,3 +279,94 @@ class CollectorProperties:
         if total < 0 or self.trajs_per_batch is not None:
             raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)
+
+    def getattr_env(self, attr: str) -> Any:
+        """Returns a copy of an attribute of the first worker's env; a list if that worker has several envs.
+
+        Args:
+            attr: its name, or a path such as `transform[0].shape`.
+
+        Raises:
+            AttributeError: the env has no such attribute.
+        """
+        return self._ask("getattr_env", per_worker={min(self._collector.workers): (attr,)}).popitem()[1]
+
+    def get_distant_attr(self, attr: str) -> Any:
+        """Returns, for each worker, a copy of what a path that begins with `env.` names in its env, or its index for
+        `worker_idx`, in a list. Without workers, returns what a path names in this collector.
+
+        Raises:
+            AttributeError: it does not exist; or there are workers and the path does not begin with `env.`.
+        """
+        if self._keywords.kind == "single":
+            return resolve(self, attr)
+        if attr == "worker_idx":
+            return self._collector.workers
+        place, _, path = attr.partition(".")
+        if place != "env":
+            raise AttributeError(f"{attr!r}: workers are no collectors: give worker_idx or a path within env, as env.x")
+        return [value for _, value in sorted(self._ask("getattr_env", path).items())]
+
+    def getattr_policy(self, attr: str) -> Any:
+        """Returns an attribute of `collector.policy`."""
+        return getattr(self.policy, attr)
+
+    def getattr_rb(self, attr: str) -> Any:
+        """Returns an attribute of the replay buffer."""
+        return getattr(self.replay_buffer, attr)
+
+    def get_model(self, model_id: str = "policy") -> Any:
+        """Returns `collector.policy`.
+
+        Raises:
+            AttributeError: `model_id` is not "policy".
+        """
+        if model_id != "policy":
+            raise AttributeError(f"model_id={model_id!r}: the only model here is 'policy'")
+        return self.policy
+
+    def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:
+        """Returns counters of this process, without a query to workers.
+
+        - `workers`, `workers_alive`
+        - `frames`, `batches`, `completed`, `requested_frames_per_batch`, `policy_version`, and `total_frames` unless it
+          is -1; `worker_frames`, the sum over the workers
+        - of each worker `worker_<index>/frames`, `.../batches` and `.../requested_frames_per_batch`, of its parts of
+          the batches that were delivered
+
+        Args:
+            workers: "aggregate": the first and the second; "per_worker": the first and the third; "both": all.
+            timeout: ignored (accepted for TorchRL compatibility), as the call does not block.
+
+        Raises:
+            ValueError: another value of `workers`.
+        """
+        if workers not in ("aggregate", "per_worker", "both"):
+            raise ValueError(f"workers={workers!r}: must be 'aggregate', 'per_worker' or 'both'")
+        collector = self._collector
+        counters: dict[str, int | float | bool] = {
+            "workers": self._cfg.collector.num_workers,
+            "workers_alive": len(collector.workers),
+        }
+        if workers != "per_worker":
+            total = collector.total_frames
+            counters |= {
+                "frames": collector.num_frames,
+                "worker_frames": sum(collector.frames_by_worker.values()),
+                "batches": collector.num_batches,
+                "completed": 0 <= total <= collector.num_frames,
+                "requested_frames_per_batch": self.requested_frames_per_batch,
+                "policy_version": self.policy_version,
+            } | ({"total_frames": total} if total >= 0 else {})
+        if workers != "aggregate":
+            for index in sorted({*collector.workers, *collector.frames_by_worker}):
+                frames = collector.frames_by_worker[index]
+                part = self.frames_per_batch_worker(worker_idx=index)
+                counters[f"worker_{index}/frames"] = frames
+                counters[f"worker_{index}/batches"] = -(-frames // part)
+                counters[f"worker_{index}/requested_frames_per_batch"] = part
+        return counters
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """Returns a batch of zeros with the keys, shapes, dtypes and names that `next` returns. Steps no env."""
+        return self._delivery.zeros([each.steps for each in self._overrides])

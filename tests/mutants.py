@@ -40,7 +40,7 @@ TARGETS = {
     "collectx/transport/supervisor.py": (5, "unit/transport contract"),
     "collectx/config/rules/*.py": (4, "unit/config unit/collector/test_devices.py contract/test_collector_contract.py"),
     "collectx/config/*.py": (2, "unit/config unit/run unit/cli contract"),
-    "collectx/library/[cdkprvw]*.py": (5, "library conformance contract"),
+    "collectx/library/[acdknprvw]*.py": (5, "library conformance contract"),
     "collectx/batch.py": (3, "unit/test_batch.py unit/rollout contract"),
     "collectx/trainer/*.py": (4, "unit/trainer unit/run contract"),
     "collectx/transport/network/[aghlptw]*.py": (6, "unit/transport contract"),

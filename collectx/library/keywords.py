@@ -259,11 +259,6 @@ class Keywords:
         return isinstance(factories, list | tuple) and any(factory is not factories[0] for factory in factories)
 
     @property
-    def has_both_policies(self) -> bool:
-        """Whether this process has the policy `policy`, and the workers have those of `policy_factory`."""
-        return self.policy is not None and self.policy_factory is not None
-
-    @property
     def publish_interval(self) -> int:
         """Number of batches after which the policy's weights are published to all workers; -1: never."""
         if self.update_at_each_batch or self.update_after_each_batch:
@@ -272,12 +267,6 @@ class Keywords:
         if chosen or self.update_interval is not None:
             return min(chosen, default=-1)
         return -1 if self.has_individual_policies else self.default_interval
-
-    @property
-    def are_published(self) -> bool:
-        """Whether weights are published at all."""
-        scheme = (self.weight_sync_schemes or {}).get("policy")
-        return scheme is None or type(scheme).__name__ != "NoWeightSyncScheme"
 
 
 @dataclass(frozen=True, kw_only=True)

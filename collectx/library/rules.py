@@ -138,7 +138,7 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
     if isinstance(keywords.policy, type):
         yield f"policy={keywords.policy!r} is a class: give an object of it, or the class as policy_factory."
-    if cfg.collector.kind == "single" and keywords.has_both_policies:
+    if cfg.collector.kind == "single" and keywords.policy is not None and keywords.policy_factory is not None:
         yield "policy and policy_factory: give one of them, as there are no workers."
     yield from _acceleration(keywords, "compile_policy", torch.compile)
     yield from _acceleration(keywords, "cudagraph_policy", CudaGraphModule)

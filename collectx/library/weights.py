@@ -52,14 +52,9 @@ class WeightPublisher:
     ) -> None:
         """Publishes weights by worker; the key None stands for all workers: their weights are loaded into `policy`,
         which is published. Then calls the updater's post-hooks. Raises what `load_weights` raises."""
-        if self._keywords.are_published:
-            self._publish(policy, by_worker, num_workers, strict)
-            for hook in getattr(self.updater, "post_hooks", ()):
-                hook()
-
-    def _publish(
-        self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int, strict: bool
-    ) -> None:
+        scheme = (self._keywords.weight_sync_schemes or {}).get("policy")
+        if type(scheme).__name__ == "NoWeightSyncScheme":
+            return
         with self._lock:
             by_worker = {worker: apply_weight_updater(self.updater, weights) for worker, weights in by_worker.items()}
             individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
@@ -67,13 +62,15 @@ class WeightPublisher:
                 version = self._collector.publish_to(weight_writers(policy, individual, strict))
                 self.versions |= dict.fromkeys(individual, version)
                 self.individual |= set(individual)
-                return
-            (weights,) = by_worker.values()
-            if weights is not None:
-                load_weights(policy, weights, strict)
-            version = self._collector.publish(policy if isinstance(policy, nn.Module) else None)
-            self.versions = {None: version}
-            self.individual.clear()
+            else:
+                (weights,) = by_worker.values()
+                if weights is not None:
+                    load_weights(policy, weights, strict)
+                version = self._collector.publish(policy if isinstance(policy, nn.Module) else None)
+                self.versions = {None: version}
+                self.individual.clear()
+        for hook in getattr(self.updater, "post_hooks", ()):
+            hook()
 
 
 def unknown_models(names: Iterable[str]) -> list[str]:

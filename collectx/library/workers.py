@@ -35,7 +35,8 @@ def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[WorkerOverr
     overrides = [
         _overrides(keywords, cfg, *each) for each in zip(range(num_workers), envs, kwargs_of_each, strict=True)
     ]
-    if keywords.has_individual_policies or keywords.has_both_policies:
+    has_both = keywords.policy is not None and keywords.policy_factory is not None
+    if has_both or keywords.has_individual_policies:
         for each, factory in zip(overrides, for_each(keywords.policy_factory, num_workers), strict=True):
             each.policy, each.keeps_weights = _policy(keywords, keywords.policy, factory), True
     if isinstance(keywords, SingleKeywords) and keywords.interruptor is not None:

@@ -1,4 +1,4 @@
-"""The collector classes, with TorchRL's names and keywords. Their base classes are in `base.py` and `inspection.py`."""
+"""The collector classes, with TorchRL's names and keywords. Their base classes are in `base.py`, `attributes.py` and `stateful.py`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,6 @@ TARGETS = {
     "collectx/schedule/[ar]*.py": (3, "unit/schedule contract library"),
     "collectx/schedule/sync.py": (6, "unit/schedule contract library"),
     "collectx/collector/collector.py": (4, "contract library"),
-    "collectx/collector/failure_policy.py": (2, "unit/collector contract library"),
     "collectx/transport/slab.py": (4, "unit/transport contract"),
     "collectx/transport/supervisor.py": (5, "unit/transport contract"),
     "collectx/config/rules/*.py": (4, "unit/config unit/collector/test_devices.py contract/test_collector_contract.py"),

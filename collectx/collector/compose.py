@@ -13,17 +13,17 @@ import torch
 from torch import nn
 
 from collectx import policy as policies
-from collectx.batch import batch_leaves, nested_dims
+from collectx.batch import Leaf, batch_leaves, nested_dims
 from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import Collector
-from collectx.collector.failure_policy import FailurePolicy
 from collectx.collector.pool import WorkerPool
-from collectx.collector.record import Role
+from collectx.collector.record import FailurePolicy, Role
 from collectx.collector.saved_state import first_requests, next_lives
 from collectx.config.derived import backend_of, is_async, is_elastic, is_stacked, num_workers_of, resolve_devices
 from collectx.config.schema.collector import CollectorConfig
-from collectx.config.schema.launcher import RpcBackendConfig
+from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Entry, Launcher
@@ -37,7 +37,7 @@ from collectx.schedule.bounded_lag import BoundedLagSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlabSpec, Transport
-from collectx.worker.spec import Placement, SpecMaker, WorkerOverrides, WorkerSpec
+from collectx.worker.spec import Placement, WorkerOverrides, WorkerSpec
 
 
 def build(
@@ -120,6 +120,88 @@ def build(
     return collector
 
 
+class SpecMaker:
+    """Makes the specs of the workers of one collector.
+
+    Args:
+        cfg: the run's.
+        overrides: one for each worker, of those that are added too; empty: none.
+        num_envs, leaves: see `WorkerSpec`.
+        outer: the worker that runs the collector; None: it is the run's collector.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        overrides: Sequence[WorkerOverrides],
+        num_envs: int,
+        leaves: tuple[Leaf, ...],
+        outer: Placement | None = None,
+    ):
+        self._cfg = _config_of_workers(cfg)
+        self._overrides = overrides
+        self._num_envs = num_envs
+        self._leaves = leaves
+        self._num_workers = num_workers_of(cfg)
+        self._visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
+        num_processes = self._num_workers * cfg.collector.num_workers_per_collector
+        self._outer = outer or Placement(worker=0, index=0, num_workers=num_processes)
+
+    def make(self, worker: int, incarnation: int) -> WorkerSpec:
+        """The spec of a new process of a worker."""
+        overrides = self._overrides[worker] if self._overrides else WorkerOverrides()
+        collector = self._cfg.collector
+        if overrides.exploration_type is not None:
+            collector = dataclasses.replace(collector, exploration_type=overrides.exploration_type)
+        cfg = dataclasses.replace(
+            self._cfg,
+            env=overrides.env or self._cfg.env,
+            policy=overrides.policy or self._cfg.policy,
+            devices=overrides.devices or self._cfg.devices,
+            collector=collector,
+        )
+        return WorkerSpec(
+            cfg,
+            self._placement(worker, incarnation),
+            self._num_envs,
+            self._leaves,
+            overrides.steps,
+            overrides.should_end,
+            overrides.hooks,
+            overrides.user_collector,
+            overrides.keeps_weights,
+        )
+
+    def _placement(self, worker: int, incarnation: int) -> Placement:
+        outer, index = self._outer, worker % self._num_workers
+        return Placement(
+            worker=worker,
+            index=outer.worker * self._num_workers + index,
+            num_workers=outer.num_workers,
+            incarnation=outer.incarnation + incarnation,
+            visible_device=self._visible_devices[index] if self._visible_devices else None,
+        )
+
+
+def _config_of_workers(cfg: RunConfig) -> RunConfig:
+    """`WorkerSpec.cfg` without overrides: plain data, and the user's env and policy, whatever the trainer's process has
+    in its configuration."""
+    launcher = LauncherConfig(
+        kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
+    )
+    policy_device = resolve_devices(cfg.devices).policy_device
+    return RunConfig(
+        env=cfg.env,
+        policy=cfg.policy,
+        collector=dataclasses.replace(cfg.collector),
+        backend=BackendConfig(kind="shared_memory", interface=None, port=None),
+        launcher=launcher,
+        devices=DevicesConfig(device=None, storing_device=None, policy_device=policy_device, env_device=None),
+        trainer=TrainerConfig(kind="meter", digest=False),
+        seed=cfg.seed,
+    )
+
+
 def _make_actor(cfg: RunConfig, policy: Callable | None, spec: EnvSpec, ends_early: bool) -> tuple[Actor, EnvSpec]:
     """An actor of which only the leaves and the layout of its weights are used, on the trainer's device; and the spec
     of a worker's envs as the actor sees it."""
@@ -177,7 +259,9 @@ def _connect(
         from collectx.worker.entry import inline_worker
 
         inline = InlineTransport(slab)
-        return inline, Role("worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.worker))))
+        return inline, Role(
+            "worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.placement.worker)))
+        )
     from collectx.launcher.local import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
@@ -194,7 +278,7 @@ def _connect(
         from collectx.worker.entry import run_worker
 
         shared = SharedMemoryTransport(slab, supervisor)
-        return shared, Role("worker", specs.make, lambda spec: (run_worker, (spec, shared.link(spec.worker))))
+        return shared, Role("worker", specs.make, lambda spec: (run_worker, (spec, shared.link(spec.placement.worker))))
     from collectx.transport.network.addresses import local_addresses
     from collectx.transport.network.handshake import Endpoint, new_secret
     from collectx.transport.network.transport import NetworkTransport

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from collectx.collector.failure_policy import Action, FailurePolicy
-from collectx.collector.record import Role, WorkerRecord, WorkerState
+from collectx.collector.record import Action, FailurePolicy, Role, WorkerRecord, WorkerState
 from collectx.errors import text_of
 from collectx.launcher.base import Launcher
 from collectx.schedule.base import Grant, Schedule

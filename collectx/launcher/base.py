@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from collectx.transport.batch_timers import Limit
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.processes import Handle
+from collectx.transport.processes import Handle, Limit
 
 # The function that a process calls, and its arguments.
 Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]

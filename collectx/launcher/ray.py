@@ -20,9 +20,8 @@ from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.launcher import ray_cluster
 from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.transport.batch_timers import Limit
 from collectx.transport.network.ray import actor_class, actors
-from collectx.transport.processes import Handle
+from collectx.transport.processes import Handle, Limit
 
 
 def build(cfg: RunConfig, log_dir: Path | None) -> RayLauncher:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
-from collectx.transport.batch_timers import Limit
+
+# An option, and its value in seconds.
+Limit: TypeAlias = tuple[str, float]
 
 
 class Handle(Protocol):

@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
-from collectx.transport.batch_timers import BatchTimers, Limit
 from collectx.transport.connections import MessageReader, set_send_timeout, shut_down
-from collectx.transport.processes import Handle, death_error, end_processes, timeout_error
+from collectx.transport.processes import Handle, Limit, death_error, end_processes, timeout_error
 from collectx.transport.stacks import request_stacks
 
 # epoll takes milliseconds in 32 bits; a longer wait is split.
@@ -65,6 +65,49 @@ class Worker:
     num_outstanding: int = 0
     has_delivered: bool = False
     limit: Limit | None = None
+
+
+class BatchTimers:
+    """One timer for each worker with outstanding batches. They expire by `now_s`, which follows `clock` only with
+    `advance`, and by `longest_gap_s` seconds at most.
+    """
+
+    def __init__(self, longest_gap_s: float, clock: Callable[[], float]):
+        self.now_s = 0.0
+        self._longest_gap_s = longest_gap_s
+        self._clock = clock
+        self._advanced_s = clock()
+        # For each limit, the workers with their start times, the oldest first: a worker with a long limit must not
+        # hide one with a short limit.
+        self._started: dict[Limit, OrderedDict[Any, float]] = {}
+
+    def advance(self) -> None:
+        before_s, self._advanced_s = self._advanced_s, self._clock()
+        self.now_s += min(self._advanced_s - before_s, self._longest_gap_s)
+
+    def start(self, worker: Any, limit: Limit) -> None:
+        """Starts the timer of a `collectx.transport.supervisor.Worker`, and sets its `limit`."""
+        self.advance()
+        worker.limit = limit
+        self._started.setdefault(limit, OrderedDict())[worker] = self.now_s
+
+    def stop(self, worker: Any) -> None:
+        """Stops a worker's timer, if it is running, and clears its `limit`."""
+        if worker.limit is not None:
+            del self._started[worker.limit][worker]
+            worker.limit = None
+
+    @property
+    def are_running(self) -> bool:
+        """Whether any timer is running."""
+        return any(self._started.values())
+
+    def next(self) -> tuple[float, Any] | None:
+        """When the next timer expires, and whose it is; None if none is running."""
+        oldest = [(*next(iter(started.items())), limit_s) for (_, limit_s), started in self._started.items() if started]
+        if not oldest:
+            return None
+        return min(((start_s + limit_s, worker) for worker, start_s, limit_s in oldest), key=lambda entry: entry[0])
 
 
 AnyWorker = TypeVar("AnyWorker", bound=Worker)

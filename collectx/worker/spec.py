@@ -5,7 +5,7 @@ Made in the trainer's process, read in the worker's.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,13 +13,11 @@ import numpy as np
 import torch
 
 from collectx.batch import Leaf
-from collectx.config.derived import num_workers_of, resolve_devices
 from collectx.config.registry import from_dict
 from collectx.config.schema.env import EnvConfig
-from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
+from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig, as_dict
-from collectx.config.schema.trainer import TrainerConfig
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
 
@@ -145,68 +143,6 @@ class WorkerSpec:
             "user_collector": objects.user_collector,
         }
         return cls(**(fields | values))
-
-
-@dataclass(frozen=True)
-class SpecMaker:
-    """Makes the specs of the workers of one collector.
-
-    Args:
-        cfg: the run's.
-        overrides: one for each worker; empty: none.
-        num_envs, leaves: see `WorkerSpec`.
-        outer: the worker that runs the collector, which is then a part of that worker; None: it is the run's collector.
-    """
-
-    cfg: RunConfig
-    overrides: Sequence[WorkerOverrides]
-    num_envs: int
-    leaves: tuple[Leaf, ...]
-    outer: Placement | None = None
-
-    def make(self, worker: int, incarnation: int) -> WorkerSpec:
-        """The spec of a new process of a worker."""
-        overrides = self.overrides[worker] if self.overrides else WorkerOverrides()
-        return WorkerSpec(
-            cfg=_config_of_worker(self.cfg, overrides),
-            placement=self._placement(worker, incarnation),
-            num_envs=self.num_envs,
-            leaves=self.leaves,
-            steps=overrides.steps,
-            should_end=overrides.should_end,
-            hooks=overrides.hooks,
-            user_collector=overrides.user_collector,
-            keeps_weights=overrides.keeps_weights,
-        )
-
-    def _placement(self, worker: int, incarnation: int) -> Placement:
-        options, backend, outer = self.cfg.collector, self.cfg.backend, self.outer
-        num_workers = num_workers_of(self.cfg)
-        index = worker % num_workers
-        if outer is not None:
-            first = outer.worker * num_workers
-            return Placement(worker, first + index, outer.num_workers, outer.incarnation + incarnation)
-        visible_devices = backend.visible_devices if isinstance(backend, RpcBackendConfig) else None
-        device = visible_devices[index] if visible_devices else None
-        return Placement(worker, index, num_workers * options.num_workers_per_collector, incarnation, device)
-
-
-def _config_of_worker(cfg: RunConfig, overrides: WorkerOverrides) -> RunConfig:
-    """`WorkerSpec.cfg`: plain data and the user's env and policy, whatever the trainer's process is configured with."""
-    devices = resolve_devices(overrides.devices or cfg.devices)
-    exploration_type = overrides.exploration_type or cfg.collector.exploration_type
-    return RunConfig(
-        env=overrides.env or cfg.env,
-        policy=overrides.policy or cfg.policy,
-        collector=replace(cfg.collector, exploration_type=exploration_type),
-        backend=BackendConfig(kind="shared_memory", interface=None, port=None),
-        launcher=LauncherConfig(
-            kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
-        ),
-        devices=DevicesConfig(device=None, storing_device=None, policy_device=devices.policy_device, env_device=None),
-        trainer=TrainerConfig(kind="meter", digest=False),
-        seed=cfg.seed,
-    )
 
 
 def env_seed(seed: int, index: int, incarnation: int = 0) -> int:

@@ -10,7 +10,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from collectx.launcher.base import Launcher
+from collectx.collector.record import Role
 
 
 class Gates:
@@ -30,15 +30,15 @@ class Gates:
 
     def install(self, monkeypatch: Any) -> None:
         """Until `monkeypatch` is undone."""
-        prepare, folder = Launcher.prepare, self._folder
+        folder = self._folder
 
-        def prepare_late(launcher: Launcher, entry: Callable, endpoint: Any = None) -> None:
-            def late(worker: int) -> tuple[Callable, tuple]:
-                return _run, (str(folder / f"gate-{worker}"), *entry(worker))
+        def late_role(name: str, make_spec: Callable, entry: Callable, endpoint: Any = None) -> Role:
+            def late(spec: Any) -> tuple[Callable, tuple]:
+                return _run, (str(folder / f"gate-{spec.worker}"), *entry(spec))
 
-            prepare(launcher, late, endpoint)
+            return Role(name, make_spec, late, endpoint)
 
-        monkeypatch.setattr(Launcher, "prepare", prepare_late)
+        monkeypatch.setattr("collectx.collector.compose.Role", late_role)
 
 
 def _run(gate: str, function: Callable, arguments: tuple) -> None:

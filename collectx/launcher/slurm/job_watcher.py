@@ -18,8 +18,8 @@ from collectx.errors import LauncherError
 from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.launcher.slurm.array import JobArray
 from collectx.launcher.slurm.commands import JobState
-from collectx.transport.batch_timers import Limit
 from collectx.transport.network.handshake import Endpoint
+from collectx.transport.processes import Limit
 
 # The polling interval: short after a change, growing while nothing changes.
 _FIRST_POLL_S = 1.0

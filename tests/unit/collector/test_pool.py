@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 from collecting import Log
 
-from collectx.collector.failure_policy import FailurePolicy
 from collectx.collector.pool import WorkerPool
-from collectx.collector.record import Role
+from collectx.collector.record import FailurePolicy, Role
 from collectx.errors import JobEnded, WorkerDied
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import RESET, Departure, Reply

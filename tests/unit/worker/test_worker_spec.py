@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from collecting import config, counting, mlp
 
+from collectx.collector.compose import SpecMaker
 from collectx.config.registry import packaged_values
 from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.user_objects import Hooks, UserObjects, UserPolicyConfig
-from collectx.worker.spec import Placement, SpecMaker, WorkerOverrides
+from collectx.worker.spec import Placement, WorkerOverrides
 
 
 @pytest.mark.parametrize("kind", ["single", "distributed_sync", "rpc", "ray"])

@@ -1,4 +1,6 @@
-"""The collector classes, with TorchRL's names and keywords. Their base classes are in `base.py`, `attributes.py` and `stateful.py`."""
+"""The collector classes, with TorchRL's names and keywords. Their base classes: `attributes.py`, what can be read;
+`base.py`, what a collector does; `stateful.py`, its state.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a collector: `state_dict` and `load_state_dict`. Base class of the collectors in `collectx.library.collectors`, in the
+"""The state of a collector: `state_dict` and `load_state_dict`. Base class of `collectx.library.collectors`, in the
 trainer's process.
 """
 

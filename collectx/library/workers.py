@@ -27,18 +27,17 @@ from collectx.worker.spec import WorkerOverrides
 def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[WorkerOverrides]:
     """What each worker has instead of what `cfg` says. Each has an env."""
     num_workers = cfg.collector.num_workers
-    creates, kwargs_of_env = (
-        for_each(each, num_workers) for each in (keywords.create_env_fn, keywords.create_env_kwargs)
-    )
-    envs = [_env(keywords, create, kwargs or {}) for create, kwargs in zip(creates, kwargs_of_env, strict=True)]
-    kwargs_of_each = kwargs_of_workers(keywords, num_workers)
-    overrides = [
-        _overrides(keywords, cfg, *each) for each in zip(range(num_workers), envs, kwargs_of_each, strict=True)
-    ]
     has_both = keywords.policy is not None and keywords.policy_factory is not None
-    if has_both or keywords.has_individual_policies:
-        for each, factory in zip(overrides, for_each(keywords.policy_factory, num_workers), strict=True):
+    lists = (keywords.create_env_fn, keywords.create_env_kwargs, keywords.policy_factory)
+    per_worker = zip(
+        *(for_each(each, num_workers) for each in lists), kwargs_of_workers(keywords, num_workers), strict=True
+    )
+    overrides = []
+    for worker, (create, kwargs_of_env, factory, kwargs) in enumerate(per_worker):
+        each = _overrides(keywords, cfg, worker, _env(keywords, create, kwargs_of_env or {}), kwargs)
+        if has_both or keywords.has_individual_policies:
             each.policy, each.keeps_weights = _policy(keywords, keywords.policy, factory), True
+        overrides.append(each)
     if isinstance(keywords, SingleKeywords) and keywords.interruptor is not None:
         overrides[0].should_end = keywords.interruptor.collection_stopped
     return overrides

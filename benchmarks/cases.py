@@ -164,7 +164,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         make = EitherCollectorConfig
         values |= {"kind": either, "sync": kind != either}
     # EnvPool's threads run on the core of their worker, as in the bare loop.
-    launcher = LauncherConfig(kind="local", hydra_mode=None, num_threads=1, pin_cores=env.kind == "envpool")
+    launcher = LauncherConfig(kind="local", num_threads=1, pin_cores=env.kind == "envpool")
     if kind in RAY_KINDS:
         ray = {"ray_init_config": RAY, "queue_timeout_s": 120.0}
         launcher = RayLauncherConfig(**packaged_values("launcher", "ray") | ray)

@@ -8,14 +8,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from collectx.cli import output
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
+from collectx.run import printing
 
+# Flags without a value of the subcommands, in addition to Hydra's, and their short names.
+SWITCHES: dict[str, dict[str, str]] = {
+    "cancel": {"now": ""},
+    "list": {"verbose": "-v"},
+    "logs": {"follow": "-f"},
+    "reproduce": {"trust": ""},
+    "resume": {"trust": ""},
+}
 # Flags of Hydra without and with a value, and their short names.
 _SWITCHES = {"help": "-h", "hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
 _VALUED = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
@@ -33,11 +41,17 @@ class UsageError(ConfigError):
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line: its words, which do not begin with a dash, and each flag's long name without dashes, with its
-    value ("" for a switch)."""
+    """A command line.
+
+    Attributes:
+        words: the arguments that do not begin with a dash.
+        flags: the values of the flags, "" for a switch, by their long names without dashes.
+        argv: the command line as typed, for the snapshot.
+    """
 
     words: tuple[str, ...]
     flags: dict[str, str]
+    argv: tuple[str, ...] = ()
 
     @property
     def config_dir(self) -> str | None:
@@ -53,10 +67,10 @@ class Arguments:
 
 
 class _Parser(argparse.ArgumentParser):
-    def __init__(self, switches: Sequence[str]):
+    def __init__(self, switches: Mapping[str, str]):
         super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
         self.add_argument("words", nargs="*", default=())
-        for name, short in (_SWITCHES | dict.fromkeys(switches, "")).items():
+        for name, short in {**_SWITCHES, **switches}.items():
             self.add_argument(*filter(None, (short, f"--{name}")), dest=name, action="store_const", const="")
         for name, short in _VALUED.items():
             self.add_argument(short, f"--{name}", dest=name, metavar="VALUE")
@@ -74,46 +88,57 @@ class _Blocked(argparse.Action):
         raise UsageError([f"{name}: {_BLOCKED[name]}"])
 
 
-def split(argv: Sequence[str], switches: Sequence[str] = ()) -> Arguments:
-    """Reads `argv`.
-
-    Args:
-        switches: names of the subcommand's flags without a value, in addition to Hydra's.
+def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
+    """Reads `argv`, the command line behind the name of the subcommand.
 
     Raises:
         UsageError: an unknown flag, one without its value, or one that is blocked, with the reason.
     """
-    flags, unknown = _Parser(switches).parse_known_intermixed_args(argv)
+    flags, unknown = _Parser(SWITCHES.get(subcommand, {})).parse_known_intermixed_args(argv)
     if unknown:
-        raise UsageError([f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(switches))}"])
-    given = vars(flags)
-    return Arguments(tuple(given.pop("words")), given)
+        raise UsageError([f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(subcommand))}"])
+    values = vars(flags)
+    return Arguments(tuple(values.pop("words")), values, ("collectx", subcommand, *argv))
 
 
-def run_subcommand(
-    argv: Sequence[str],
-    usage: str,
-    run: Callable[[Arguments], int],
-    switches: Sequence[str] = (),
-    report: Callable[[Sequence[str]], int] = output.usage_errors,
-) -> int:
-    """Runs a subcommand with its command line, or prints its usage for `--help`; returns the exit status.
+def names(subcommand: str) -> list[str]:
+    """The long names of a subcommand's flags, as in `--config-dir`."""
+    return [f"--{name}" for name in (*_SWITCHES, *_VALUED, "info", *SWITCHES.get(subcommand, ()))]
+
+
+def subcommand(
+    name: str, run: Callable[[Arguments], int], usage: str = "", lists_problems: bool = False
+) -> Callable[[Sequence[str]], int]:
+    """Returns the `main(argv)` of a subcommand: runs it and returns the exit status, or prints its usage for `--help`.
 
     Args:
         usage: "": Hydra prints it.
-        switches: see `split`.
-        report: prints the problems of a `ConfigError`.
+        lists_problems: whether a `ConfigError` is about the configuration, whose problems are printed as a list.
     """
-    try:
-        arguments = split(argv, switches)
-        if usage and "help" in arguments.flags:
-            print(usage)
-            return 0
-        return run(arguments)
-    except UsageError as error:
-        return output.usage_errors(error.problems)
-    except ConfigError as error:
-        return report(error.problems)
+
+    def main(argv: Sequence[str]) -> int:
+        try:
+            arguments = split(argv, name)
+            if usage and "help" in arguments.flags:
+                print(usage)
+                return 0
+            return run(arguments)
+        except ConfigError as error:
+            if lists_problems and not isinstance(error, UsageError):
+                _print_list(error.problems)
+            else:
+                printing.message(" ".join(error.problems))
+            return 2
+
+    return main
+
+
+def _print_list(problems: Sequence[str]) -> None:
+    count = f"{len(problems)} problems" if len(problems) > 1 else "A problem"
+    printing.print_message(f"{count} in the configuration, no worker was started:", "bold red")
+    for problem in problems:
+        first, *more = problem.splitlines()
+        printing.print_message("\n".join([f"  - {first}", *(f"    {line}" for line in more)]))
 
 
 def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> str | None:
@@ -156,8 +181,3 @@ def call_hydra(
         hydra.main(config_path="pkg://collectx.conf", config_name=config_name, **plugins.VERSION_BASE)(task)()
     finally:
         sys.argv = old_argv
-
-
-def names(switches: Sequence[str] = ()) -> list[str]:
-    """The long names of all flags, as in `--config-dir`, and of the subcommand's `switches`."""
-    return [f"--{name}" for name in (*_SWITCHES, *_VALUED, "info", *switches)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.watch import runs_of
 from collectx.jobs.cancel import cancel
 
@@ -17,11 +15,9 @@ the run. --now ends it at once, as a second signal and scancel do. A run of this
 Exit status: 0 all runs have ended, 1 not all in time, 2 wrong usage or one is on another host, 130 Ctrl-C."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-    return run_subcommand(argv, _USAGE, _cancel, ["now"])
-
-
 def _cancel(arguments: Arguments) -> int:
     may_end_all, have_ended = cancel(runs_of("cancel", arguments.words), "now" in arguments.flags)
     return int(not have_ended) if may_end_all else 2
+
+
+main = subcommand("cancel", _cancel, _USAGE)

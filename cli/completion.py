@@ -9,17 +9,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shlex
 from collections.abc import Iterable, Sequence
 
 from collectx.cli import arguments
 from collectx.config.registry import GROUPS
-
-# Flags of subcommands beside Hydra's.
-_FLAGS = {
-    **{"cancel": ["--now"], "logs": ["--follow"], "list": ["--verbose"]},
-    **{"reproduce": ["--trust"], "resume": ["--trust"]},
-}
+from collectx.errors import ConfigError
 
 
 def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:
@@ -40,37 +34,30 @@ def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
         return [name for name in subcommands if name.startswith(last)]
     subcommand = words[1]
     if last.startswith("-"):
-        hydras = arguments.names() if subcommand in ("run", "reproduce", "resume") else []
-        return [flag for flag in (*hydras, *_FLAGS.get(subcommand, ())) if flag.startswith(last)]
+        composes = subcommand in ("run", "reproduce", "resume")
+        flags = [f"--{name}" for name in arguments.SWITCHES.get(subcommand, ())]
+        return [flag for flag in (arguments.names(subcommand) if composes else flags) if flag.startswith(last)]
     if subcommand == "schema":
         return list(GROUPS)
     if subcommand == "list":
         from collectx.cli.compose import Composer
 
-        return list(Composer(_config_dir(line)).groups)
+        return list(Composer(_config_dir(words[2:])).groups)
     if subcommand not in ("run", "reproduce", "resume"):
         return []
     # Hydra completes the last word of a command line without subcommand, with the keys of the chosen groups.
     chosen = [word for word in words[2:] if word.partition("=")[0] in (*GROUPS, "experiment") and "," not in word]
     os.environ["COMP_LINE"] = " ".join(["collectx", *chosen, last])
     with contextlib.redirect_stdout(io.StringIO()) as completions:
-        arguments.call_hydra(["-sc", "query=bash"], config_dir=_config_dir(line), program="collectx")
+        arguments.call_hydra(["-sc", "query=bash"], config_dir=_config_dir(words[2:]), program="collectx")
     # Files with a leading underscore are bases of others, not choices.
     return [word for word in completions.getvalue().split() if "=_" not in word]
 
 
-def _config_dir(line: str) -> str | None:
-    """The value of `--config-dir` in a command line that may still be incomplete."""
+def _config_dir(words: Sequence[str]) -> str | None:
+    """The value of `--config-dir`; None where the command line is incomplete."""
     try:
-        words = shlex.split(line)
-    except ValueError:
-        words = line.split()
-    for index, word in enumerate(words):
-        if word.startswith("--config-dir="):
-            folder = word.partition("=")[2]
-        elif word in ("--config-dir", "-cd") and index + 1 < len(words):
-            folder = words[index + 1]
-        else:
-            continue
-        return folder if os.path.isdir(folder) else None
-    return None
+        folder = arguments.split(words).config_dir
+    except ConfigError:
+        return None
+    return folder if folder is not None and os.path.isdir(folder) else None

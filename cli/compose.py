@@ -258,8 +258,8 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str], str]:
     """The typed configuration of a composition, of which `hydra` is Hydra's part; its problems, see
     `collectx.config.check.check`; and the message about keys that were left out, or "". The composition itself is
-    untyped: Hydra would stop at the first problem, and its advice to put a `+` before an unknown key would switch its
-    own check off."""
+    untyped: Hydra would stop at the first problem, and its advice to put a `+` before an unknown key would switch this
+    check off."""
     values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}
     note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
     cfg, problems = check_config(values, ignore)

@@ -10,10 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from collectx.cli import output
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, sources
+from collectx.run import RunFolder, printing, sources
 
 # Keys of a launcher that name code, or may.
 _EXECUTED_BY_LAUNCHER = {
@@ -30,7 +29,7 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
         ConfigError: the folder belongs to another user, and `trusted` is false.
     """
     for key, value, origin in references(cfg):
-        output.note(f"{key}={value} {origin}")
+        printing.note(f"{key}={value} {origin}")
     owner = other_owner(files)
     if owner is not None and not trusted:
         raise ConfigError(
@@ -55,7 +54,8 @@ def check_checkpoints(files: RunFolder) -> None:
         raise ConfigError(
             [
                 f"{path}: others can write to it, and the states of envs in a checkpoint are pickles, which execute "
-                f"code: chmod -R go-w {files.checkpoints}, if nobody has, or collectx resume {files.path} --trust."
+                f"code: chmod -R go-w {files.checkpoints} if no file was changed, or collectx resume {files.path} "
+                "--trust."
             ]
         )
 

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from collectx.cli.arguments import Arguments, one_group, run_subcommand
+from collectx.cli.arguments import Arguments, one_group, subcommand
 from collectx.cli.compose import Composer
 from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS
@@ -22,11 +22,6 @@ collectx list [GROUP] [-v] [--config-dir DIR] [hydra.searchpath=[...]]: every ch
 line about it; for run, checkpoint and sweep, which have no choices, their keys.
 
   -v, --verbose   also the keys of the choices, with their defaults and their documentation"""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-    return run_subcommand(["--verbose" if word == "-v" else word for word in argv], _USAGE, show, ["verbose"])
 
 
 def show(arguments: Arguments) -> int:
@@ -78,13 +73,13 @@ def find(composer: Composer, overrides: Sequence[str]) -> dict[str, dict[str, st
     sources = composer.load(overrides).hydra.runtime.config_sources
     roots = [_folder(source.schema, source.path) for source in sources if source.schema in ("pkg", "file")]
     choices = composer.choices(overrides)
-    found: dict[str, dict[str, str]] = {}
+    lines: dict[str, dict[str, str]] = {}
     for group in sorted(choices, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
         for name in choices[group]:
             files = (root / group / f"{name}.yaml" for root in roots)
             text = next((file.read_text() for file in files if file.is_file()), "")
-            found.setdefault(group, {})[name] = first_line(text)
-    return found
+            lines.setdefault(group, {})[name] = first_line(text)
+    return lines
 
 
 def _folder(schema: str, path: str) -> Any:
@@ -101,3 +96,6 @@ def first_line(text: str) -> str:
         if not line.startswith("# @package"):
             sentence = f"{sentence} {comment}".strip()
     return sentence
+
+
+main = subcommand("list", show, _USAGE)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from collectx.cli import output
-from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.watch import runs_of
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 from collectx.jobs.logs import print_logs, roles
+from collectx.run import printing
 
 _USAGE = """\
 collectx logs DIR [ROLE] [-f]: print the log of a role of the run in DIR, or of all roles, each line with its role.
@@ -18,11 +16,6 @@ collectx logs DIR [ROLE] [-f]: print the log of a role of the run in DIR, or of 
   -f, --follow   print what is added, until the run has ended
 
 Exit status: 0, 2 wrong usage, 130 Ctrl-C."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-    return run_subcommand(["--follow" if word == "-f" else word for word in argv], _USAGE, _logs, ["follow"])
 
 
 def _logs(arguments: Arguments) -> int:
@@ -36,9 +29,12 @@ def _logs(arguments: Arguments) -> int:
         raise ConfigError([f"logs: {role}: no such role{did_you_mean(role, known)}"])
     if not print_logs(run, role, "follow" in arguments.flags):
         nothing = f"{run.logs} is empty" if role is None else f"{role} has written no log"
-        output.note(
+        printing.note(
             f"{nothing}: logs have failures, and what envs print. The output of a run is in {run.path}: "
             f"{run.metrics.name} (every batch), {run.events.name} (starts, failures, checkpoints), {run.result.name} "
             f"(the end); collectx watch {run.path} shows it."
         )
     return 0
+
+
+main = subcommand("logs", _logs, _USAGE)

@@ -5,15 +5,13 @@ Called by the composer before Hydra. Values are checked after the composition.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.errors import HydraException
 
-from collectx.config.check import is_integer
 from collectx.config.problem import did_you_mean
 from collectx.config.registry import GROUPS
 
@@ -73,24 +71,9 @@ def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Chec
                 usable.append(f"~{key}")
             else:
                 usable.append(text.lstrip("+"))
-        elif _names_no_group(override, groups):
-            problems.append(f"{key}={override.get_value_element_as_str()}: no such group{did_you_mean(key, groups)}")
         else:
             usable.append(_forced(override, text))
     return Checked(tuple(usable), tuple(problems), frozenset(broken))
-
-
-def notes(usable: Sequence[str]) -> Iterator[str]:
-    """What the user may not expect of overrides that `check` accepts: of those of one key, only the last one has an
-    effect, and an integer may be written as a float."""
-    last: dict[tuple[str, str | None], str] = {}
-    for override, typed in zip(OverridesParser.create().parse_overrides(list(usable)), usable, strict=True):
-        place, text, value = (override.key_or_group, override.package), typed.lstrip("+"), override.value()
-        if last.get(place, text) != text:
-            yield f"{last[place]} has no effect: {text} comes later."
-        last[place] = text
-        if isinstance(value, float) and re.search(r"=[+-]?\d+\.0*$", text) and is_integer(override.key_or_group):
-            yield f"{text}: taken as {value:.0f}."
 
 
 def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -> str:
@@ -106,16 +89,6 @@ def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
     else:
         names = [override.get_value_element_as_str()]
     return [name for name in names if name not in options]
-
-
-def _names_no_group(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a key without a dot is a misspelt group."""
-    key = override.key_or_group
-    if "." in key or "/" in key or key == "seed" or override.is_delete():
-        return False
-    value = override.value()
-    near = did_you_mean(key, groups, listed=False).startswith(";")
-    return near and isinstance(value, str)
 
 
 def _forced(override: Override, text: str) -> str:

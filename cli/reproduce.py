@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collectx.cli import output
-from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
@@ -20,7 +19,7 @@ from collectx.cli.saved import compose_saved, read_snapshot, run_folder
 from collectx.config.derived import ASYNC
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import Outcome
-from collectx.run import RunFolder, resumed, snapshot
+from collectx.run import RunFolder, printing, saved_config, snapshot
 from collectx.run.reproduce import compare, recorded_order, why_not_recorded
 
 # Number of differences between two snapshots that are printed.
@@ -38,20 +37,11 @@ Exit status: 0 identical (or completed, where the saved run has no digest), 1 di
 To compare, the run must have digests of its batches; trainer.digest says when it has."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-
-    def run(arguments: Arguments) -> int:
-        return _reproduce(arguments, ["reproduce", *argv])
-
-    return run_subcommand(argv, _USAGE, run, ["trust"], output.config_errors)
-
-
-def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
+def _reproduce(arguments: Arguments) -> int:
     why_no_sweep = "reproduce runs one configuration; sweeps are `collectx run -m`."
     old, overrides = run_folder(arguments, _USAGE, why_no_sweep)
-    saved = read_snapshot(old, lambda files: resumed.repeatable_config(files)[0])
-    _, change = resumed.repeatable_config(old)
+    saved = read_snapshot(old, lambda files: saved_config.repeatable_config(files)[0])
+    _, change = saved_config.repeatable_config(old)
     # A damaged file is reported before the run, not after it.
     digests = [line.get("digest") for line in old.read_metrics()][: None if change is None else change.batches]
     result, _ = old.read_result(), list(old.read_events())
@@ -61,14 +51,14 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     had_digest = bool(digests) and all(digests)
     composer, cfg = compose_saved(old, saved, overrides, arguments)
     for text in snapshot.changed_sources(old, cfg):
-        output.note(f"the source of {text} has changed since the run.")
+        printing.note(f"the source of {text} has changed since the run.")
     for override in parsed(composer.check(overrides).overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError(
                 [f"{override.input_line}: this is the folder of the run to reproduce: choose another one."]
             )
     if not had_digest:
-        output.note(f"{old.path} has no digests of its batches; repeats the run without comparing.")
+        printing.note(f"{old.path} has no digests of its batches; repeats the run without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
     if getattr(cfg.launcher, "wait", True) is False:
@@ -76,7 +66,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
         overrides = (*overrides, "launcher.wait=true")
     collector = saved.get("collector") or {}
     if change is not None:
-        output.note(f"{old.path} was resumed after {change.batches} batches {change.reason}: repeats these batches.")
+        printing.note(f"{old.path} was resumed after {change.batches} batches {change.reason}: repeats these batches.")
     is_cut = ended != "completed" or change is not None
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")
@@ -87,7 +77,7 @@ def _reproduce(arguments: Arguments, argv: Sequence[str]) -> int:
     if reason is None:
         overrides = (*overrides, f"++collector.order_of={quoted(old.path)}")
     results: list[Outcome] = []
-    status = launch(composer, replace(arguments, words=overrides), argv, results)
+    status = launch(composer, replace(arguments, words=overrides), results)
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
@@ -122,10 +112,13 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
 def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut: bool) -> int:
     comparison = compare(old.path, new, limit)
     up_to = " up to its end" if comparison.identical and is_cut else ""
-    output.say(f"{comparison.verdict.value}{up_to}: {comparison.message}")
+    printing.say(f"{comparison.verdict.value}{up_to}: {comparison.message}")
     if not comparison.identical and reason:
-        output.say(f"note: the order in which workers are ready depends on no seed and was not recorded: {reason}.")
+        printing.say(f"note: the order in which workers are ready depends on no seed and was not recorded: {reason}.")
     if not comparison.identical and (differences := snapshot.differences(old, RunFolder(new))):
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
-        output.say("\n  ".join(["note: results may depend on these differences:", *differences[:_SHOWN]]) + more)
+        printing.say("\n  ".join(["note: results may depend on these differences:", *differences[:_SHOWN]]) + more)
     return 0 if comparison.identical else 1
+
+
+main = subcommand("reproduce", _reproduce, _USAGE, lists_problems=True)

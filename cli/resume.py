@@ -5,17 +5,16 @@ The composition starts from the saved configuration, as in `collectx reproduce`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from collectx.cli import output
-from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, read_snapshot, run_folder
 from collectx.errors import ConfigError
 from collectx.jobs.status import where_running
-from collectx.run import resumed
+from collectx.run import saved_config
+from collectx.run.resume import begins_anew
 
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
@@ -28,22 +27,13 @@ RUN_DIR belongs to another user, --trust is required.
 Exit status: 0 completed, also before; 1 failed, 2 wrong usage or nothing to continue from, 130 interrupted."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-
-    def run(arguments: Arguments) -> int:
-        return _resume(arguments, ["resume", *argv])
-
-    return run_subcommand(argv, _USAGE, run, ["trust"], output.config_errors)
-
-
-def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
+def _resume(arguments: Arguments) -> int:
     why_no_sweep = "resume continues one run: repeat the command of a sweep to continue the sweep."
     files, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     if where := where_running(files):
         raise ConfigError([f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}"])
-    saved = read_snapshot(files, resumed.newest_config)
-    if resumed.begins_anew(files):
+    saved = read_snapshot(files, saved_config.newest_config)
+    if begins_anew(files):
         raise ConfigError(
             [
                 f"{files.path} has no checkpoint: there is nothing to continue from. To begin it anew, add resume=auto "
@@ -52,4 +42,7 @@ def _resume(arguments: Arguments, argv: Sequence[str]) -> int:
         )
     composer, _ = compose_saved(files, saved, overrides, arguments)
     overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")
-    return launch(composer, replace(arguments, words=overrides), argv, trusted="trust" in arguments.flags)
+    return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)
+
+
+main = subcommand("resume", _resume, _USAGE, lists_problems=True)

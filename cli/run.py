@@ -19,18 +19,18 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, output, signatures, sweep
+from collectx.cli import foreign_code, signatures, sweep
 from collectx.cli import list as listing
-from collectx.cli.arguments import Arguments, call_hydra, run_subcommand
+from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, folder_of, parsed
-from collectx.cli.overrides import Checked, notes, quoted
+from collectx.cli.overrides import Checked, quoted
 from collectx.cli.task import Stopped, Task
 from collectx.config.derived import ELSEWHERE
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
-from collectx.jobs.status import Outcome, query_slurm, read_job, status_of_job, statuses
-from collectx.run import RunFolder, Status, preflight, resumed
+from collectx.jobs.status import Outcome, read_job, statuses
+from collectx.run import RunFolder, Status, preflight, printing, saved_config
 from collectx.run.folder import locked
 from collectx.run.result import Result
 
@@ -38,31 +38,21 @@ from collectx.run.result import Result
 _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version", "resolve")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-
-    def run(arguments: Arguments) -> int:
-        composer = Composer(arguments.config_dir, arguments.config_name)
-        if "help" in arguments.flags and len(arguments.words) == 1 and "=" not in arguments.words[0]:
-            return listing.show(replace(arguments, flags=arguments.flags | {"verbose": ""}))
-        return launch(composer, arguments, ["run", *argv])
-
-    return run_subcommand(argv, "", run, report=output.config_errors)
+def _run_or_show(arguments: Arguments) -> int:
+    composer = Composer(arguments.config_dir, arguments.config_name)
+    if "help" in arguments.flags and len(arguments.words) == 1 and "=" not in arguments.words[0]:
+        return listing.show(replace(arguments, flags=arguments.flags | {"verbose": ""}))
+    return launch(composer, arguments)
 
 
 def launch(
-    composer: Composer,
-    arguments: Arguments,
-    argv: Sequence[str],
-    results: list[Outcome] | None = None,
-    trusted: bool = False,
+    composer: Composer, arguments: Arguments, results: list[Outcome] | None = None, trusted: bool = False
 ) -> int:
     """Checks the configuration of every run, then runs them.
 
     Args:
         composer: composes from the packaged choices, or from a snapshot.
         arguments: the command line.
-        argv: the command line as typed, for the snapshot.
         results: receives the `Outcome` of every run.
         trusted: whether a run in another user's folder may be resumed.
 
@@ -74,9 +64,7 @@ def launch(
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
         return _inform(composer, checked, arguments)
     prepared = _prepare(composer, checked, arguments.is_multirun)
-    for text in notes(checked.overrides):
-        output.note(text)
-    task = Task(["collectx", *argv])
+    task = Task(arguments.argv)
     if isinstance(prepared, sweep.Sweep):
         is_complete = _sweep(composer, checked, prepared, task, arguments.is_multirun)
     else:
@@ -95,7 +83,7 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
         raise ConfigError(checked.problems)
     words = sweep.sample(parsed(checked.overrides))
     if words != list(checked.overrides):
-        output.note(f"the first point of the sweep: {' '.join(word.lstrip('+') for word in words)}")
+        printing.note(f"the first point of the sweep: {' '.join(word.lstrip('+') for word in words)}")
     passed = (*_INFORMATIVE_FLAGS, "package")
     flags = [text for name, value in arguments.flags.items() if name in passed for text in (f"--{name}", value)]
     try:
@@ -122,7 +110,7 @@ def _prepare(composer: Composer, checked: Checked, is_multirun: bool) -> Compose
             if problems := problems or _machine_problems(run.cfg):
                 raise ConfigError(problems)
             if run.note:
-                output.note(run.note)
+                printing.note(run.note)
             return run
     return sweep.prepare(composer, checked, is_multirun, _machine_problems)
 
@@ -139,7 +127,6 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
             task.outcomes.append(Outcome(done.status, done.folder))
             return
         _check_folder(files, run.cfg)
-        task.hydra_before = sweep.files_of_hydra(files)
         words = [*checked.overrides, f"hydra.run.dir={quoted(folder)}"]
         call_hydra(words, task.alone, composer.config_name, composer.config_dir)
 
@@ -162,7 +149,9 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
                 raise
         is_complete = False
         text = str(error).strip()
-        output.error(text if isinstance(error, (HydraException, CollectxError)) else f"{type(error).__name__}: {text}")
+        printing.error(
+            text if isinstance(error, (HydraException, CollectxError)) else f"{type(error).__name__}: {text}"
+        )
     finally:
         points = task.points
         if not prepared.is_ours:
@@ -170,7 +159,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
             _add_outcomes(task, root, [folder for _, folder in points])
         if points and not task.is_detached:
             statuses = {run.folder: run.status for run in task.outcomes}
-            output.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective)
+            printing.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective)
     return is_complete
 
 
@@ -192,9 +181,7 @@ def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
     task.outcomes += outcomes
     if num_alive := sum(not run.status.has_ended for run in outcomes):
         command = f"collectx cancel {shlex.quote(str(root))}"
-        output.note(
-            f"{num_alive} of the points may go on without this command: {command} ends those that have started."
-        )
+        printing.note(f"{num_alive} of the points may continue without this command: {command} ends the started ones.")
 
 
 @contextmanager
@@ -232,26 +219,26 @@ def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | N
         return None
     if not trusted:
         foreign_code.check_checkpoints(files)
-    if (done := resumed.completed(files, cfg)) is None and (problems := resumed.problems(files, cfg)):
+    if (done := saved_config.completed_result(files, cfg)) is None and (problems := saved_config.problems(files, cfg)):
         raise ConfigError(problems)
     return done
 
 
 def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
-    """Checks the folder of a run on this machine before Hydra writes to it. Folders of jobs and sweeps are checked
-    later.
+    """Checks the folder of a run before Hydra writes to it. The folders of the points of a sweep are checked later.
 
     Raises:
         ConfigError: see `locked`; or a job that writes to the folder has not ended, which holds no lock in the queue.
     """
-    if cfg.launcher.kind in ELSEWHERE or not files.path.is_dir():
+    if not files.path.is_dir():
         return
-    if (job := read_job(files)) is not None:
-        status = status_of_job(files, job, query_slurm([job]))
-        if not status.has_ended:
-            known = f", as far as is known ({status.detail})" if status.status is Status.UNKNOWN else ""
-            advice = f"cancel it with scancel {job}, or choose another folder."
-            raise ConfigError([f"{files.path}: job {job} has not ended{known}: {advice}"])
+    (status,) = statuses([files])
+    if (job := read_job(files)) is not None and not status.has_ended:
+        if cfg.launcher.kind in ELSEWHERE:
+            return  # the command watches this job, unless its configuration differs
+        known = f", as far as is known ({status.detail})" if status.status is Status.UNKNOWN else ""
+        advice = f"cancel it with scancel {job}, or choose another folder."
+        raise ConfigError([f"{files.path}: job {job} has not ended{known}: {advice}"])
     with locked(files, cfg.run.overwrite or cfg.run.resume == "auto"):
         pass
 
@@ -263,5 +250,8 @@ def _machine_problems(cfg: RunConfig, shows_warnings: bool = True) -> list[str]:
         problems += preflight.device_problems(cfg) + preflight.backend_problems(cfg)
     if not problems and shows_warnings:
         for text in warnings_of(cfg):
-            output.note(text)
+            printing.note(text)
     return problems
+
+
+main = subcommand("run", _run_or_show, lists_problems=True)

@@ -95,7 +95,7 @@ def parameters(target: str) -> tuple[str, ...] | None:
 
     try:
         arguments = inspect.signature(resolve(target, "")).parameters.values()
-    except Exception:  # of the module's own code as well: the run names it
+    except Exception:  # any error of the imported module: the run reports it
         return None
     if any(each.kind is each.VAR_KEYWORD for each in arguments):
         return None

@@ -6,9 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectx.cli import output
-from collectx.cli.arguments import Arguments, run_subcommand
-from collectx.errors import DamagedFile, LauncherError
+from collectx.cli.arguments import Arguments, subcommand
+from collectx.errors import ConfigError, DamagedFile, LauncherError
 from collectx.jobs.status import (
     JobStates,
     RunStatus,
@@ -19,7 +18,7 @@ from collectx.jobs.status import (
     status_of,
     waiting_workers,
 )
-from collectx.run import RunFolder, Status
+from collectx.run import RunFolder, Status, printing
 from collectx.run.printing import COLUMNS, cells, print_table
 
 _USAGE = """\
@@ -38,27 +37,22 @@ _OUTPUTS = Path("outputs")
 _NUM_NEWEST = 10
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-    return run_subcommand(argv, _USAGE, _status)
-
-
 def _status(arguments: Arguments) -> int:
     if len(arguments.words) > 1:
-        return output.usage_error(f"status takes one folder, got {len(arguments.words)}.\n{_USAGE}")
+        raise ConfigError([f"status takes one folder, got {len(arguments.words)}.\n{_USAGE}"])
     if arguments.words and not arguments.words[0]:
-        return output.usage_error("status: the name of the folder is empty; . is the current one.")
+        raise ConfigError(["status: the name of the folder is empty; . is the current one."])
     root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
     runs = runs_below(root)
     if not runs:
         reason = "there is no run in it or below it" if root.is_dir() else "no such folder"
-        return output.usage_error(f"status: {root}: {reason}.")
+        raise ConfigError([f"status: {root}: {reason}."])
     if arguments.words:
         return _show(root, runs)
     newest = sorted(runs, key=lambda run: run.snapshot.stat().st_mtime)[-_NUM_NEWEST:]
     status = _show(root, newest, is_brief=True)
     if len(newest) < len(runs):
-        output.note(f"the newest {len(newest)} of {len(runs)} runs: collectx status {root} shows all.")
+        printing.note(f"the newest {len(newest)} of {len(runs)} runs: collectx status {root} shows all.")
     return status
 
 
@@ -70,7 +64,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     if shutil.which("squeue") is not None:
         states = query_slurm(submitted)
     if submitted and isinstance(states, LauncherError):
-        output.note(f"SLURM cannot be asked on this machine ({states}): the status is that of the folders.")
+        printing.note(f"this machine cannot query SLURM ({states}): the status is read from the folders.")
     rows, details = [], []
     for run, job in zip(runs, jobs, strict=True):
         is_root = run.path == root.absolute()
@@ -79,7 +73,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
             status, numbers = status_of(run, job, states), numbers_of(run)
         except DamagedFile as error:
             if is_root:
-                return output.usage_error(f"status: {error}")
+                raise ConfigError([f"status: {error}"]) from error
             status, numbers = RunStatus(Status.DAMAGED, str(error)), None
         rows.append((*cells(name, status.status, numbers), job or ""))
         lines = status.detail.splitlines()
@@ -90,5 +84,8 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
             if (taking_part := (numbers or {}).get("taking_part")) is not None:
                 details.append(f"{name}: {taking_part[0]} of {taking_part[1]} workers take part")
     print_table(rows, (*COLUMNS, "job"))
-    output.say("\n".join([*details, f"folder: {root}"]))
+    printing.say("\n".join([*details, f"folder: {root}"]))
     return 0
+
+
+main = subcommand("status", _status, _USAGE)

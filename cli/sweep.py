@@ -26,7 +26,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, output, signatures
+from collectx.cli import foreign_code, signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
 from collectx.cli.task import PointFailed, Stopped, Task, objective, submitted
@@ -35,7 +35,7 @@ from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.jobs.status import SubmittedRun
-from collectx.run import RunFolder
+from collectx.run import RunFolder, printing
 from collectx.run.saved_config import completed, config_text, saved_text
 
 _NAME_LENGTH = 120
@@ -107,7 +107,7 @@ def prepare(
     if problems := [*checked.problems, *(params.problems if is_basic else ()), *problems]:
         raise ConfigError(problems)
     for text in dict.fromkeys(point.note for point in points if point.note):
-        output.note(text)
+        printing.note(text)
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
     objective = str(OmegaConf.select(master, "sweep.objective"))
@@ -217,7 +217,7 @@ class PointRunner:
         named = zip(overrides, names(overrides, fixed), strict=True)
         points = [self._point(words, name, done) for words, name in named]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
-        print(f"sweep: {len(points)} points, {num_done} of them done already")
+        print(f"sweep: {len(points)} point{'s' * (len(points) > 1)}, {num_done} of them done already")
         jobs: list[SubmittedRun] = []
         for number, point in enumerate(points, start=1):
             if point.job is None:
@@ -270,11 +270,10 @@ class PointRunner:
 
     def _start(self, point: _Point, jobs: list[SubmittedRun]) -> JobReturn:
         """Makes the run folder with `.hydra`, and executes the run; or adds it to `jobs`."""
-        before = files_of_hydra(RunFolder(point.folder))
 
         def start(node: DictConfig) -> None:
             try:
-                run = submitted(node, HydraConfig.get(), point.name, before)
+                run = submitted(node, HydraConfig.get(), point.name)
                 if run.cfg.launcher.kind in ELSEWHERE:
                     jobs.append(run)
                 else:
@@ -297,11 +296,6 @@ class PointRunner:
                 if not self._is_enumerated:
                     job.status, job.return_value = JobStatus.FAILED, error
         return job
-
-
-def files_of_hydra(files: RunFolder) -> dict[Path, bytes]:
-    """What `.hydra` of a run folder has in it."""
-    return {path: path.read_bytes() for path in files.hydra.glob("*") if path.is_file()}
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:

@@ -7,7 +7,7 @@ it as a job where `launcher` says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ class Task:
 
     Attributes:
         checked: the points that the command has composed and checked, by their overrides.
-        hydra_before: the files that `.hydra` of the run folder had in it before the command.
         outcomes: of the runs that have ended, by this process or its jobs.
         points: names and run folders of the points that were begun or completed, by `hydra/launcher=collectx`.
         problems: mistakes in the configuration that only the run itself could find.
@@ -54,7 +53,6 @@ class Task:
     def __init__(self, argv: Sequence[str], is_in_command: bool = True):
         self.argv = list(argv)
         self.checked: dict[tuple[str, ...], Composed] = {}
-        self.hydra_before: Mapping[Path, bytes] = {}
         self.outcomes: list[Outcome] = []
         self.points: list[tuple[str, Path]] = []
         self.problems: list[str] = []
@@ -87,7 +85,7 @@ class Task:
     def alone(self, node: DictConfig) -> None:
         """Runs the only run of a command. Errors are kept, as Hydra would add text to them."""
         try:
-            self.execute([submitted(node, HydraConfig.get(), hydra_before=self.hydra_before)])
+            self.execute([submitted(node, HydraConfig.get())])
         except ConfigError as error:
             self.problems.extend(error.problems)
 
@@ -107,15 +105,12 @@ class Task:
                 self.outcomes.append(Outcome(result.status, result.folder))
 
 
-def submitted(
-    node: DictConfig, hydra: Any, name: str | None = None, hydra_before: Mapping[Path, bytes] | None = None
-) -> SubmittedRun:
+def submitted(node: DictConfig, hydra: Any, name: str | None = None) -> SubmittedRun:
     """The run that a job of Hydra's is to start, in the folder that Hydra has made.
 
     Args:
         hydra: Hydra's part of the configuration.
         name: of a point; None: that of its folder.
-        hydra_before: the files that `.hydra` had in it before the command.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -124,10 +119,10 @@ def submitted(
     if problems := [*problems, *preflight.rule_problems(cfg)]:
         raise ConfigError(problems)
     if hydra.mode is RunMode.MULTIRUN and not cfg.run.overwrite:
-        # A run in a point's folder is an earlier attempt of the same point: each point has its own folder.
+        # Each point has a separate folder, so a run in it is an earlier attempt of the same point.
         cfg = replace(cfg, run=replace(cfg.run, resume="auto"))
     folder = Path(hydra.runtime.output_dir)
-    return SubmittedRun(name or folder.name, folder, cfg, hydra_before or {})
+    return SubmittedRun(name or folder.name, folder, cfg)
 
 
 def objective(files: RunFolder, name: str, key: str, is_needed: bool) -> float | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectx.cli import output
-from collectx.cli.arguments import Arguments, run_subcommand
+from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.run import exit_status
 from collectx.errors import ConfigError
 from collectx.jobs.status import read_job, runs_below, statuses, submitted
 from collectx.jobs.watcher import Watcher
-from collectx.run import RunFolder, Status
+from collectx.run import RunFolder, Status, printing
 
 _USAGE = """\
 collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they have ended, as the command shows
@@ -20,16 +19,11 @@ them that started them. Ctrl-C leaves and lets them run; `collectx cancel DIR` e
 Exit status: that of the runs: 0 completed, 1 failed, 130 interrupted, also where watch was left; 2 wrong usage."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the subcommand; returns the exit status."""
-    return run_subcommand(argv, _USAGE, _watch)
-
-
 def _watch(arguments: Arguments) -> int:
     runs = runs_of("watch", arguments.words)
     for run, status in zip(runs, statuses(runs), strict=True):
         if status.status is Status.UNKNOWN:
-            output.note(f"{run.path}: {status.detail}; follows its folder.")
+            printing.note(f"{run.path}: {status.detail}; follows its folder.")
     watcher = Watcher([(submitted(run), read_job(run)) for run in runs], is_owner=False)
     outcomes = watcher.watch()
     return 130 if watcher.is_detached else exit_status([outcome.status for outcome in outcomes])
@@ -48,3 +42,6 @@ def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
     if not (runs := runs_below(Path(words[0]), max_depth=1)):
         raise ConfigError([f"{subcommand}: {words[0]} is neither the folder of a run nor of a sweep."])
     return runs
+
+
+main = subcommand("watch", _watch, _USAGE)

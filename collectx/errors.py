@@ -58,7 +58,7 @@ def _shorten(text: str, limit: int) -> str:
 def printable(text: str) -> str:
     """Escapes control characters but line breaks and tabs, and surrogates: a terminal executes the sequences that they
     begin, which names, reasons and logs in a folder may contain."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text).encode(errors="backslashreplace").decode()
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text).encode(errors="backslashreplace").decode()
 
 
 class CollectxError(Exception):
@@ -77,7 +77,7 @@ class ConfigError(CollectxError, ValueError):
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pickled exception is made again from its text.
+        # Unpickling an exception constructs it from its text.
         return type(self), (self.problems,)
 
 

@@ -19,7 +19,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-# Which defaults apply: Hydra 1.3 has those of 1.1 unless it is told a version. Hydra 1.4 deprecates the argument.
+# Without the argument, Hydra 1.3 uses the defaults of 1.1. Hydra 1.4 deprecates the argument.
 VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
 

@@ -14,7 +14,7 @@ from collectx.batch import Key, to_tensordict
 from collectx.config.derived import rows_per_env
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
-from collectx.transport.base import Arrival, SlabSpec
+from collectx.transport.base import Arrival, BatchSpec
 
 
 def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
@@ -29,7 +29,7 @@ class DeliverySpec:
     """The form of batches.
 
     Attributes:
-        slab: the transport's slots; each holds one worker's part.
+        slots: each holds one worker's part.
         shape: of the envs in a part; see `part_shape`.
         nested_dims: batch dimensions of nested TensorDicts besides those of the batch, by key.
         stacked: whether a batch of several parts is `[parts, *shape, steps]`; otherwise it is one part, `[*shape,
@@ -39,7 +39,7 @@ class DeliverySpec:
         storing_device: the device of batches; None: as the transport's memory, and batches have no device.
     """
 
-    slab: SlabSpec
+    slots: BatchSpec
     shape: tuple[int, ...]
     nested_dims: Mapping[Key, tuple[int, ...]]
     stacked: bool
@@ -49,13 +49,13 @@ class DeliverySpec:
 
     def batch(self, memory: torch.Tensor, num_parts: int) -> TensorDict:
         """A batch of `num_parts` parts over its bytes."""
-        size = (*((num_parts,) if self.stacked else ()), *self.shape, self.slab.steps)
-        tensors = self.slab.layout(num_parts).tensors(memory, size)
+        size = (*((num_parts,) if self.stacked else ()), *self.shape, self.slots.steps)
+        tensors = self.slots.layout(num_parts).tensors(memory, size)
         return to_tensordict(tensors, size, self.storing_device, self.nested_dims)
 
     def zeros(self, num_parts: int) -> TensorDict:
         """A batch of `num_parts` parts, of zeros."""
-        return self.batch(torch.zeros(self.slab.layout(num_parts).nbytes, dtype=torch.uint8), num_parts)
+        return self.batch(torch.zeros(self.slots.layout(num_parts).nbytes, dtype=torch.uint8), num_parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

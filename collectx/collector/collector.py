@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 from torch import nn
 
+from collectx.collector import saved_state
 from collectx.collector.batch_info import Delivery, DeliverySpec
 from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import WorkerState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import NO_RESET, PLAIN_REQUESTS, RESET, Arrival, Departure, Joined, Reply, Transport, Write
+from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reply, Reset, Transport, Writes
+from collectx.worker.spec import env_seed
 
 
 class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
@@ -50,11 +53,11 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._next_parts: tuple[Arrival, ...] | None = None
         # Parts that were delivered and whose slots are not released.
         self._delivered: tuple[Arrival, ...] = ()
-        # Slots that are full and were not delivered.
-        self._num_full = 0
+        # The batches of a loaded state that are not delivered, by the negative number that their parts have as a slot.
+        self._restored: dict[int, torch.Tensor] = {}
         self.policy_version = -1
         self.total_frames = spec.total_frames
-        self.leaves = spec.slab.leaves
+        self.leaves = spec.slots.leaves
         # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
         # behind and does not block. Does not run in a forked process.
         self._finalizer = Finalize(self, transport.close, exitpriority=0)
@@ -69,7 +72,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         spec = self._spec
         with self.owner:
             parts, waited_s = self._wait_for_parts()
-            memory = self.transport.gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
+            memory = self._gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
             if spec.storing_device is not None and not spec.zero_copy:
                 memory = memory.to(spec.storing_device, copy=True)
             self._count(parts, waited_s)
@@ -100,7 +103,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             raise StopIteration
         self._check_usable()
         began = perf_counter()
-        while self.pool.are_too_few and not self.is_draining:
+        while self.pool.are_too_few and not self._restored:
             self._handle_event()
         self._release_slots()
         while (parts := self._take_parts()) is None:
@@ -121,9 +124,13 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self._next_parts = self._schedule.take()
         return self._next_parts
 
+    def _gather(self, parts: tuple[Arrival, ...], copy: bool) -> torch.Tensor:
+        restored = self._restored.get(parts[0].slot)
+        return self.transport.gather(parts, copy) if restored is None else restored
+
     def _count(self, parts: tuple[Arrival, ...], waited_s: float) -> None:
         self._next_parts, self._delivered = None, self._delivered + parts
-        self._num_full -= len(parts)
+        self._restored.pop(parts[0].slot, None)
         frames = sum(part.report.frames for part in parts)
         self.delivery = Delivery(self.num_batches, frames, parts, self.policy_version, waited_s)
         self.num_batches += 1
@@ -147,7 +154,6 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         event = self.transport.receive()
         if isinstance(event, Arrival):
             self.pool.records[event.worker].num_granted -= 1
-            self._num_full += 1
             self._schedule.arrived(event)
         elif isinstance(event, Joined):
             self.pool.handle_joined(event)
@@ -171,29 +177,23 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     @property
     def steps(self) -> list[int]:
         """For each part of the last batch, how many of its steps are filled."""
-        return [part.report.frames // self._spec.slab.rows for part in self.delivery.parts]
+        return [part.report.frames // self._spec.slots.rows for part in self.delivery.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the current weights of the policy the newest; returns their version, 0 the first time. They are copied
         before this returns. A worker takes them before its next batch; an async worker over a network does not wait for
         them. When a run is reproduced, blocks until all batches of the previous version have arrived, and raises what
         `next` raises."""
-        return self.publish_flat(FlatWeights(policy).write)
+        return self.publish_weights({None: FlatWeights(policy).write})
 
-    def publish_flat(self, write: Write) -> int:
-        """As `publish`; `write` copies the weights into a flat buffer."""
-        return self._publish(lambda: self.transport.publish(write))
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """As `publish`, for some workers, each with individual weights; see `Transport.publish_to`."""
-        return self._publish(lambda: self.transport.publish_to(writes))
-
-    def _publish(self, publish: Callable[[], int]) -> int:
+    def publish_weights(self, writes: Writes) -> int:
+        """As `publish`, of weights that are given as functions, for all workers or for some; see
+        `Transport.publish`."""
         self.owner.check_process()
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.before_publish())
             self._handle_event()
-        self.policy_version = publish()
+        self.policy_version = self.transport.publish(writes)
         self._schedule.published(self.policy_version)
         return self.policy_version
 
@@ -212,22 +212,6 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         return self._spec.zeros(self.pool.num_ready if self._schedule.stacked else 1)
 
     @property
-    def is_draining(self) -> bool:
-        """Whether only the slots are granted without which no batch could be completed, so that the collector becomes
-        idle."""
-        return self._schedule.is_draining
-
-    @is_draining.setter
-    def is_draining(self, value: bool) -> None:
-        self._schedule.is_draining = value
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no worker has a slot to fill, and no slot is full that was not delivered. A sync collector is idle
-        between two batches; an async one after it was draining."""
-        return not self._are_filling and not self._num_full
-
-    @property
     def _are_filling(self) -> bool:
         """Whether any worker has a slot to fill."""
         return any(worker.num_granted for worker in self.pool.records)
@@ -238,6 +222,62 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self.num_frames, self.num_batches = num_frames, num_batches
         for worker, count in (by_worker or {}).items():
             self.pool.records[worker].num_frames += count
+
+    def state(self, waits: bool = True) -> dict[str, Any]:
+        """Returns the state for `load`, see saved_state.py. Blocks until the workers have filled the slots that were
+        granted before, and have replied.
+
+        Args:
+            waits: False: does not block while slots are being filled; the state then has no states of workers.
+
+        Raises:
+            Exception: a worker is gone, as in `next`.
+        """
+        replies = self.ask("state") if waits or not self._are_filling else {}
+        batches = [] if self._next_parts is None else [self._next_parts]
+        batches += self._schedule.undelivered()
+        return {
+            "frames": self.num_frames,
+            "batches": self.num_batches,
+            "frames_by_worker": dict(self.frames_by_worker),
+            "version": self.policy_version,
+            "weights": self.transport.newest_weights(),
+            "undelivered": [saved_state.save_batch(parts, self._gather(parts, copy=True)) for parts in batches],
+            **saved_state.save_workers(self.pool.records, replies),
+        }
+
+    def load(self, state: Mapping[str, Any], seed: int) -> dict[int, str]:
+        """Continues the counts and the undelivered batches of a state, and restores the workers. Blocks until those
+        have replied that take part; the others are restored before they do (`saved_state.first_requests`).
+
+        Args:
+            state: of a collector with the same configuration. Its weights are not published.
+            seed: the run's; workers that are not restored begin new episodes with seeds derived from it.
+
+        Returns:
+            For each worker that is known to begin new episodes, the reason.
+        """
+        self.count_from(state["frames"], state["batches"], state["frames_by_worker"])
+        for number, saved in enumerate(state["undelivered"], start=1):
+            parts, memory = saved_state.load_batch(saved, -number)
+            self._restored[-number] = memory.to(self._spec.storing_device or memory.device)
+            self._schedule.restore(parts)
+        ready, starting, saved_workers = self.pool.ready, self.pool.starting, state["workers"]
+        replies = self.ask(
+            "load", per_worker={index: (saved_workers[index],) for index in ready & saved_workers.keys()}
+        )
+        reasons = {index: reason for index, reason in replies.items() if reason is not None}
+        for index in starting & saved_workers.keys():
+            if (reason := saved_workers[index]["rollout"].get("reason")) is not None:
+                reasons[index] = reason
+        for index in (ready | starting) & state["lives"].keys() - saved_workers.keys():
+            reasons[index] = "the state of its envs was not saved"
+        # Those in another incarnation have new episodes. Whether those that are starting are restored is not known yet.
+        reset = Reset(env_seed(seed, state["frames"], 1))
+        for index in reasons.keys() | (starting & saved_workers.keys()):
+            if self.pool.records[index].incarnation == state["lives"].get(index):
+                self.request_reset(reset, [index])
+        return reasons
 
     def can_ask(self, name: str) -> bool:
         """Whether the transport carries this request."""
@@ -274,13 +314,13 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             while new := [worker.index for worker in self.pool.silent]:
                 self._request("ready", dict.fromkeys(new, ()))
 
-    def request_reset(self, reset: int, workers: Iterable[int] | None = None) -> None:
+    def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that
         are granted already come first. Does not block. The replacement of a worker that is restarted before is reset
-        too. `reset` is `RESET`, or one with seeds (`encode_reset`), which a later `RESET` does not replace."""
+        too. A later reset without a seed does not replace one with a seed."""
         for index in self.pool.ready if workers is None else workers:
             worker = self.pool.records[index]
-            if reset != RESET or worker.reset == NO_RESET:
+            if reset.seed is not None or worker.reset is None:
                 worker.reset = reset
 
     def add(self) -> None:

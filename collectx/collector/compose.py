@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from collectx import policy as policies
-from collectx.batch import Leaf, batch_leaves, nested_dims
+from collectx.batch import batch_leaves, nested_dims
 from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import Collector
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import FailurePolicy, Role
-from collectx.collector.saved_state import first_requests, next_lives
+from collectx.collector.saved_state import first_incarnations, first_requests
 from collectx.config.derived import backend_of, is_async, is_elastic, is_stacked, num_workers_of, resolve_devices
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
@@ -36,7 +36,7 @@ from collectx.schedule.base import Schedule
 from collectx.schedule.bounded_lag import BoundedLagSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
-from collectx.transport.base import SlabSpec, Transport
+from collectx.transport.base import BatchSpec, Transport
 from collectx.worker.spec import Placement, WorkerOverrides, WorkerSpec
 
 
@@ -64,7 +64,7 @@ def build(
             the same spaces.
         recorded: the batches of another run, for an async collector that delivers the same.
         resume: the state of a collector that this one continues (`collectx.collector.saved_state`); its weights are
-            published in place of the policy's. `saved_state.load` has to be called next.
+            published in place of the policy's. `Collector.load` has to be called next.
         outer: the worker that runs this collector; None: it is the run's collector.
 
     Raises:
@@ -79,19 +79,19 @@ def build(
     schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
     ends_early = any(each.should_end is not None for each in overrides)
     actor, spec = _make_actor(cfg, policy, spec, ends_early)
-    slab = _slab_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
+    batch = _batch_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
     delivery = DeliverySpec(
-        slab=slab,
+        slots=batch,
         shape=part_shape(spec, options),
-        nested_dims=nested_dims(spec.nested_dims, slab.leaves),
+        nested_dims=nested_dims(spec.nested_dims, batch.leaves),
         stacked=is_stacked(options),
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
     launcher = launcher or make_launcher(cfg, log_dir)
-    specs = SpecMaker(cfg, overrides, spec.num_envs, slab.leaves, outer)
-    transport, role = _connect(cfg, slab, specs, launcher, events)
+    specs = SpecMaker(cfg, overrides, spec.num_envs, outer)
+    transport, role = _connect(cfg, batch, specs, launcher, events)
     if isinstance(schedule, PreemptiveSchedule):
         schedule.preempt = transport.preempt
     pool = WorkerPool(
@@ -103,7 +103,7 @@ def build(
         events,
         num_workers,
         options.min_workers or num_workers,
-        {} if resume is None else next_lives(resume),
+        {} if resume is None else first_incarnations(resume),
         partial(first_requests, resume) if is_joining else None,
     )
     collector = Collector(transport, schedule, delivery, pool)
@@ -111,7 +111,7 @@ def build(
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
         else:
-            collector.publish_flat(lambda buffer: buffer.copy_(resume["weights"]))
+            collector.publish_weights({None: lambda buffer: buffer.copy_(resume["weights"])})
         pool.start_all()
     except BaseException:
         collector.close()
@@ -126,7 +126,7 @@ class SpecMaker:
     Args:
         cfg: the run's.
         overrides: one for each worker, of those that are added too; empty: none.
-        num_envs, leaves: see `WorkerSpec`.
+        num_envs: of every worker's process.
         outer: the worker that runs the collector; None: it is the run's collector.
     """
 
@@ -135,13 +135,11 @@ class SpecMaker:
         cfg: RunConfig,
         overrides: Sequence[WorkerOverrides],
         num_envs: int,
-        leaves: tuple[Leaf, ...],
         outer: Placement | None = None,
     ):
         self._cfg = _config_of_workers(cfg)
         self._overrides = overrides
         self._num_envs = num_envs
-        self._leaves = leaves
         self._num_workers = num_workers_of(cfg)
         self._visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
         num_processes = self._num_workers * cfg.collector.num_workers_per_collector
@@ -164,7 +162,6 @@ class SpecMaker:
             cfg,
             self._placement(worker, incarnation),
             self._num_envs,
-            self._leaves,
             overrides.steps,
             overrides.should_end,
             overrides.hooks,
@@ -186,9 +183,7 @@ class SpecMaker:
 def _config_of_workers(cfg: RunConfig) -> RunConfig:
     """`WorkerSpec.cfg` without overrides: plain data, and the user's env and policy, whatever the trainer's process has
     in its configuration."""
-    launcher = LauncherConfig(
-        kind="local", hydra_mode=None, num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores
-    )
+    launcher = LauncherConfig(kind="local", num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores)
     policy_device = resolve_devices(cfg.devices).policy_device
     return RunConfig(
         env=cfg.env,
@@ -214,14 +209,14 @@ def _make_actor(cfg: RunConfig, policy: Callable | None, spec: EnvSpec, ends_ear
     return actor, spec
 
 
-def _slab_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> SlabSpec:
+def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> BatchSpec:
     options, num_workers = cfg.collector, num_workers_of(cfg)
     rows = math.prod(part_shape(spec, options))
     observation = spec_with_states(spec, actor.states).observation
     omitted = {leaf.key[1:] for leaf in spec.deltas}
     if options.compact_obs:
         omitted = {leaf.key for leaf in observation if leaf not in spec.agents_ends}
-    return SlabSpec(
+    return BatchSpec(
         leaves=batch_leaves(observation, actor.leaves, omitted, spec.only_next),
         rows=rows,
         steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
@@ -250,7 +245,7 @@ def _make_schedule(
 
 
 def _connect(
-    cfg: RunConfig, slab: SlabSpec, specs: SpecMaker, launcher: Launcher, events: Callable[..., None]
+    cfg: RunConfig, batch: BatchSpec, specs: SpecMaker, launcher: Launcher, events: Callable[..., None]
 ) -> tuple[Transport, Role]:
     """Makes the transport, and the role of its workers."""
     backend, options = backend_of(cfg), cfg.collector
@@ -258,7 +253,7 @@ def _connect(
         from collectx.transport.inline import InlineTransport
         from collectx.worker.entry import inline_worker
 
-        inline = InlineTransport(slab)
+        inline = InlineTransport(batch)
         return inline, Role(
             "worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.placement.worker)))
         )
@@ -277,7 +272,7 @@ def _connect(
         from collectx.transport.shared_memory import SharedMemoryTransport
         from collectx.worker.entry import run_worker
 
-        shared = SharedMemoryTransport(slab, supervisor)
+        shared = SharedMemoryTransport(batch, supervisor)
         return shared, Role("worker", specs.make, lambda spec: (run_worker, (spec, shared.link(spec.placement.worker))))
     from collectx.transport.network.addresses import local_addresses
     from collectx.transport.network.handshake import Endpoint, new_secret
@@ -289,7 +284,7 @@ def _connect(
     ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
     addresses = ("127.0.0.1",) if launcher.is_local and interface is None else local_addresses(interface)
     network = NetworkTransport(
-        slab,
+        batch,
         supervisor,
         Endpoint(addresses, cfg.backend.port or 0, new_secret()),
         options.worker_timeout_s,

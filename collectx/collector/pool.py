@@ -18,7 +18,7 @@ from collectx.collector.record import Action, FailurePolicy, Role, WorkerRecord,
 from collectx.errors import text_of
 from collectx.launcher.base import Launcher
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import NO_RESET, Departure, Joined, Reply, Request, Transport
+from collectx.transport.base import Ask, Departure, Joined, Reply, Transport
 
 
 class WorkerPool:
@@ -49,7 +49,7 @@ class WorkerPool:
         num_workers: int,
         min_workers: int,
         first_incarnations: Mapping[int, int],
-        first_requests: Callable[[int], Sequence[Request]] | None = None,
+        first_requests: Callable[[int], Sequence[Ask]] | None = None,
     ):
         self.records: list[WorkerRecord] = []
         self.num_ready = self.num_starting = self.num_awaited = 0
@@ -111,7 +111,7 @@ class WorkerPool:
         if worker.handle is not None:
             self._transport.attach(worker.index, worker.handle)
 
-    def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
+    def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Ask]) -> None:
         self._set_state(worker, WorkerState.STARTING)
         worker.first_requests = first_requests
         self._transport.send_request(worker.index, first_requests[0])
@@ -169,7 +169,7 @@ class WorkerPool:
             self._transport.send_request(worker.index, worker.first_requests[0])
             return
         if reply.value is None:
-            worker.reset = NO_RESET  # its envs are restored, or new
+            worker.reset = None  # its envs are restored, or new
         self._set_state(worker, WorkerState.READY)
         self._schedule.joined(worker.index)
         counts = {"num_workers": self.num_ready, "of": len(self.records), "batches": num_batches}
@@ -210,7 +210,7 @@ class WorkerPool:
         if self._first_requests is None:
             return self._schedule.replaced(worker.index)
         self._leave(worker)
-        self._wait_for(worker, [("ready", ())])
+        self._wait_for(worker, [Ask("ready")])
         return ()
 
     def _leave(self, worker: WorkerRecord) -> None:
@@ -232,7 +232,7 @@ class WorkerPool:
         self.num_awaited = len(asked)
         for worker in asked:
             worker.num_pending += 1
-            self._transport.send_request(worker.index, (name, arguments[worker.index]))
+            self._transport.send_request(worker.index, Ask(name, arguments[worker.index]))
 
     def replies(self) -> dict[int, Any]:
         """The results of the last `request` by worker. Raises the first error of a method, or of a worker that is

@@ -10,7 +10,7 @@ from enum import Enum
 
 from collectx.errors import JobEnded
 from collectx.launcher.base import AnyHandle, Entry
-from collectx.transport.base import NO_RESET, Reply, Request
+from collectx.transport.base import Ask, Reply, Reset
 from collectx.transport.network.handshake import Endpoint
 from collectx.worker.spec import WorkerSpec
 
@@ -72,21 +72,21 @@ class WorkerRecord:
     num_requeues: int = 0
     num_granted: int = 0
     num_frames: int = 0
-    first_requests: Sequence[Request] = ()
+    first_requests: Sequence[Ask] = ()
     num_pending: int = 0
     is_awaited: bool = False
     reply: Reply | None = None
     has_replied: bool = False
-    reset: int = NO_RESET
+    reset: Reset | None = None
 
     @property
     def name(self) -> str:
         """What messages call it."""
         return f"{self.role.name} {self.index}"
 
-    def take_reset(self) -> int:
+    def take_reset(self) -> Reset | None:
         """The reset that goes with a slot which is granted now."""
-        reset, self.reset = self.reset, NO_RESET
+        reset, self.reset = self.reset, None
         return reset
 
 

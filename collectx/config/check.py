@@ -1,6 +1,6 @@
 """From plain data to the schema: types, ranges, missing values and unknown keys, all problems at once.
 
-Called by the command line for a whole configuration, by the Python classes for their keywords.
+Called by the command line for a complete configuration, by the Python classes for their keywords.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from collectx.config.convert import convert, describe, members, out_of_range
+from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
 from collectx.config.registry import GROUPS, KINDS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import incomplete
@@ -29,7 +29,7 @@ class Unresolved:
 
 
 def check(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunConfig, list[Problem]]:
-    """Checks a whole configuration.
+    """Checks a complete configuration.
 
     Args:
         values: the groups, `seed`, and perhaps the `SECTIONS` and `sweep`.
@@ -60,6 +60,10 @@ def check(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunC
     return incomplete(RunConfig, **sections), problems
 
 
+# Keys and groups that an override may name.
+_TOP_LEVEL = (*GROUPS, *SECTIONS, "seed", "sweep", "experiment", "debug")
+
+
 def known_paths() -> list[str]:
     """Every option of any choice of any group, such as `collector.num_workers`."""
     paths = dict.fromkeys(["seed"])
@@ -75,16 +79,6 @@ def _paths(name: str, cls: Any) -> Iterator[str]:
     for field in dataclasses.fields(cls):
         path, hint = f"{name}.{field.name}", _hints(cls)[field.name]
         yield from _paths(path, hint) if dataclasses.is_dataclass(hint) else [path]
-
-
-def is_integer(path: str) -> bool:
-    """Whether an option of any choice, such as `collector.num_workers`, is an integer and no other number."""
-    group, _, name = path.rpartition(".")
-    classes = (
-        schemas(group).values() if group in GROUPS else [RunConfig if not group else SECTIONS.get(group, RunConfig)]
-    )
-    kinds = [set(members(_hints(cls)[name])) for cls in classes if name in _hints(cls)]
-    return any(int in kind and float not in kind for kind in kinds)
 
 
 def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
@@ -192,7 +186,7 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
     if len(same) == 1 or (same and "." not in path):
         return Problem(path, f"no such key; did you mean {' or '.join(same[:3])}?")
-    return Problem(path, f"no such key{did_you_mean(path.partition('.')[0], [*GROUPS, 'seed', 'sweep'])}")
+    return Problem(path, f"no such key{did_you_mean(path.partition('.')[0], _TOP_LEVEL)}")
 
 
 def _leaves(path: str, value: Any) -> Iterator[str]:

@@ -26,7 +26,7 @@ _LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimu
 
 
 def run_schema() -> dict[str, Any]:
-    """Of a file that is a whole run, such as an experiment: every group, and every key, may be left out."""
+    """The schema of a complete run, such as an experiment file. Every group and every key is optional."""
     comments = _comments("config")
     values = yaml.safe_load((resources.files("collectx.conf") / "config.yaml").read_text())
     properties = {

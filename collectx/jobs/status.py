@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -76,12 +76,11 @@ class Outcome:
 @dataclass(frozen=True)
 class SubmittedRun:
     """A run that another process executes, such as a job of SLURM: its name among the runs of a sweep, and its absolute
-    folder, with the files that `.hydra` had in it before the command."""
+    folder."""
 
     name: str
     folder: Path
     cfg: RunConfig
-    hydra_before: Mapping[Path, bytes] = field(default_factory=dict)
 
     @property
     def launcher(self) -> SlurmLauncherConfig:
@@ -111,12 +110,12 @@ def submitted(run: RunFolder) -> SubmittedRun:
 
 def runs_below(root: Path, max_depth: int = _MAX_DEPTH) -> list[RunFolder]:
     """The runs at most `max_depth` levels below `root`, or that in `root` itself."""
-    found, folders = [], [root]
+    runs, folders = [], [root]
     for _ in range(max_depth + 1):
-        found += [folder for folder in folders if (folder / "snapshot").is_dir()]
-        inner = (path for folder in folders if folder not in found for path in folder.glob("[!.]*"))
+        runs += [folder for folder in folders if (folder / "snapshot").is_dir()]
+        inner = (path for folder in folders if folder not in runs for path in folder.glob("[!.]*"))
         folders = [path for path in inner if path.is_dir()]
-    return [RunFolder(folder) for folder in sorted(found)]
+    return [RunFolder(folder) for folder in sorted(runs)]
 
 
 def write_job(files: RunFolder, job: str) -> None:
@@ -303,7 +302,7 @@ def _log_tail(files: RunFolder) -> str:
         if lines:
             return "\n".join([f"{log} ends:", *(f"  {line}" for line in lines[-_NUM_LOG_LINES:])])
     if not files.job_note.exists() or job.exists():
-        return f"{files.logs} has nothing from it: it was killed (kill -9, or by the kernel for want of memory)"
+        return f"{files.logs} has nothing from it: it was killed (kill -9, or by the kernel as memory ran out)"
     return (
         f"{job} does not exist: all nodes must share that file system: choose another with hydra.run.dir or "
         "hydra.sweep.dir"

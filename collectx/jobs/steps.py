@@ -26,7 +26,7 @@ from collectx.run import Status, printing
 from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder
 from collectx.run.rendezvous import JobSpec
-from collectx.run.resumed import begin_submitted
+from collectx.run.resume import begin_submitted
 
 _POLL_S = 0.1
 

@@ -32,7 +32,7 @@ from collectx.launcher.slurm.requeue import is_requeue_wanted
 from collectx.run import Status, printing
 from collectx.run.folder import RunFolder, locked
 from collectx.run.rendezvous import JobSpec
-from collectx.run.resumed import begin_submitted
+from collectx.run.resume import begin_submitted
 from collectx.run.saved_config import config_text
 
 # SLURM's default limit of array tasks (MaxArraySize) is 1001.
@@ -194,14 +194,10 @@ def _submit(
 
 
 def _remove_traces(runs: Iterable[SubmittedRun]) -> None:
-    """Leaves the folders of refused runs as they were before this command."""
-    for run in runs:
-        files = RunFolder(run.folder)
-        shutil.rmtree(files.hydra, ignore_errors=True)
-        for path, content in run.hydra_before.items():
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
+    """Removes what Hydra has written to the folders of refused runs, unless they have an earlier run."""
+    for files in (RunFolder(run.folder) for run in runs):
         if not files.has_run:
+            shutil.rmtree(files.hydra, ignore_errors=True)
             files.lock.unlink(missing_ok=True)
             with suppress(OSError):  # it has something else in it
                 files.path.rmdir()

@@ -98,7 +98,7 @@ class Watcher:
             except KeyboardInterrupt:
                 if not self._is_owner:
                     self.is_detached = True
-                    printing.message(f"left; {self._describe_jobs()} goes on")
+                    printing.message(f"left; {self._describe_jobs()} continues")
                     break
                 if self._is_cancelled:
                     printing.message(f"left; SLURM is still ending {self._describe_jobs()}")
@@ -140,7 +140,7 @@ class Watcher:
             run.statistics.update()
             self._show_events(run, view)
         now_s = time.monotonic()
-        # A requeued job that waits again keeps the result of its earlier attempt, which is no reason for a query.
+        # A requeued job in the queue keeps the result of its earlier attempt, which is no reason for a query.
         changed = [(run, time_ns) for run in self._unfinished() if (time_ns := run.result_time_ns()) != run.result_ns]
         if now_s >= self._next_query_s or any(time_ns is not None for _, time_ns in changed):
             for run, time_ns in changed:

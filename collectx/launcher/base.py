@@ -36,7 +36,7 @@ class Launcher:
 
     Attributes:
         is_local: whether every worker runs on this machine.
-        max_requeues: how often each worker is started again after a scheduler has ended its job (`JobEnded`).
+        max_requeues: how often each worker is restarted after a scheduler has ended its job (`JobEnded`).
     """
 
     is_local = False

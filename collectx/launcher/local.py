@@ -40,7 +40,7 @@ from collectx.transport.stacks import write_on_signal
 PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
 # File descriptors that libraries may need, and that each worker needs.
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
-# Pauses before a worker is started again whose start the end of the fork server has cut.
+# Pauses before restarting a worker whose start was cut by the end of the fork server.
 _RETRY_S = (0.1, 1.0)
 # Bytes of the path of a Unix socket (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
 _MAX_TEMPORARY_PATH = 103 - 32
@@ -175,7 +175,7 @@ class LocalLauncher(Launcher):
             "log": None if self._log is None else str(self._log(worker)),
             # A public attribute of the package.
             "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
-            # This process has made an env, too. A log has what its own worker was told.
+            # This process has made an env, too. A worker's log must have the warnings of that worker.
             "shown_warnings": sorted(mujoco_warnings.shown) if self._log is None else [],
         }
 

@@ -39,7 +39,7 @@ from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.library.workers import overrides_of_workers, trainers_policy
 from collectx.policy.random import RandomPolicy
-from collectx.transport.base import RESET, encode_reset
+from collectx.transport.base import Reset
 from collectx.user_objects import UserEnvConfig, UserObjects
 from collectx.worker.requests import load_into
 from collectx.worker.spec import env_seed
@@ -330,9 +330,9 @@ class BaseCollector(ReadableCollector):
         if reset_idx is not None:
             self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
             workers = [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
-        self._reset(RESET, workers)
+        self._reset(Reset(), workers)
 
-    def _reset(self, reset: int, workers: Sequence[int] | None = None) -> None:
+    def _reset(self, reset: Reset, workers: Sequence[int] | None = None) -> None:
         """Requests a reset of workers; None: all, and drops the trajectories that have not ended."""
         with self._exclusive():
             self._collector.request_reset(reset, workers)
@@ -358,7 +358,7 @@ class BaseCollector(ReadableCollector):
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
             raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
-        self._reset(encode_reset(seed, static_seed))
+        self._reset(Reset(seed, static_seed))
         return seed if static_seed else env_seed(seed, 0)
 
     @signature_of(ProfileConfig)

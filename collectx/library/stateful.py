@@ -14,7 +14,7 @@ from torch import nn
 
 from collectx.batch import POLICY_VERSION
 from collectx.library.base import BaseCollector
-from collectx.transport.base import encode_reset
+from collectx.transport.base import Reset
 from collectx.worker.spec import env_seed
 
 
@@ -87,9 +87,7 @@ class StatefulCollector(BaseCollector):
         with self._exclusive():
             self._collector.count_from(state_dict["frames"], state_dict.get("iter", 0))
             others = [index for index in workers if reasons.get(index, "") is not None]
-            self._collector.request_reset(
-                encode_reset(env_seed(self._cfg.seed, state_dict["frames"], 1), False), others
-            )
+            self._collector.request_reset(Reset(env_seed(self._cfg.seed, state_dict["frames"], 1)), others)
 
 
 def _write(extend: Callable[[TensorDictBase], Any], version_offset: int, batch: TensorDictBase) -> None:

@@ -19,7 +19,7 @@ from collectx.collector.collector import Collector
 from collectx.library.keywords import Keywords
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import Write
+from collectx.transport.base import Writes
 
 # The end of a message about weights of other models.
 MODELS = "the models are 'policy', 'env.<path>' and 'replay_buffer.<path>'"
@@ -59,7 +59,7 @@ class WeightPublisher:
             by_worker = {worker: apply_weight_updater(self.updater, weights) for worker, weights in by_worker.items()}
             individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
             if individual and num_workers > 1:
-                version = self._collector.publish_to(weight_writers(policy, individual, strict))
+                version = self._collector.publish_weights(weight_writers(policy, individual, strict))
                 self.versions |= dict.fromkeys(individual, version)
                 self.individual |= set(individual)
             else:
@@ -191,7 +191,7 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
             target.copy_(source)
 
 
-def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bool = False) -> dict[int, Write]:
+def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bool = False) -> Writes:
     """Returns for each worker a function that writes its weights into a flat buffer; None stands for the weights of
     `policy`, which is not changed. A writer raises what `load_weights` raises."""
     scratch = copy.deepcopy(policy)

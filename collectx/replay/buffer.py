@@ -17,12 +17,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import Key, Leaf, as_array, nest
-from collectx.errors import ConfigError
+from collectx.checkpoints import STATE, Checkpoint, Checkpoints
+from collectx.errors import ConfigError, DamagedFile
 from collectx.memory import barrier
-from collectx.replay import checkpoint
 from collectx.replay.lock import Lock
 from collectx.replay.ring import Ring, flatten_batch, iter_leaves
 from collectx.replay.sampler import Sampler, UniformSampler
+
+# Begins the names of the folders that `dumps` writes.
+_SAVED = "replay-buffer-"
 
 
 class ReplayBuffer:
@@ -206,9 +209,24 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Copies the frames, their priorities and the state of the random generator, as tensors and plain data."""
+        with self.frozen_state() as state:
+            return state | {name: TensorDict(state[name]).clone().to_dict() for name in ("frames", "sampler")}
+
+    @contextmanager
+    def frozen_state(self) -> Iterator[dict[str, Any]]:
+        """`state_dict()` as views of the buffer's memory, for a block in which no process changes them: those that
+        write or sample wait for its end."""
         with self._lock:
-            state = self._state()
-            return state | {name: state[name].clone().to_dict() for name in ("frames", "sampler")}
+            ring = self._ring
+            yield {
+                "capacity": ring.capacity,
+                "first": ring.first,
+                "write_count": ring.end,
+                "kind": type(self.sampler).__name__,
+                "random": self.sampler.random.bit_generator.state,
+                "sampler": {"memory": torch.from_numpy(ring.extra)} if self._attach() else {},
+                "frames": nest(ring.views()),
+            }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state, for all processes. If the state is of another type of sampler, all frames count as new.
@@ -234,38 +252,36 @@ class ReplayBuffer:
                 self.sampler.rebuild()
 
     def dumps(self, path: str | Path) -> None:
-        """Writes `state_dict()` to the folder `path`, as raw bytes and JSON, without a copy of the frames in memory.
-        Returns after the data is synced to the disk; blocks other processes until then. After a crash at any point, the
-        folder has either the previous state or the new one.
+        """Writes `state_dict()` to a new folder in the folder `path`, by torch.save, without a copy of the frames in
+        memory, and removes the one of the previous call. Returns after the data is synced to the disk; blocks other
+        processes until then. After a crash at any point, `loads` restores either the previous state or the new one.
 
         Raises:
             OSError: writing failed, for example for lack of space. The previous state is still there.
         """
-        with self._lock:
-            checkpoint.save(self._state(), Path(path))
+        saved = Checkpoints(Path(path), prefix=_SAVED)
+        with self.frozen_state() as state:
+            number = max(map(saved.number, saved.all()), default=0) + 1
+            saved.write(number, {}, {STATE: state})
 
     def loads(self, path: str | Path) -> None:
-        """Restores a state written by `dumps`, after verifying sizes and checksums of all files. Unpickles nothing.
+        """Restores a state written by `dumps`, after verifying sizes and digests of all files. Executes no code.
 
         Raises:
-            FileNotFoundError: the folder has no saved buffer, or a file is missing.
-            ValueError: a file is damaged, or `load_state_dict` raises it.
+            FileNotFoundError: the folder has no saved buffer.
+            ValueError: a file is damaged or missing, or `load_state_dict` raises it.
         """
-        self.load_state_dict(checkpoint.load(Path(path)))
-
-    def _state(self) -> dict[str, Any]:
-        """The same as `state_dict()`, as views of the buffer's memory."""
-        ring = self._ring
-        sampler = {"memory": torch.from_numpy(ring.extra)} if self._attach() else {}
-        return {
-            "capacity": ring.capacity,
-            "first": ring.first,
-            "write_count": ring.end,
-            "kind": type(self.sampler).__name__,
-            "random": self.sampler.random.bit_generator.state,
-            "frames": TensorDict(nest(ring.views())),
-            "sampler": TensorDict(sampler),
-        }
+        folders = Checkpoints(Path(path), prefix=_SAVED).all()
+        if not folders:
+            raise FileNotFoundError(
+                f"{path} has no folder {_SAVED}*: no replay buffer was saved there, or by an earlier version of "
+                "collectx, which can load it and write it with torch.save(buffer.state_dict(), file)"
+            )
+        try:
+            state = Checkpoint(folders[-1]).load(mmap=True)
+        except DamagedFile as error:
+            raise DamagedFile([f"{error.problems[0]}: restore the folder from a copy, or save the buffer."]) from error
+        self.load_state_dict(state)
 
     def _lay_out(self, leaves: Mapping[Key, Leaf]) -> None:
         self.sampler.check(leaves)

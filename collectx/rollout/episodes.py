@@ -18,11 +18,11 @@ class Episodes:
         first_env: global index of the group's first env.
         num_envs: envs in the group.
         total_envs: envs of all workers.
-        life: the number of the worker process; each life has 2**32 trajectory ids per env.
+        incarnation: of the worker; each has 2**32 trajectory ids per env.
     """
 
-    def __init__(self, first_env: int, num_envs: int, total_envs: int, life: int = 0):
-        self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + life * 2**32 * total_envs
+    def __init__(self, first_env: int, num_envs: int, total_envs: int, incarnation: int = 0):
+        self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + incarnation * 2**32 * total_envs
         self._total_envs = total_envs
         # Of the current episodes.
         self._returns = np.zeros(num_envs, dtype=np.float64)

@@ -230,7 +230,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
 
 def print_completed(result: Result) -> None:
     """Prints that a run is completed already, and its table."""
-    printing.message(f"the run is completed: {result.exit_reason}. To go on, change what ended it")
+    printing.message(f"the run is completed: {result.exit_reason}. To continue, change what ended it")
     _print_table(result)
 
 

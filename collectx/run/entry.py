@@ -22,6 +22,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 
+from collectx.checkpoints import Checkpoints
 from collectx.config.derived import backend_of, num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -31,7 +32,6 @@ from collectx.launcher.slurm import commands, requeue
 from collectx.launcher.slurm.array import note_of_end
 from collectx.launcher.slurm.job import JobTasksLauncher
 from collectx.launcher.slurm.script import WORKERS
-from collectx.run.checkpoint import Checkpoints
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder

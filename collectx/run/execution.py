@@ -20,18 +20,19 @@ from typing import TYPE_CHECKING, Any
 from collectx.config.derived import backend_of, is_async
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
-from collectx.run import cores, display, preflight, printing, resumed, snapshot
+from collectx.run import cores, display, preflight, printing, saved_config, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, locked
 from collectx.run.reproduce import recorded_order
 from collectx.run.result import Record, Result, type_name
+from collectx.run.resume import ResumePoint, resume_point
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
     from collectx.collector import Collector
     from collectx.launcher.base import Launcher
-    from collectx.run.checkpointer import Checkpointer, ResumePoint
+    from collectx.run.checkpointer import Checkpointer
     from collectx.run.collection import RunCollection
     from collectx.trainer.base import Trainer
 
@@ -58,10 +59,10 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
     files = RunFolder(folder)
     resumes = cfg.run.resume == "auto" and files.has_run
     with locked(files, cfg.run.overwrite or resumes, force=launcher is not None):
-        if resumes and (done := resumed.completed(files, cfg)) is not None:
+        if resumes and (done := saved_config.completed_result(files, cfg)) is not None:
             display.print_completed(done)
             return done
-        point = _resume_point(files, cfg) if resumes else None
+        point = resume_point(files, cfg, printing.message) if resumes else None
         files.begin(keep_logs=launcher is not None, keep_run=point is not None)
         with Signals() as signals:
             record = Record(cfg, signals)
@@ -73,12 +74,6 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
         if record.config_error is not None:
             raise record.config_error
         return result
-
-
-def _resume_point(files: RunFolder, cfg: RunConfig) -> ResumePoint | None:
-    from collectx.run.checkpointer import resume_point
-
-    return resume_point(files, cfg, printing.message)
 
 
 def _write_result(files: RunFolder, record: Record, signals: Signals) -> Result:
@@ -116,7 +111,7 @@ def _run(
         snapshot.write(cfg, files, argv)
     else:
         point.rewind(files)
-        resumed.write_snapshot(cfg, files, argv, point.batches)
+        saved_config.write_snapshot(cfg, files, argv, point.batches)
         point.load_record(record)
     # With on_worker_failure=raise the failure is shown at the end, as the error of the run.
     events = EventLog(files, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
@@ -252,9 +247,7 @@ class _Execution:
 
     def _resume(self, point: ResumePoint, collector: Collector) -> None:
         """Restores the workers; blocks until they have started."""
-        from collectx.collector import saved_state
-
-        reasons = saved_state.load(collector, point.collector, self._cfg.seed)
+        reasons = collector.load(point.collector, self._cfg.seed)
         statistics = self._record.statistics
         self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)
         point.load_generators()
@@ -277,7 +270,7 @@ class _Execution:
         try:
             collection.close()
             if not self._record.errors:
-                checkpointer.write()
+                checkpointer.write(waits=not self._record.is_interrupted)
         finally:
             checkpointer.write_final(self._files.final_checkpoint)
 

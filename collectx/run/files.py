@@ -12,10 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from collectx.checkpoints import INCOMPLETE
 from collectx.errors import DamagedFile
-
-# Begins the names of files and folders that are being written; a process that is killed leaves them.
-INCOMPLETE = ".new-"
 
 
 def write_json(path: Path, value: Any) -> None:

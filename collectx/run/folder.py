@@ -1,7 +1,7 @@
 """The run folder: the one place that knows its file names.
 
     <run>/.hydra/              what Hydra writes
-    <run>/snapshot/            config.yaml, meta.json, git.patch; config-<batches>.yaml, see resumed.py
+    <run>/snapshot/            config.yaml, meta.json, git.patch; config-<batches>.yaml, see saved_config.py
     <run>/metrics.jsonl        one line per batch
     <run>/events.jsonl         joins, deaths, checkpoints, in order
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
@@ -26,9 +26,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from collectx.checkpoints import INCOMPLETE
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import lock
-from collectx.run.files import INCOMPLETE, decode, read_lines
+from collectx.run.files import decode, read_lines
 from collectx.run.result import ENDED
 
 
@@ -85,8 +86,9 @@ class RunFolder:
             ConfigError: the folder cannot be made or written to.
         """
         with folder_errors(self.path):
-            for folder in (self.path, self.snapshot, self.logs, self.checkpoints):
+            for folder in (self.path, self.snapshot, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(mode=0o755, exist_ok=True)  # nobody but the owner may write to checkpoints
             for folder in (self.path, self.snapshot, self.checkpoints, *(() if keep_logs else (self.jobs,))):
                 for path in folder.glob(f"{INCOMPLETE}*"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -133,8 +135,8 @@ class RunFolder:
         """
         for index, line in enumerate(read_lines(self.metrics)):
             if (batch := line.get("batch", index)) != index:
-                told = f"line {index + 1} is of batch {batch}, not {index}: lines are missing"
-                raise DamagedFile([f"{self.metrics}: {told}"])
+                problem = f"line {index + 1} is of batch {batch}, not {index}: lines are missing"
+                raise DamagedFile([f"{self.metrics}: {problem}"])
             yield line
 
     def read_events(self) -> Iterator[dict[str, Any]]:

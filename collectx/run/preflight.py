@@ -25,7 +25,7 @@ def launcher_problems(cfg: RunConfig) -> list[str]:
     if isinstance(cfg.launcher, SlurmResources) and shutil.which("sbatch") is None:
         return [
             f"launcher={cfg.launcher.kind}: this machine has no sbatch on its PATH: start it where SLURM's commands "
-            "are, or use launcher=local."
+            'are, or use launcher=local (in Python: launcher="mp").'
         ]
     return []
 

@@ -128,12 +128,12 @@ def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objec
         values.setdefault(name, []).extend([float(value)] if status == Status.COMPLETED and value is not None else [])
     if not any(values.values()):
         return []
-    means = {name: fmean(found) if found else None for name, found in values.items()}
+    means = {name: fmean(numbers) if numbers else None for name, numbers in values.items()}
     table = []
     for name in sorted(values, key=lambda name: _rank(means[name], objective)):
-        found, mean = values[name], means[name]
-        spread = (stdev(found) if len(found) > 1 else None, min(found), max(found)) if found else [None] * 3
-        table.append((name or "all", str(len(found)), *(_format(number, ",.1f") for number in (mean, *spread))))
+        numbers, mean = values[name], means[name]
+        spread = (stdev(numbers) if len(numbers) > 1 else None, min(numbers), max(numbers)) if numbers else [None] * 3
+        table.append((name or "all", str(len(numbers)), *(_format(number, ",.1f") for number in (mean, *spread))))
     return table
 
 

@@ -1,18 +1,147 @@
-"""The configurations of runs for comparison: of a run that is to be started, and of those that are in folders.
+"""The configurations of a run that is resumed, in its folder: which one applies from which batch on, what a resume may
+change, and how configurations are compared.
 
-Used by the command line and by what submits jobs, before a run is started.
+    snapshot/config.yaml             with which the run began
+    snapshot/config-000000050.yaml   from its batch 50 on, if a resume changed the configuration there
+
+Used in the trainer's process, by the command line, and by what submits jobs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from collectx.checkpoints import Checkpoints
 from collectx.config.check import check
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, DamagedFile
+from collectx.run import snapshot
 from collectx.run.folder import RunFolder
-from collectx.run.result import Status
-from collectx.run.resumed import newest_config, read_config
+from collectx.run.result import Result, Status
+
+# Sections, and options of the collector, without an effect on the content of the batches.
+_NO_EFFECT = ("run", "checkpoint", "launcher", "hydra")
+_NO_EFFECT_OPTIONS = (
+    *("on_worker_failure", "max_restarts", "min_workers"),
+    *("start_timeout_s", "worker_timeout_s", "close_timeout_s"),
+)
+# What the saved state was made for.
+_FIXED: dict[str, tuple[str, ...]] = {
+    "collector": (
+        *("kind", "sync", "num_workers", "num_workers_per_collector", "inner", "frames_per_batch"),
+        *("max_frames_per_traj", "reset_at_each_iter", "preemptive_threshold", "trajs_per_batch", "traj_format"),
+    ),
+    "trainer": ("kind", "target"),
+}
+_FIXED_GROUPS = ("env", "policy")
+
+
+def newest_config(files: RunFolder) -> Path:
+    """The configuration with which the run was begun or resumed last."""
+    return files.configs[-1][1]
+
+
+def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: int) -> None:
+    """Writes the snapshot of a run that continues after `batches` batches. Earlier configurations are kept."""
+    for before, path in files.configs[1:]:
+        if before >= batches:
+            path.unlink()
+    if _read(newest_config(files)) != _plain(cfg):
+        snapshot.write_config(cfg, files.resumed_config(batches))
+    snapshot.write_meta(cfg, files, argv)
+
+
+def is_equal_run(config: Path, cfg: RunConfig) -> bool:
+    """Whether a saved configuration gives the same batches as `cfg`, as far as their first ones go."""
+    return not _effects(_read(config), _plain(cfg))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a resume has changed: the run gives the same batches as an uncut one up to `batches`, but not further, for
+    this `reason`."""
+
+    batches: int
+    reason: str
+
+
+def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
+    """The newest configuration that gives the same batches as the first one, and the first change that ends this; None
+    if all batches of the run can be repeated.
+
+    Raises:
+        DamagedFile: a file cannot be read.
+    """
+    (_, path), *others = files.configs
+    changes = []
+    for batches, other in others:
+        if effects := _effects(_read(path), _read(other)):
+            changes.append(Change(batches, f"with {', '.join(effects)}"))
+            break
+        path = other
+    for event in files.read_events():
+        if event.get("event") == "resumed" and event.get("new_episodes"):
+            changes.append(Change(event["batches"], "with new episodes, as the state of envs was not saved"))
+            break
+    return path, min(changes, key=lambda change: change.batches, default=None)
+
+
+def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
+    """The result of the run in a folder, if it is completed and `cfg` does not change what ended it; otherwise None.
+
+    Raises:
+        DamagedFile: its result cannot be read.
+    """
+    result = files.read_result()
+    if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
+        return None
+    saved, new = _read(newest_config(files)), _plain(cfg)
+    ends = [(each.get("run", {}).get("max_batches"), each["collector"].get("total_frames")) for each in (saved, new)]
+    if ends[0] != ends[1] or _effects(saved, new):
+        return None
+    return Result.from_json(result, files.path)
+
+
+def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
+    """The options of `cfg` that do not fit the saved state of the run in a folder."""
+    if not files.config.is_file() or not Checkpoints(files.checkpoints).all():
+        return []
+    saved, new = _read(newest_config(files)), _plain(cfg)
+    changed = [f"seed={new['seed']}: is {saved['seed']}"] if saved.get("seed") != new["seed"] else []
+    for group in (*_FIXED_GROUPS, *_FIXED):
+        before, after = saved.get(group) or {}, new[group]
+        names = _FIXED.get(group, (*after, *before))
+        changed += [
+            f"{group}.{name}={after.get(name)}: is {before.get(name)}"
+            for name in dict.fromkeys(names)
+            if before.get(name) != after.get(name)
+        ]
+    rule = "a resumed run keeps its seed, env, policy, kind of trainer, and number and batches of workers"
+    return [f"{text} in {files.path}, and {rule}: start a new run in another folder." for text in changed]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A saved configuration as plain data.
+
+    Raises:
+        DamagedFile: it cannot be read.
+    """
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise DamagedFile([f"{path}: cannot be read: {error}"]) from error
+    if not isinstance(content, dict) or not content:
+        raise DamagedFile([f"{path}: is not a configuration"])
+    if isinstance(content.get("launcher"), dict):
+        content["launcher"].pop("hydra_mode", None)  # older snapshots have this key
+    return {str(key): value for key, value in content.items()}
 
 
 def config_text(cfg: RunConfig) -> str:
@@ -52,8 +181,8 @@ def saved_text(files: RunFolder) -> str | None:
 def completed(root: Path) -> dict[str, Path]:
     """The folder of each completed run in `root`, by its configuration as `config_text`."""
     folders = {}
-    for snapshot in sorted(root.absolute().glob("*/snapshot/config.yaml")):
-        files = RunFolder(snapshot.parent.parent)
+    for config in sorted(root.absolute().glob("*/snapshot/config.yaml")):
+        files = RunFolder(config.parent.parent)
         try:
             result = files.read_result()
         except DamagedFile:
@@ -62,3 +191,40 @@ def completed(root: Path) -> dict[str, Path]:
         if result is not None and result["status"] == Status.COMPLETED and text is not None:
             folders[text] = files.path
     return folders
+
+
+def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The options of `other` that differ from those of `one` and have an effect on the content of the batches."""
+    # A trainer that anneals its learning rate learns otherwise if the run has another length.
+    is_length_free = not (other.get("trainer") or {}).get("anneal")
+    no_effect = {"collector": (*_NO_EFFECT_OPTIONS, *(("total_frames",) if is_length_free else ()))}
+    differences = []
+    for section in {**one, **other}:
+        before, after = one.get(section), other.get(section)
+        if section in _NO_EFFECT or before == after:
+            continue
+        if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+            differences.append(f"{section}={after}, which was {before}")
+            continue
+        for name in {**before, **after}:
+            if before.get(name) != after.get(name) and name not in no_effect.get(section, ()):
+                differences.append(f"{section}.{name}={after.get(name)}, which was {before.get(name)}")
+    return differences
+
+
+def _read(config: Path) -> dict[str, Any]:
+    return _relevant(read_config(config))
+
+
+def _plain(cfg: RunConfig) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    content = OmegaConf.to_container(OmegaConf.create(as_dict(cfg)), resolve=True)
+    assert isinstance(content, dict)
+    return _relevant({str(key): value for key, value in content.items()})
+
+
+def _relevant(content: dict[str, Any]) -> dict[str, Any]:
+    """Without the options that say what happens to an earlier run in the folder."""
+    run = {name: value for name, value in (content.get("run") or {}).items() if name not in ("overwrite", "resume")}
+    return {**content, "run": run}

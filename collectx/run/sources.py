@@ -35,10 +35,10 @@ def targets(cfg: RunConfig) -> Iterator[tuple[str, str]]:
 def digests(cfg: RunConfig) -> dict[str, str]:
     """For each `key=import path` of `targets` the digest of its module's file, of all Python files for a package.
 
-    Leaves out those of installed packages, and those that are not found.
+    Leaves out those of installed packages, and those without a source file.
     """
-    found = {f"{key}={target}": _module(target) for key, target in targets(cfg)}
-    return {name: _digest(path) for name, path in found.items() if path is not None}
+    modules = {f"{key}={target}": _module(target) for key, target in targets(cfg)}
+    return {name: _digest(path) for name, path in modules.items() if path is not None}
 
 
 def _module(target: str) -> Path | None:

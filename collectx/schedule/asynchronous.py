@@ -34,9 +34,7 @@ class AsyncSchedule(Schedule):
         self._arrivals: deque[Arrival] = deque()
 
     def begin(self) -> Iterable[Grant]:
-        if self.is_draining and any(self._granted.values()):
-            return ()
-        return self._grant_free_slots(1 if self.is_draining else None) or self._grant_beyond_budget()
+        return self._grant_free_slots() or self._grant_beyond_budget()
 
     def arrived(self, arrival: Arrival) -> None:
         self._granted[arrival.worker].remove(arrival.slot)
@@ -46,9 +44,20 @@ class AsyncSchedule(Schedule):
     def take(self) -> tuple[Arrival, ...] | None:
         return (self._arrivals.popleft(),) if self._arrivals else None
 
+    def undelivered(self) -> list[tuple[Arrival, ...]]:
+        return [(arrival,) for arrival in self._arrivals]
+
+    def restore(self, arrivals: tuple[Arrival, ...]) -> None:
+        self._arrivals.extend(arrivals)
+        self.skip(1)
+
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
-        self._free.extend((arrival.worker, arrival.slot) for arrival in arrivals if arrival.worker in self._granted)
-        return () if self.is_draining else self._grant_free_slots()
+        self._free.extend(
+            (arrival.worker, arrival.slot)
+            for arrival in arrivals
+            if arrival.slot >= 0 and arrival.worker in self._granted
+        )
+        return self._grant_free_slots()
 
     def replaced(self, worker: int) -> Iterable[Grant]:
         self._active.discard(worker)
@@ -69,11 +78,9 @@ class AsyncSchedule(Schedule):
         self._granted[worker] = []
         self._free.extend((worker, slot) for slot in range(self.num_slots))
 
-    def _grant_free_slots(self, most: int | None = None) -> list[Grant]:
+    def _grant_free_slots(self) -> list[Grant]:
         grants: list[Grant] = []
-        while (
-            self._free and len(grants) != most and (self._num_left is None or self._num_left > 0) and self._may_grant()
-        ):
+        while self._free and (self._num_left is None or self._num_left > 0) and self._may_grant():
             grants.append(self._grant(self._free.popleft()))
             if self._num_left is not None:
                 self._num_left -= 1

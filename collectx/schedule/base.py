@@ -7,6 +7,8 @@ A schedule returns grants `(worker, slot)`, which the collector passes to the tr
     before_publish()   while `must_wait_to_publish`: returns the slots to be filled with the current weights
     arrived(arrival)   a slot is full
     take()             returns the arrivals of the next batch, or None while it is incomplete
+    undelivered()      returns the arrivals of the batches that are complete and were not taken
+    restore(arrivals)  a batch of another process of the run is complete and was not taken there; its slots are negative
     released(arrivals) the memory of a batch was read; returns the slots that may be filled again
     replaced(worker)   a new process has this index; returns the slots that it may fill
     dropped(worker)    the worker is gone and is not replaced
@@ -35,15 +37,12 @@ class Schedule:
         require_latest: whether a slot must be filled with the weights that were the newest when it was granted, or with
             newer ones.
         num_slots: of each worker.
-        is_draining: while it is set, slots are granted to replacements only, or where no batch could be completed
-            otherwise, or before weights are published.
         must_wait_to_publish: whether slots still have to be filled with the current weights.
     """
 
     stacked: bool
     require_latest: bool
     num_slots: int
-    is_draining = False
 
     @property
     def must_wait_to_publish(self) -> bool:
@@ -59,6 +58,12 @@ class Schedule:
         raise NotImplementedError
 
     def take(self) -> tuple[Arrival, ...] | None:
+        raise NotImplementedError
+
+    def undelivered(self) -> list[tuple[Arrival, ...]]:
+        raise NotImplementedError
+
+    def restore(self, arrivals: tuple[Arrival, ...]) -> None:
         raise NotImplementedError
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:

@@ -52,6 +52,10 @@ class BoundedLagSchedule(AsyncSchedule):
                 )
         return parts
 
+    def restore(self, arrivals: tuple[Arrival, ...]) -> None:
+        super().restore(arrivals)
+        self._versions |= {(part.worker, part.slot): part.report.policy_version for part in arrivals}
+
     def replaced(self, worker: int) -> Iterable[Grant]:
         self._versions.update({(worker, slot): self._version for slot in self._granted[worker]})
         return super().replaced(worker)

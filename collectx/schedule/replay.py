@@ -57,12 +57,7 @@ class ReplaySchedule(AsyncSchedule):
         return bool(self._order) and (any(self._granted.values()) or any(self._can_act(grant) for grant in self._free))
 
     def begin(self) -> Iterable[Grant]:
-        if not self._order:
-            return super().begin()
-        if not self.is_draining:
-            return self._grant_free_slots()
-        first = self._order[0]
-        return () if self._granted[first] else self._grant_those([each for each in self._free if each[0] == first][:1])
+        return self._grant_free_slots() if self._order else super().begin()
 
     def before_publish(self) -> Iterable[Grant]:
         return self._grant_free_slots()
@@ -76,6 +71,12 @@ class ReplaySchedule(AsyncSchedule):
         self._arrivals.remove(first)
         self._order.popleft()
         return (first,)
+
+    def restore(self, arrivals: tuple[Arrival, ...]) -> None:
+        super().restore(arrivals)
+        for arrival in arrivals:
+            if versions := self._versions[arrival.worker]:
+                versions.popleft()
 
     def dropped(self, worker: int) -> None:
         super().dropped(worker)
@@ -98,13 +99,12 @@ class ReplaySchedule(AsyncSchedule):
         versions = self._versions[grant[0]]
         return bool(versions) and versions[0] <= self._version
 
-    def _grant_free_slots(self, most: int | None = None) -> list[Grant]:
-        return self._grant_those(list(self._free)) if self._order else super()._grant_free_slots(most)
-
-    def _grant_those(self, free: Iterable[Grant]) -> list[Grant]:
-        """Grants each of these free slots whose worker may act."""
+    def _grant_free_slots(self) -> list[Grant]:
+        """Grants each free slot whose worker may act."""
+        if not self._order:
+            return super()._grant_free_slots()
         grants: list[Grant] = []
-        for grant in free:
+        for grant in list(self._free):
             if self._can_act(grant):
                 self._versions[grant[0]].popleft()
                 self._free.remove(grant)

@@ -41,6 +41,15 @@ class SyncSchedule(Schedule):
         self._is_requested = False
         return parts
 
+    def undelivered(self) -> list[tuple[Arrival, ...]]:
+        return (
+            [] if self._missing or not self._parts else [tuple(self._parts[worker] for worker in sorted(self._parts))]
+        )
+
+    def restore(self, arrivals: tuple[Arrival, ...]) -> None:
+        self._parts = {arrival.worker: arrival for arrival in arrivals}
+        self._is_requested = True
+
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
         return ()
 

@@ -41,7 +41,7 @@ def check_finite(
     if torch.cat((losses.flatten(), torch.stack(largest))).isfinite().all():
         return
     last_step = int(max(state["step"] for state in optimizer.state.values()))
-    found = [
+    problems = [
         (last_step - len(losses) + row, f"{name} is {value}")
         for row, values in enumerate(losses.tolist(), 1)
         for name, value in zip(names, values, strict=True)
@@ -50,8 +50,8 @@ def check_finite(
     for name, weight in weights.items():
         bad = weight[~weight.isfinite()]
         if len(bad):
-            found.append((last_step, f"the weight {name} has the value {bad[0].item()}"))
-    step, what = found[0]
+            problems.append((last_step, f"the weight {name} has the value {bad[0].item()}"))
+    step, what = problems[0]
     raise TrainingDiverged(
         f"trainer.kind={cfg.kind}: {what} in gradient step {step}: training has diverged, or, with "
         f"collector.check_finite=false, batches have such values: lower trainer.learning_rate={cfg.learning_rate:g} or "

@@ -1,10 +1,10 @@
 """The interface of a transport: slots travel to the trainer, grants and weights to the workers. It has two ends:
 
       trainer's process (Transport)                        worker's process (Link)
-      grant(worker, slot)  -------- may be filled -------->  acquire() -> slot
+      grant(worker, slot)  -------- may be filled -------->  acquire() -> Fill
+      send_request(worker) ----- between two batches ----->  acquire() -> Ask
       receive() -> Arrival <-------- is filled ------------  send(slot, report)
-      publish(write)       ------- newest weights --------->  refresh(read, version)
-      publish_to(writes)   ---- weights of some workers --->
+      publish(writes)      ------- newest weights --------->  refresh(read, version)
       close()              ------------ stop ------------->  acquire() -> None, and `stop` becomes true
 
 Backpressure is by slots: a worker fills only granted slots, and a slot is granted again after it was read.
@@ -19,21 +19,23 @@ and a replacement may be attached.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from collectx.batch import Layout, Leaf, Slot
 
-# Fills a flat uint8 buffer of `SlabSpec.weights_nbytes` bytes with weights.
+# Fills a flat uint8 buffer of `BatchSpec.weights_nbytes` bytes with weights.
 Write: TypeAlias = Callable[[torch.Tensor], object]
+# By worker; None: for all workers, and then there is no other one.
+Writes: TypeAlias = Mapping[int | None, Write]
 
 
 @dataclass(frozen=True)
-class SlabSpec:
-    """The memory of all slots.
+class BatchSpec:
+    """The slots, each for one worker's batch or its part of one, and the weights. Known to both ends.
 
     Attributes:
         leaves: the tensors of one frame.
@@ -56,6 +58,16 @@ class SlabSpec:
     weights_nbytes: int
     first_version: int = 0
     _layouts: dict[int, Layout] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data, for workers on other hosts."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return values | {"leaves": [leaf.to_json() for leaf in self.leaves]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> BatchSpec:
+        """The inverse of `to_json`."""
+        return cls(**{**values, "leaves": tuple(map(Leaf.from_json, values["leaves"]))})
 
     def layout(self, num_parts: int = 1) -> Layout:
         """The layout of `num_parts` slots as one batch."""
@@ -112,10 +124,14 @@ class Departure:
     error: Exception
 
 
-# The name of a method of `collectx.worker.requests`, and its arguments.
-Request = tuple[str, tuple]
+class Ask(NamedTuple):
+    """A request to a worker: the name of a method of `collectx.worker.requests.RequestHandler`, and its arguments."""
 
-# Their arguments and results are tensors and plain data, which travel over networks too.
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+# Requests whose arguments and results are tensors and plain data, which travel over networks too.
 PLAIN_REQUESTS = ("ready", "state", "load")
 
 
@@ -136,21 +152,29 @@ class Joined:
     info: dict[str, Any]
 
 
-# Returned by `Link.acquire` in place of a slot: there is a request.
-REQUEST_PENDING = -1
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """All envs of a worker are reset before a slot is filled.
 
-# Sent with a grant as an int64: whether the envs are reset before the slot is filled. Other codes: `encode_reset`.
-NO_RESET, RESET = 0, 1
+    Attributes:
+        seed: the envs' seeds are derived from it; None: the envs keep their random state.
+        static: whether `seed` itself is the seed of every env.
+    """
+
+    seed: int | None = None
+    static: bool = False
 
 
-def encode_reset(seed: int, static: bool) -> int:
-    """The code for a reset of all envs, with seeds derived from `seed`, or, if `static`, with `seed` itself."""
-    return 2 + 2 * seed + static
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A granted slot, in the worker's process.
 
+    Attributes:
+        reset: comes before the slot is filled; None: there is none.
+    """
 
-def decode_reset(code: int) -> tuple[int, bool] | None:
-    """The seed and `static` of a code from `encode_reset`; None for `RESET`, which keeps the envs' random state."""
-    return None if code == RESET else ((code - 2) // 2, bool(code % 2))
+    slot: int
+    reset: Reset | None = None
 
 
 class Transport(Protocol):
@@ -174,8 +198,8 @@ class Transport(Protocol):
     def attach(self, worker: int, handle: Any) -> None:
         """Watches a started worker: a process (`collectx.transport.processes.Handle`), or inline a generator."""
 
-    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
-        """Allows `worker` to fill `slot`, after the reset that `reset` encodes. With `SlabSpec.require_latest`, the
+    def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
+        """Allows `worker` to fill `slot`, after `reset`. With `BatchSpec.require_latest`, the
         worker acts with the newest weights of this moment, or newer ones. Does not block. Does nothing for a worker
         that is gone and whose `Departure` was not received yet."""
 
@@ -196,19 +220,20 @@ class Transport(Protocol):
                 these slots is granted again or another batch is gathered.
         """
 
-    def publish(self, write: Write) -> int:
-        """Makes the weights that `write` writes the newest of all workers, and returns their version:
-        `SlabSpec.first_version` for the first call, then one more each time. Does not wait for workers."""
+    def publish(self, writes: Writes) -> int:
+        """Makes the weights that `writes` write the newest, all of one version, and returns the version:
+        `BatchSpec.first_version` for the first call, then one more each time. Does not wait for workers. If a `write`
+        raises, nothing is published.
+
+        Args:
+            writes: by worker: each acts with the weights that its `write` writes until newer ones are published for it
+                or for all, and the other workers keep their weights and version. Or `{None: write}`: for all workers.
+        """
 
     def newest_weights(self) -> torch.Tensor:
         """Returns a copy of the newest weights that were published for all workers."""
 
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """As `publish`, for some workers: each acts with the weights that its `write` writes, all of one version,
-        until newer ones are published for it or for all. The other workers keep their weights and version. If a
-        `write` raises, nothing is published."""
-
-    def send_request(self, worker: int, request: Request) -> None:
+    def send_request(self, worker: int, request: Ask) -> None:
         """Sends a request, which the worker answers after its earlier grants; `receive` returns the `Reply`. Does not
         block."""
 
@@ -235,15 +260,13 @@ class Link(Protocol):
 
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
+        batch: the slots and the weights.
         stop: whether the worker should stop; cheap enough for every step.
         preempted: whether the current batch should end with the frames that it has; as cheap.
-        reset: the reset code of the last acquired grant.
-        request: valid after `acquire` has returned `REQUEST_PENDING`.
     """
 
-    reset: int
-    request: Request
-
+    @property
+    def batch(self) -> BatchSpec: ...
     @property
     def slots(self) -> Sequence[Slot]: ...
     @property
@@ -251,8 +274,9 @@ class Link(Protocol):
     @property
     def preempted(self) -> Stop: ...
 
-    def acquire(self) -> int | None:
-        """Blocks until the trainer grants a slot; returns None if the worker should stop, or the trainer is gone."""
+    def acquire(self) -> Fill | Ask | None:
+        """Blocks until the trainer grants a slot or sends a request. Returns None if the worker should stop, or the
+        trainer is gone."""
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         """Calls `read` with this worker's newest weights if their version is not `version`; returns their version. The
@@ -262,7 +286,7 @@ class Link(Protocol):
         """Delivers a filled slot. The worker must not touch it before it is granted again."""
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
-        """Answers the request."""
+        """Answers the request that `acquire` has returned."""
 
     def fail(self, error: BaseException) -> None:
         """Reports the error that ends this worker, without waiting. Only the first call has an effect."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import NO_RESET, REQUEST_PENDING, Arrival, BatchReport, Departure, Reply, Request, SlabSpec
+from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Fill, Reply, Reset
 from collectx.transport.slab import Slab, SlabLink, SlabTransport
 
 _ENDED = object()
@@ -20,7 +20,7 @@ _ENDED = object()
 class InlineTransport(SlabTransport):
     """The trainer's end. No method blocks on another process, so nothing can time out."""
 
-    def __init__(self, spec: SlabSpec):
+    def __init__(self, spec: BatchSpec):
         super().__init__(spec, shared=False)
         self._granted: deque[int] = deque()
         self._arrivals: deque[Arrival] = deque()
@@ -35,13 +35,12 @@ class InlineTransport(SlabTransport):
     def attach(self, worker: int, handle: Iterator[None]) -> None:
         self._workers[worker] = handle
 
-    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
-        self._links[worker].granted.append((slot, reset))
+    def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
+        self._links[worker].granted.append(Fill(slot, reset))
         self._granted.append(worker)
 
-    def send_request(self, worker: int, request: Request) -> None:
-        link = self._links[worker]
-        link.request, link.is_asked = request, True
+    def send_request(self, worker: int, request: Ask) -> None:
+        self._links[worker].request = request
         try:
             self._advance(worker)
         except Exception as error:
@@ -77,18 +76,16 @@ class InlineLink(SlabLink):
 
     def __init__(self, slab: Slab, worker: int, arrivals: deque[Arrival], answers: deque[Reply | Departure]):
         super().__init__(slab, worker)
-        self.granted: deque[tuple[int, int]] = deque()
+        self.granted: deque[Fill] = deque()
+        # The request that comes before the granted slots.
+        self.request: Ask | None = None
         self._arrivals = arrivals
         self._answers = answers
-        self.is_asked = False
         self.error: BaseException | None = None
 
-    def acquire(self) -> int | None:
-        if self.is_asked:
-            self.is_asked = False
-            return REQUEST_PENDING
-        slot, self.reset = self.granted.popleft()
-        return slot
+    def acquire(self) -> Fill | Ask | None:
+        request, self.request = self.request, None
+        return self.granted.popleft() if request is None else request
 
     def send(self, slot: int, report: BatchReport) -> None:
         self._arrivals.append(Arrival(self.worker, slot, report))

@@ -22,10 +22,12 @@ import numpy as np
 import torch
 
 from collectx.errors import RendezvousError
-from collectx.transport.base import BatchReport
+from collectx.transport.base import BatchReport, Fill, Reset
 
 FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY = (bytes([number]) for number in range(7))
 _NUMBERS = struct.Struct("<cqqq")
+# How a grant says whether the envs are reset; above, twice the seed, plus whether it is static.
+_NO_RESET, _RESET = 0, 1
 _PROOF_BYTES = 32
 _FULL = struct.Struct("<cqqqqdddd")
 
@@ -63,9 +65,21 @@ def unpack_tensors(message: bytes) -> Any:
     return torch.load(io.BytesIO(message[1:]), map_location="cpu", weights_only=True)
 
 
-def pack_grant(slot: int, reset: int, least_version: int = 0) -> bytes:
+def pack_grant(slot: int, reset: Reset | None, least_version: int = 0) -> bytes:
     """A grant of `slot`, to be filled with weights of `least_version` or newer."""
-    return _NUMBERS.pack(GRANT, slot, reset, least_version)
+    code = _NO_RESET
+    if reset is not None:
+        code = _RESET if reset.seed is None else _RESET + 1 + 2 * reset.seed + reset.static
+    return _NUMBERS.pack(GRANT, slot, code, least_version)
+
+
+def unpack_grant(message: bytes) -> tuple[Fill, int]:
+    """The grant, and the least version of the weights to act with."""
+    _, slot, code, least_version = _NUMBERS.unpack(message)
+    if code == _NO_RESET:
+        return Fill(slot), least_version
+    seed, static = divmod(code - _RESET - 1, 2)
+    return Fill(slot, Reset() if code == _RESET else Reset(seed, bool(static))), least_version
 
 
 def pack_weights(version: int) -> bytes:
@@ -78,10 +92,10 @@ def pack_have(version: int) -> bytes:
     return _NUMBERS.pack(HAVE, version, 0, 0)
 
 
-def unpack(message: bytes) -> tuple[bytes, int, int, int]:
-    """The kind and the numbers of a GRANT, WEIGHTS or HAVE message; only a grant has more than one number."""
-    kind, number, reset, least_version = _NUMBERS.unpack(message)
-    return kind, number, reset, least_version
+def unpack_version(message: bytes) -> int:
+    """The version of a WEIGHTS or HAVE message."""
+    _, version, _, _ = _NUMBERS.unpack(message)
+    return version
 
 
 def pack_full(slot: int, report: BatchReport) -> bytes:

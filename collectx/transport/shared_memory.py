@@ -16,7 +16,7 @@ import cloudpickle
 
 from collectx.errors import RemoteFailure
 from collectx.transport import messages
-from collectx.transport.base import NO_RESET, REQUEST_PENDING, Arrival, BatchReport, Departure, Reply, Request, SlabSpec
+from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Fill, Reply, Reset
 from collectx.transport.processes import Handle
 from collectx.transport.slab import Slab, SlabLink, SlabTransport
 from collectx.transport.supervisor import State, Supervisor, Worker
@@ -32,7 +32,7 @@ class _LocalWorker(Worker):
 class SharedMemoryTransport(SlabTransport):
     """The trainer's end. Closes the supervisor with itself."""
 
-    def __init__(self, spec: SlabSpec, supervisor: Supervisor[_LocalWorker]):
+    def __init__(self, spec: BatchSpec, supervisor: Supervisor[_LocalWorker]):
         super().__init__(spec, shared=True)
         self._supervisor = supervisor
         self._workers = supervisor.workers
@@ -56,11 +56,11 @@ class SharedMemoryTransport(SlabTransport):
             worker.remote_end.close()
             worker.remote_end = None
 
-    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
+    def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
         self._send(worker, messages.pack_grant(slot, reset))
 
-    def send_request(self, worker: int, request: Request) -> None:
-        self._send(worker, messages.REQUEST + cloudpickle.dumps(request))
+    def send_request(self, worker: int, request: Ask) -> None:
+        self._send(worker, messages.REQUEST + cloudpickle.dumps((*request,)))
 
     def _send(self, index: int, message: bytes) -> None:
         worker = self._workers.get(index)
@@ -120,16 +120,14 @@ class SharedMemoryLink(SlabLink):
         self._connection = connection
         self._has_failed = False
 
-    def acquire(self) -> int | None:
+    def acquire(self) -> Fill | Ask | None:
         try:
             message = self._connection.recv_bytes()
         except (EOFError, OSError):
             return None  # the trainer closed, or is gone
         if message[:1] == messages.REQUEST:
-            self.request = pickle.loads(message[1:])
-            return REQUEST_PENDING
-        _, slot, self.reset, _ = messages.unpack(message)
-        return slot
+            return Ask(*pickle.loads(message[1:]))
+        return messages.unpack_grant(message)[0]
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
         try:

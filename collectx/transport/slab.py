@@ -11,7 +11,7 @@ individual ones. Pages of weights that were never written take no memory.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Slot
 from collectx.memory import SharedMemory, barrier
-from collectx.transport.base import NO_RESET, Arrival, Request, SlabSpec, Write
+from collectx.transport.base import Arrival, BatchSpec, Writes
 
 _NUMBER_BYTES = 8
 # The number of weights that were never published (version -1).
@@ -35,13 +35,13 @@ class Slab:
             process that is being started.
     """
 
-    def __init__(self, spec: SlabSpec, shared: bool):
+    def __init__(self, spec: BatchSpec, shared: bool):
         self._map(spec, SharedMemory("slab") if shared else None)
         for place in range(1 + spec.num_workers):
             self._numbers[place] = _NOTHING
         self._numbers[0] = 2 * (spec.first_version - 1)
 
-    def _map(self, spec: SlabSpec, shared: SharedMemory | None) -> None:
+    def _map(self, spec: BatchSpec, shared: SharedMemory | None) -> None:
         self.spec = spec
         self._shared = shared
         self.region_layout = layout = spec.layout(spec.num_workers if spec.stacked else 1)
@@ -63,11 +63,11 @@ class Slab:
         self.stop: memoryview = header[numbers_nbytes : numbers_nbytes + 1].data
         self.preempted: memoryview = header[numbers_nbytes + 1 : numbers_nbytes + 2].data
 
-    def __getstate__(self) -> tuple[SlabSpec, SharedMemory]:
+    def __getstate__(self) -> tuple[BatchSpec, SharedMemory]:
         assert self._shared is not None
         return self.spec, self._shared
 
-    def __setstate__(self, state: tuple[SlabSpec, SharedMemory]) -> None:
+    def __setstate__(self, state: tuple[BatchSpec, SharedMemory]) -> None:
         self._map(*state)
         self.close_descriptor()
 
@@ -106,19 +106,14 @@ class Slab:
         """The newest published version of any weights; -1 before the first."""
         return max(self._numbers) >> 1
 
-    def publish(self, write: Write) -> int:
+    def publish(self, writes: Writes) -> int:
         """See `Transport.publish`. For one writer only."""
-        return self._publish({0: write})
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """See `Transport.publish_to`. For one writer only."""
-        return self._publish({1 + worker: write for worker, write in writes.items()})
-
-    def _publish(self, writes: Mapping[int, Write]) -> int:
-        """Publishes weights by place: 0 for the shared weights, 1 + w for the individual ones of worker w."""
         version = self.version + 1
-        numbers = {place: 2 * version + 1 - self._numbers[place] % 2 for place in writes}
-        for place, write in writes.items():
+        numbers = {}
+        for worker, write in writes.items():
+            # Place 0 has the shared weights, place 1 + w the individual ones of worker w.
+            place = 0 if worker is None else 1 + worker
+            numbers[place] = 2 * version + 1 - self._numbers[place] % 2
             write(self._weights(place, numbers[place]))
         barrier()  # the numbers must not become visible before the bytes
         for place, number in numbers.items():
@@ -150,9 +145,8 @@ class SlabLink:
     """Base of the workers' ends over a slab."""
 
     def __init__(self, slab: Slab, worker: int):
+        self.batch = slab.spec
         self.worker = worker
-        self.reset = NO_RESET
-        self.request: Request = ("", ())
         self._slab = slab
 
     @property
@@ -176,24 +170,17 @@ class SlabTransport:
 
     carries_objects = True
 
-    def __init__(self, spec: SlabSpec, shared: bool):
+    def __init__(self, spec: BatchSpec, shared: bool):
         self.spec = spec
         self.slab = Slab(spec, shared)
+        self.publish = self.slab.publish
+        self.newest_weights = self.slab.newest_weights
 
     def expect(self, worker: int, spec: Callable[[], dict[str, Any]]) -> None:
         pass  # only the trainer itself can connect a worker
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         return self.slab.gather([(part.worker, part.slot) for part in parts], copy)
-
-    def publish(self, write: Write) -> int:
-        return self.slab.publish(write)
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        return self.slab.publish_to(writes)
-
-    def newest_weights(self) -> torch.Tensor:
-        return self.slab.newest_weights()
 
     def preempt(self, requested: bool) -> None:
         self.slab.preempted[0] = requested
@@ -202,7 +189,7 @@ class SlabTransport:
         self.slab.stop[0] = 1
 
 
-def concatenate(spec: SlabSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
+def concatenate(spec: BatchSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
     """Copies slots into new memory, laid out as `Layout(leaves, rows * len(parts), steps)`.
 
     Args:

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Generator
 from typing import Any
 
-from collectx.batch import Layout
 from collectx.errors import RendezvousError
 from collectx.transport.base import Link
 from collectx.transport.network.handshake import Endpoint
@@ -27,7 +26,7 @@ from collectx.worker.user_collector import UserCollectorSource
 
 def inline_worker(spec: WorkerSpec, link: Link) -> Generator[None]:
     """A worker in the trainer's process: a generator that fills a slot each time it is advanced."""
-    return run_worker_loop(link, lambda: _make_source(spec, link, is_guest=True))
+    return run_worker_loop(link, lambda: _make_source(spec, link, is_inline=True))
 
 
 def run_worker(spec: WorkerSpec, link: Link) -> None:
@@ -37,14 +36,14 @@ def run_worker(spec: WorkerSpec, link: Link) -> None:
 
 
 def _make_source(
-    spec: WorkerSpec, link: Any, is_guest: bool = False, build: Callable[..., Any] | None = None
+    spec: WorkerSpec, link: Any, is_inline: bool = False, build: Callable[..., Any] | None = None
 ) -> BatchSource:
     if spec.user_collector is not None:
         return UserCollectorSource(spec, spec.user_collector, link)
     if spec.cfg.collector.num_workers_per_collector > 1:
         assert build is not None
         return NestedSource(spec, link, build)
-    return RolloutSource(spec, link, is_guest)
+    return RolloutSource(spec, link, is_inline)
 
 
 def run_remote_worker(
@@ -76,9 +75,8 @@ def run_remote_worker(
         # The visible device is the first of those that this process sees.
         devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")
         spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
-    layout = Layout(spec.leaves, config.rows, config.steps)
     write_on_signal(connection)
-    link = NetworkLink(worker, connection, pair, layout, config, endpoint.secret)
+    link = NetworkLink(worker, connection, pair, config, endpoint.secret)
     run_until_stopped(link, lambda: _make_source(spec, link, build=build))
 
 

@@ -1,6 +1,6 @@
 """The loop of every worker: fills the slots that it is granted, with the newest weights, and reports how long it took.
 
-    acquire --slot--> refresh --> fill --report--> send --> acquire ...
+    acquire --Fill--> refresh --> fill --report--> send --> acquire ...
 
 Runs in the worker's process, or in the trainer's for inline workers.
 """
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from collectx.errors import text_of
 from collectx.rollout.loop import Stopped
-from collectx.transport.base import REQUEST_PENDING, BatchReport, Link
+from collectx.transport.base import Ask, BatchReport, Fill, Link
 
 
 class BatchSource(Protocol):
@@ -23,16 +23,15 @@ class BatchSource(Protocol):
     def refresh(self) -> object:
         """Takes the newest weights."""
 
-    def fill(self, slot: int, reset: int) -> BatchReport:
-        """Does the reset that `reset` encodes (`collectx.transport.base`), then fills the slot. Sets all fields of the
-        report but `wait_s` and `send_s`.
+    def fill(self, grant: Fill) -> BatchReport:
+        """Does the reset of the grant, then fills its slot. Sets all fields of the report but `wait_s` and `send_s`.
 
         Raises:
             Stopped: the trainer stops the worker; the slot is incomplete.
         """
 
-    def reply(self) -> None:
-        """Replies to the link's request."""
+    def reply(self, request: Ask) -> None:
+        """Replies to a request."""
 
     def close(self) -> None:
         """Releases envs and processes."""
@@ -63,20 +62,20 @@ def _fill_slots(link: Link, source: BatchSource) -> Generator[None]:
     send_s = 0.0
     while True:
         idle_since_s = perf_counter()
-        slot = link.acquire()
-        if slot is None:
+        acquired = link.acquire()
+        if acquired is None:
             return
-        if slot == REQUEST_PENDING:
-            source.reply()
+        if isinstance(acquired, Ask):
+            source.reply(acquired)
             yield
             continue
         acquired_s = perf_counter()
         source.refresh()
         refreshed_s = perf_counter()
-        report = source.fill(slot, link.reset)
+        report = source.fill(acquired)
         filled_s = perf_counter()
         report.wait_s, report.send_s = acquired_s - idle_since_s, send_s + refreshed_s - acquired_s
-        link.send(slot, report)
+        link.send(acquired.slot, report)
         send_s = perf_counter() - filled_s
         yield
 

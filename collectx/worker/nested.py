@@ -26,7 +26,7 @@ from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import Stopped
 from collectx.rollout.options import RolloutOptions
-from collectx.transport.base import NO_RESET, BatchReport
+from collectx.transport.base import Ask, BatchReport, Fill
 from collectx.transport.network.link import NetworkLink
 from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import WorkerOverrides, WorkerSpec
@@ -71,10 +71,10 @@ class NestedSource:
             self._version = newest
             self._versions[self._collector.publish(self._policy)] = newest
 
-    def fill(self, slot: int, reset: int) -> BatchReport:
-        collector, tensors = self._collector, self._slots[slot]
-        if reset != NO_RESET:
-            collector.request_reset(reset)
+    def fill(self, grant: Fill) -> BatchReport:
+        collector, tensors = self._collector, self._slots[grant.slot]
+        if grant.reset is not None:
+            collector.request_reset(grant.reset)
         try:
             batch = next(collector)
         except WorkerError:
@@ -99,8 +99,8 @@ class NestedSource:
             np.concatenate([part.report.lengths for part in parts]),
         )
 
-    def reply(self) -> None:
-        reply_without_state(self._link)
+    def reply(self, request: Ask) -> None:
+        reply_without_state(self._link, request)
 
     def close(self) -> None:
         self._end_watch()

@@ -20,20 +20,18 @@ from collectx.batch import as_key, nest
 from collectx.errors import NotRestorable, ShapeError
 from collectx.rollout.loop import Rollout
 from collectx.state import dumps, load_generators, loads, save_generators
-from collectx.transport.base import Link
+from collectx.transport.base import Ask, Link
 from collectx.user_objects import Hooks
 
 # Of a path: an attribute, a position, or a key.
 _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
-def reply_without_state(link: Link) -> None:
-    """Answers the link's request for a worker that runs a collector, which has no state that could be saved."""
-    name, _ = link.request
-    if name == "ready":
+def reply_without_state(link: Link, request: Ask) -> None:
+    """Answers a request for a worker that runs a collector, which has no state that could be saved."""
+    name = request.name
+    if name in ("ready", "state"):
         link.reply(None)
-    elif name == "state":
-        link.reply({"rollout": {"reason": "the worker runs a collector, whose state cannot be read"}})
     else:
         link.reply(None, NotImplementedError(f"{name}: the worker runs a collector"))
 
@@ -42,7 +40,7 @@ class RequestHandler:
     """Answers the requests that a worker receives.
 
     Args:
-        is_guest: the worker shares Python's and numpy's generators with the trainer.
+        is_inline: the worker shares Python's and numpy's generators with the trainer.
         batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[*envs, steps]`, over its memory.
         weights: returns the newest weights of the policy by name, copied to the CPU.
     """
@@ -50,14 +48,14 @@ class RequestHandler:
     def __init__(
         self,
         worker: int,
-        is_guest: bool,
+        is_inline: bool,
         rollout: Rollout,
         hooks: Hooks,
         batches: Callable[[int, int], TensorDictBase],
         weights: Callable[[], dict[str, torch.Tensor]],
     ):
         self._worker = worker
-        self._is_guest = is_guest
+        self._is_inline = is_inline
         self._rollout = rollout
         self._hooks = hooks
         self._batches = batches
@@ -68,11 +66,10 @@ class RequestHandler:
     def _envs(self) -> Sequence[Any]:
         return self._rollout.group.user_envs
 
-    def reply(self, link: Link) -> None:
-        """Calls the method that the link's request names, and replies with its result or its error."""
-        name, arguments = link.request
+    def reply(self, link: Link, request: Ask) -> None:
+        """Calls the method that the request names, and replies with its result or its error."""
         try:
-            link.reply(getattr(self, name)(*arguments))
+            link.reply(getattr(self, request.name)(*request.arguments))
         except Exception as error:
             link.reply(None, error)
 
@@ -134,7 +131,7 @@ class RequestHandler:
     def state(self) -> dict[str, Any]:
         """Returns a copy of the worker's state for `load`: tensors and plain data, with the envs as bytes. Where their
         state cannot be saved, `["rollout"]["reason"]` says why."""
-        own = ("torch",) if self._is_guest else ("torch", "numpy", "python")
+        own = ("torch",) if self._is_inline else ("torch", "numpy", "python")
         state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": save_generators(own)}
         if self._has_state_dicts():
             # A TorchRL env has the state of its transforms. The key is TorchRL's; the pickled envs have it as well.

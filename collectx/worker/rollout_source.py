@@ -24,7 +24,7 @@ from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly, Stopped
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.wrappers import RecurrentStateEnv, with_time_limit
-from collectx.transport.base import NO_RESET, BatchReport, Link, decode_reset
+from collectx.transport.base import Ask, BatchReport, BatchSpec, Fill, Link, Reset
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
@@ -34,16 +34,16 @@ class RolloutSource:
     """Rollouts of one group of envs (`collectx.worker.loop.BatchSource`).
 
     Args:
-        is_guest: the worker runs in the trainer's process. Torch's CPU generator then has a state for this worker, so
+        is_inline: the worker runs in the trainer's process. Torch's CPU generator then has a state for this worker, so
             that inline workers give the same batches as processes do. Python's and numpy's generators are shared: this
             package does not draw from them, and saving them takes as long as several steps.
     """
 
-    def __init__(self, spec: WorkerSpec, link: Link, is_guest: bool):
+    def __init__(self, spec: WorkerSpec, link: Link, is_inline: bool):
         self._spec = spec
         self._link = link
-        self._is_guest = is_guest
-        # The state of torch's generator for a guest, while it is not running.
+        self._is_inline = is_inline
+        # The state of torch's generator of an inline worker, while it is not running.
         self._random_state = torch.get_rng_state()
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
         with self._installed():
@@ -51,8 +51,8 @@ class RolloutSource:
 
     @contextmanager
     def _installed(self) -> Iterator[None]:
-        """Gives torch's generator the worker's state within the block, if it is a guest."""
-        if not self._is_guest:
+        """Gives torch's generator the worker's state within the block, if it is inline."""
+        if not self._is_inline:
             yield
             return
         trainers = torch.get_rng_state()
@@ -64,9 +64,9 @@ class RolloutSource:
             torch.set_rng_state(trainers)
 
     def _build(self) -> None:
-        spec, link, is_guest = self._spec, self._link, self._is_guest
+        spec, link, is_inline = self._spec, self._link, self._is_inline
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
-        seed_policy(cfg.seed, placement, is_guest)
+        seed_policy(cfg.seed, placement, is_inline)
         first_env, total_envs = placement.index * spec.num_envs, spec.num_envs * placement.num_workers
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
@@ -76,7 +76,7 @@ class RolloutSource:
                 f"worker {spec.worker} makes {group.spec.num_envs} envs, worker 0 makes {spec.num_envs}: all must make "
                 "equally many"
             )
-        policy, is_trainers = _build_policy(spec, group.spec, is_guest)
+        policy, is_trainers = _build_policy(spec, group.spec, is_inline)
         env = with_time_limit(group, options)
         seeds: Sequence[int] | None = env_seeds(spec, cfg.seed)
         if policies.is_user_policy(cfg.policy):
@@ -90,7 +90,7 @@ class RolloutSource:
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
         only_next = (leaf.under("next") for leaf in env.spec.only_next)
-        _check_leaves(spec, (*env.spec.observation, *actor.leaves, *only_next))
+        _check_leaves(spec.worker, link.batch, (*env.spec.observation, *actor.leaves, *only_next))
         self._version = spec.first_version
         self._read: Callable[[torch.Tensor], None] = lambda buffer: None
         # The weights of the trainer's object are left alone: those that were published may be older, and its tensors
@@ -113,7 +113,12 @@ class RolloutSource:
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
         self._prepared = [rollout.prepare(slot) for slot in slots]
         self._requests = RequestHandler(
-            placement.index, is_guest, rollout, spec.hooks, _Batches(slots, group.spec, spec.leaves), self._state_dict
+            placement.index,
+            is_inline,
+            rollout,
+            spec.hooks,
+            _Batches(slots, group.spec, link.batch.leaves),
+            self._state_dict,
         )
         self._check: FiniteCheck | None = None
         if options.check_finite:
@@ -131,10 +136,11 @@ class RolloutSource:
         self._version = self._link.refresh(self._read, self._version)
         return self._version
 
-    def fill(self, slot: int, reset: int) -> BatchReport:
+    def fill(self, grant: Fill) -> BatchReport:
+        slot = grant.slot
         with self._installed(), policies.exploration(self._exploration):
-            if reset != NO_RESET:
-                self._reset(reset)
+            if grant.reset is not None:
+                self._reset(grant.reset)
             self._requests.before_batch()
             self._follow()
             try:
@@ -149,36 +155,35 @@ class RolloutSource:
             report.added = self._requests.after_batch(slot, steps)
         return report
 
-    def _reset(self, code: int) -> None:
+    def _reset(self, reset: Reset) -> None:
         """Does the reset that came with a grant."""
-        seeding = decode_reset(code)
-        if seeding is None:
+        seed = reset.seed
+        if seed is None:
             self._rollout.reset(None)
             return
-        seed, static = seeding
-        seed_policy(seed, self._spec.placement, self._is_guest)
-        self._rollout.reset([seed] * self._spec.num_envs if static else env_seeds(self._spec, seed))
+        seed_policy(seed, self._spec.placement, self._is_inline)
+        self._rollout.reset([seed] * self._spec.num_envs if reset.static else env_seeds(self._spec, seed))
 
-    def reply(self) -> None:
+    def reply(self, request: Ask) -> None:
         with self._installed():
-            self._requests.reply(self._link)
+            self._requests.reply(self._link, request)
 
     def close(self) -> None:
         self._rollout.close()
 
 
-def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_guest: bool) -> tuple[Callable | None, bool]:
-    """The policy, and whether it is the trainer's object: a guest's is, unless it acts on another device."""
+def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_inline: bool) -> tuple[Callable | None, bool]:
+    """The policy, and whether it is the trainer's object: an inline worker's is, unless it acts on another device."""
     cfg = spec.cfg
     if spec.keeps_weights:
         # Every incarnation begins with the initial weights of the first one.
-        seed_policy(cfg.seed, replace(spec.placement, incarnation=0), is_guest)
+        seed_policy(cfg.seed, replace(spec.placement, incarnation=0), is_inline)
     policy = policies.build(cfg.policy, env_spec, cfg.seed)
-    is_trainers = is_guest and is_object(cfg.policy)
+    is_trainers = is_inline and is_object(cfg.policy)
     if is_trainers and not is_on_device(policy, torch.device(spec.policy_device or "cpu")):
         policy, is_trainers = copy.deepcopy(policy), False
     if spec.keeps_weights:
-        seed_policy(cfg.seed, spec.placement, is_guest)
+        seed_policy(cfg.seed, spec.placement, is_inline)
     return policy, is_trainers
 
 
@@ -203,12 +208,13 @@ class _Batches:
         return batch[..., :steps] if steps < batch.shape[-1] else batch
 
 
-def _check_leaves(spec: WorkerSpec, leaves: tuple[Leaf, ...]) -> None:
-    expected = {leaf.key: leaf for leaf in spec.leaves}
+def _check_leaves(worker: int, batch: BatchSpec, leaves: tuple[Leaf, ...]) -> None:
+    """Raises ShapeError unless the slots have these leaves, which the worker writes."""
+    expected = {leaf.key: leaf for leaf in batch.leaves}
     for leaf in leaves:
         if expected.get(leaf.key) != leaf:
             raise ShapeError(
-                f"worker {spec.worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, worker 0's env and the trainer's "
+                f"worker {worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, worker 0's env and the trainer's "
                 f"policy write it as {_form(expected.get(leaf.key))}: every worker's env and policy must give the same "
                 "keys, shapes and dtypes"
             )

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from collectx.batch import Leaf
 from collectx.config.registry import from_dict
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
@@ -72,7 +71,6 @@ class WorkerSpec:
             `backend` and `launcher` are those of processes that the worker starts itself.
         placement: which worker it is.
         num_envs: envs of every worker's process.
-        leaves: of the trainer's slots; the worker's env and policy must have the same.
         steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
         should_end: called after every step; whether the batch ends early. Of an inline worker only.
         hooks: called around its batches.
@@ -83,7 +81,6 @@ class WorkerSpec:
     cfg: RunConfig
     placement: Placement
     num_envs: int
-    leaves: tuple[Leaf, ...]
     steps: int | None = None
     should_end: Callable[[], bool] | None = None
     hooks: Hooks = field(default_factory=Hooks)
@@ -126,7 +123,6 @@ class WorkerSpec:
             "cfg": as_dict(cfg),
             "placement": asdict(self.placement),
             "num_envs": self.num_envs,
-            "leaves": [leaf.to_json() for leaf in self.leaves],
             "steps": self.steps,
             "keeps_weights": self.keeps_weights,
         }
@@ -138,7 +134,6 @@ class WorkerSpec:
         values = {
             "cfg": replace(cfg, env=objects.env or cfg.env, policy=objects.policy or cfg.policy),
             "placement": Placement(**fields["placement"]),
-            "leaves": tuple(map(Leaf.from_json, fields["leaves"])),
             "hooks": objects.hooks,
             "user_collector": objects.user_collector,
         }
@@ -158,13 +153,13 @@ def env_seeds(spec: WorkerSpec, seed: int) -> list[int]:
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 
 
-def seed_policy(seed: int, placement: Placement, is_guest: bool) -> None:
-    """Seeds torch, and, unless the worker is a guest in the trainer's process, numpy and random."""
+def seed_policy(seed: int, placement: Placement, is_inline: bool) -> None:
+    """Seeds torch, and, unless the worker is in the trainer's process, numpy and random."""
     index, incarnation = placement.index, placement.incarnation
     # SeedSequence((seed, index)) with two words are the seeds of envs.
     words = (seed, index, 1, incarnation) if incarnation else (seed, index, 1)
     policy_seed = int(np.random.SeedSequence(words).generate_state(1)[0])
     torch.manual_seed(policy_seed)
-    if not is_guest:
+    if not is_inline:
         np.random.seed(policy_seed)
         random.seed(policy_seed)

@@ -19,7 +19,7 @@ from torch import nn
 from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
 from collectx.errors import ShapeError, WorkerError
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import NO_RESET, BatchReport, Link, decode_reset
+from collectx.transport.base import Ask, BatchReport, Fill, Link, Reset
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import Placement, WorkerSpec, env_seed, seed_policy
@@ -37,7 +37,7 @@ class UserCollectorSource:
 
     def __init__(self, spec: WorkerSpec, user_collector: UserCollector, link: Link):
         placement = self._placement = spec.placement
-        seed_policy(spec.cfg.seed, placement, is_guest=False)
+        seed_policy(spec.cfg.seed, placement, is_inline=False)
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
         self._hooks = spec.hooks
@@ -76,10 +76,10 @@ class UserCollectorSource:
             self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
         self._versions[getattr(self._collector, "policy_version", None)] = newest
 
-    def fill(self, slot: int, reset: int) -> BatchReport:
-        hooks, tensors = self._hooks, self._slots[slot].tensors
-        if reset != NO_RESET:
-            self._do_reset(reset)
+    def fill(self, grant: Fill) -> BatchReport:
+        hooks, tensors = self._hooks, self._slots[grant.slot].tensors
+        if grant.reset is not None:
+            self._do_reset(grant.reset)
         if hooks.pre_collect_hook is not None:
             hooks.pre_collect_hook()
         began = perf_counter()
@@ -110,22 +110,19 @@ class UserCollectorSource:
             versions.apply_(lambda number: translated[number])
         return int(versions[0, 0])
 
-    def _do_reset(self, reset: int) -> None:
-        seeding = decode_reset(reset)
-        method = "reset" if seeding is None else "set_seed"
+    def _do_reset(self, reset: Reset) -> None:
+        method = "reset" if reset.seed is None else "set_seed"
         if not hasattr(self._collector, method):
             raise NotImplementedError(
                 f"worker {self._placement.worker}: {self._name} has no {method}(), which the trainer called"
             )
         self._trajectories.abandon()
-        if seeding is None:
+        if reset.seed is None:
             self._collector.reset()
-            return
-        seed, static = seeding
-        if static:
-            self._seed(seed, static_seed=True)
+        elif reset.static:
+            self._seed(reset.seed, static_seed=True)
         else:
-            self._seed(env_seed(seed, self._placement.index, self._placement.incarnation))
+            self._seed(env_seed(reset.seed, self._placement.index, self._placement.incarnation))
 
     def _seed(self, seed: int, **options: bool) -> None:
         self._collector.set_seed(seed, **options)
@@ -133,8 +130,8 @@ class UserCollectorSource:
         if hasattr(self._collector, "reset"):
             self._collector.reset()
 
-    def reply(self) -> None:
-        reply_without_state(self._link)
+    def reply(self, request: Ask) -> None:
+        reply_without_state(self._link, request)
 
     def close(self) -> None:
         for name in ("shutdown", "close"):

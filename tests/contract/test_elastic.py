@@ -12,7 +12,7 @@ from worlds.streams import StreamChecker
 
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.collector import build, saved_state
+from collectx.collector import build
 from collectx.errors import WorkerDied, WorkerTimeout
 
 NUM_ENVS = 3
@@ -44,7 +44,7 @@ class Run:
     def __init__(self, cfg, policy, spec, resume):
         self.log, self.members, self.at_drop = Log(), [], lambda: None
         self.collector = build(cfg, policy, spec, self._note, resume=resume)
-        self.reasons = None if resume is None else saved_state.load(self.collector, resume, cfg.seed)
+        self.reasons = None if resume is None else self.collector.load(resume, cfg.seed)
 
     def _note(self, name, **fields):
         self.log(name, **fields)
@@ -68,11 +68,8 @@ class Run:
     def has_joined(self, *workers):
         return set(workers) <= set().union(*self.members[-20:])
 
-    def save(self, checker):
-        self.collector.is_draining = True
-        while not self.collector.is_idle:
-            self.take(checker)
-        return through_a_file(saved_state.save(self.collector))
+    def save(self):
+        return through_a_file(self.collector.state())
 
     def __enter__(self):
         return self
@@ -170,14 +167,14 @@ def test_a_resumed_run_begins_with_the_workers_that_are_there(way, gates):
     gates.open(0, 1)
     with runs.start() as run:
         run.until(checker, lambda run: run.has_joined(0, 1))
-        state = run.save(checker)
+        state = run.save()
     assert sorted(state["workers"]) == sorted(state["lives"]) == [0, 1]
     gates.close(1)
     gates.open(2)
     with runs.start(state) as run:
         run.until(checker, lambda run: run.has_joined(0, 2))
         assert not run.has_joined(1)
-        state = run.save(checker)
+        state = run.save()
     assert run.reasons == {}
     assert state["lives"] == {0: 0, 1: 0, 2: 0}
     assert sorted(state["workers"]) == [0, 1, 2]

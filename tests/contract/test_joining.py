@@ -16,7 +16,7 @@ from commands import COMMAND, COUNTING, environment, result
 from making import make
 from ways import RPC_SYNC, TRANSPORTS, over
 from worlds.cartpoles import cartpole
-from worlds.toyworker import Toys, slab_spec
+from worlds.toyworker import Toys, batch_spec
 
 from collectx.errors import RendezvousError, WorkerTimeout
 from collectx.transport.network.availability import why_not
@@ -35,7 +35,7 @@ def test_strangers_before_and_during_a_run_disturb_nothing_and_are_logged(way, a
     def events(name, address, reason):
         refused.append((name, address))
 
-    toys = Toys(way.transport, slab_spec(1), address=address, events=events)
+    toys = Toys(way.transport, batch_spec(1), address=address, events=events)
     with toys, contextlib.ExitStack() as stack:
         port = toys.transport.endpoint.port
 
@@ -56,7 +56,7 @@ def test_strangers_before_and_during_a_run_disturb_nothing_and_are_logged(way, a
 
 @over(REMOTE, smoke=True)
 def test_a_peer_does_not_take_the_index_of_a_worker_that_has_joined(way):
-    with Toys(way.transport, slab_spec(1)) as toys:
+    with Toys(way.transport, batch_spec(1)) as toys:
         toys.start(0)
         toys.deliver()
         with pytest.raises(RendezvousError, match="refused: worker 0 is not expected: it has joined already"):
@@ -78,7 +78,7 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_
         return {}
 
     arguments = {"clock": lambda: now[0], "spec_of": spec_of}
-    with Toys(way.transport, slab_spec(1), **arguments) as toys, contextlib.ExitStack() as stack:
+    with Toys(way.transport, batch_spec(1), **arguments) as toys, contextlib.ExitStack() as stack:
         late = toys.start(0, is_attached=False)
         stack.callback(late.kill)
         stack.callback(is_told.set)
@@ -99,7 +99,7 @@ def test_a_default_timeout_of_sockets_changes_nothing(way):
     """The workers of these tests set one too, as user code may."""
     socket.setdefaulttimeout(60.0)
     try:
-        with Toys(way.transport, slab_spec(1)) as toys:
+        with Toys(way.transport, batch_spec(1)) as toys:
             toys.start(0)
             toys.deliver(3)
     finally:
@@ -108,7 +108,7 @@ def test_a_default_timeout_of_sockets_changes_nothing(way):
 
 @over(REMOTE, smoke=True)
 def test_nobody_can_connect_to_ports_of_torch_while_nobody_is_expected(way):
-    with Toys(way.transport, slab_spec(2)) as toys:
+    with Toys(way.transport, batch_spec(2)) as toys:
         for worker in range(2):
             pids = os.getpid(), toys.start(worker).pid
             toys.deliver(3, worker)

@@ -13,11 +13,11 @@ from worlds.unsaved import PARTS
 from collectx import env as envs
 from collectx import policy as policies
 from collectx import state as states
+from collectx.checkpoints import Checkpoints
 from collectx.cli.compose import compose
 from collectx.collector import build
 from collectx.policy.random import RandomActor
 from collectx.run import RunFolder, execute
-from collectx.run.checkpoint import Checkpoints
 from collectx.run.checkpointer import announce_unsaved
 from collectx.run.events import format_event
 

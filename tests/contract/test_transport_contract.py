@@ -7,7 +7,7 @@ from multiprocessing.connection import wait
 
 import pytest
 from ways import TRANSPORTS, over
-from worlds.toyworker import Toys, slab_spec, writer
+from worlds.toyworker import Toys, batch_spec, writer
 
 from collectx.transport.base import Arrival, Departure
 
@@ -20,7 +20,7 @@ def connect(way):
     with contextlib.ExitStack() as stack:
 
         def connect(num_workers=2, num_slots=1, num_started=None, require_latest=False, **kwargs):
-            spec = replace(slab_spec(num_workers, num_slots), require_latest=require_latest)
+            spec = replace(batch_spec(num_workers, num_slots), require_latest=require_latest)
             toys = stack.enter_context(Toys(way.transport, spec, **kwargs))
             toys.handles = [toys.start(worker) for worker in range(num_workers)[:num_started]]
             return toys
@@ -59,7 +59,7 @@ def test_a_slot_changes_only_after_its_next_grant_and_a_copy_never(connect):
 
 @over(PROCESSES)
 def test_weights_that_are_published_while_a_worker_reads_are_never_torn(way):
-    with Toys(way.transport, slab_spec(1, 1, weights_nbytes=4_000_000)) as toys:
+    with Toys(way.transport, batch_spec(1, 1, weights_nbytes=4_000_000)) as toys:
         toys.start(0)
         newest = 0
         for _ in range(30):
@@ -82,13 +82,13 @@ def test_individual_weights_reach_their_workers_alone_until_newer_ones_come_for_
         return report.policy_version, report.returns.tolist()
 
     for _ in range(2):
-        version = toys.transport.publish_to({worker: writer(200 + worker) for worker in (0, 2)})
+        version = toys.transport.publish({worker: writer(200 + worker) for worker in (0, 2)})
     assert (version, acting(0), acting(1)) == (2, (2, [200.0]), (0, [100.0]))
-    assert toys.transport.publish_to({1: writer(7)}) == 3
+    assert toys.transport.publish({1: writer(7)}) == 3
     toys.start(2)
     assert [acting(worker) for worker in range(3)] == [(2, [200.0]), (3, [7.0]), (2, [202.0])]
     with pytest.raises(ZeroDivisionError):
-        toys.transport.publish_to({0: writer(9), 1: lambda buffer: 1 / 0})
+        toys.transport.publish({0: writer(9), 1: lambda buffer: 1 / 0})
     assert acting(0) == (2, [200.0])
     assert toys.publish(writer(8)) == 4
     assert [acting(worker) for worker in range(3)] == [(4, [8.0])] * 3
@@ -96,7 +96,7 @@ def test_individual_weights_reach_their_workers_alone_until_newer_ones_come_for_
 
 @over(TRANSPORTS)
 def test_versions_begin_with_the_first_one_and_the_newest_weights_of_all_are_returned(way):
-    with Toys(way.transport, replace(slab_spec(1, 1), first_version=7, require_latest=True)) as toys:
+    with Toys(way.transport, replace(batch_spec(1, 1), first_version=7, require_latest=True)) as toys:
         toys.start(0)
         for version, value in ((7, 100), (8, 101)):
             toys.grant(0, 0)
@@ -105,7 +105,7 @@ def test_versions_begin_with_the_first_one_and_the_newest_weights_of_all_are_ret
             newest = toys.transport.newest_weights()
             assert toys.publish(writer(value + 1)) == version + 1
             assert (len(newest), newest.unique().tolist()) == (4096, [value])
-        toys.transport.publish_to({0: writer(9)})
+        toys.transport.publish({0: writer(9)})
         assert toys.transport.newest_weights().unique().tolist() == [102]
 
 

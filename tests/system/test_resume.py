@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from commands import COUNTING, collectx, result, start
 
+from collectx.checkpoints import Checkpoints
 from collectx.run import RunFolder
-from collectx.run.checkpoint import Checkpoints
 
 OPTIONS = ["trainer.digest=true", "checkpoint.every_batches=7", "hydra.run.dir=run"]
 PPO = ["collector.total_frames=20480", *OPTIONS]

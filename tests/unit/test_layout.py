@@ -21,7 +21,8 @@ RULES = {
 }
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
-    {"errors", "batch", "disk", "memory", "random_state"},
+    {"errors", "batch", "memory", "random_state"},
+    {"checkpoints"},
     {"config"},
     {"state", "user_objects"},
     {"env", "policy", "transport", "replay"},

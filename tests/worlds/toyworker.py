@@ -9,7 +9,7 @@ import torch
 
 from collectx.batch import Layout, Leaf
 from collectx.launcher.local import LocalLauncher
-from collectx.transport.base import BatchReport, Departure, Joined, SlabSpec
+from collectx.transport.base import BatchReport, BatchSpec, Departure, Joined
 from collectx.transport.inline import InlineTransport
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import NetworkLink, join_trainer
@@ -22,9 +22,9 @@ LEAVES = (Leaf(NUMBER, (2,), torch.int64), Leaf(("small",), (3,), torch.uint8))
 SECRET = b"s" * 32
 
 
-def slab_spec(num_workers=2, num_slots=2, weights_nbytes=4096):
+def batch_spec(num_workers=2, num_slots=2, weights_nbytes=4096):
     """Slots of two rows and three steps, one region for each."""
-    return SlabSpec(LEAVES, 2, 3, num_workers, num_slots, False, False, weights_nbytes)
+    return BatchSpec(LEAVES, 2, 3, num_workers, num_slots, False, False, weights_nbytes)
 
 
 def writer(value):
@@ -56,7 +56,7 @@ class Toys:
             else:
                 arguments = (spec, supervisor, Endpoint((address,), 0, SECRET), 60.0)
                 self.transport = NetworkTransport(*arguments, backend=kind, **remote)
-        self.grant, self.publish = self.transport.grant, self.transport.publish
+        self.grant = self.transport.grant
         self.publish(writer(100))
 
     def __enter__(self):
@@ -77,11 +77,15 @@ class Toys:
             entry = serve, (worker, transport.link(worker), fails_at)
         else:
             transport.expect(worker, lambda: self._spec_of(life))
-            entry = run_remote_worker, (transport.endpoint, worker, self.spec, fails_at)
+            entry = run_remote_worker, (transport.endpoint, worker, fails_at)
         handle = self._launcher.start(worker, entry)
         if is_attached:
             transport.attach(worker, handle)
         return handle
+
+    def publish(self, write):
+        """Publishes weights for all workers; returns their version."""
+        return self.transport.publish({None: write})
 
     def arrive(self):
         """The next arrival or departure; workers that join are passed over."""
@@ -120,14 +124,14 @@ def work(worker, link, fails_at):
     def read(buffer):
         weights[:] = [buffer.clone()]
 
-    while (slot := link.acquire()) is not None:
+    while (grant := link.acquire()) is not None:
         if count == fails_at:
             raise KeyError("gone wrong")
         version = link.refresh(read, version)
         value = weights[0].unique().tolist()
         assert len(value) == 1, "two versions of the weights are mixed"
-        link.slots[slot].tensors[NUMBER][...] = torch.tensor([worker, count])
-        link.send(slot, BatchReport(version, 6, 0.0, 0.0, np.array(value, float), np.array([count])))
+        link.slots[grant.slot].tensors[NUMBER][...] = torch.tensor([worker, count])
+        link.send(grant.slot, BatchReport(version, 6, 0.0, 0.0, np.array(value, float), np.array([count])))
         count += 1
         yield
 
@@ -141,8 +145,7 @@ def serve(worker, link, fails_at):
         raise
 
 
-def run_remote_worker(endpoint, worker, spec, fails_at):
+def run_remote_worker(endpoint, worker, fails_at):
     socket.setdefaulttimeout(60.0)
     _, config, connection, pair = join_trainer(endpoint, worker, {"pid": os.getpid()}, 60.0)
-    layout = Layout(spec.leaves, spec.rows, spec.steps)
-    serve(worker, NetworkLink(worker, connection, pair, layout, config, endpoint.secret), fails_at)
+    serve(worker, NetworkLink(worker, connection, pair, config, endpoint.secret), fails_at)

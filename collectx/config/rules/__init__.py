@@ -41,9 +41,9 @@ RULES: tuple[Rule, ...] = (
 
 def problems(cfg: RunConfig, rules: Iterable[Rule] = RULES) -> list[Problem]:
     """The problems that `rules` find. A rule ends where it reads an option that failed its own check."""
-    found = []
+    problems = []
     for rule in rules:
         with contextlib.suppress(Unset):
             for problem in rule(cfg):
-                found.append(problem)
-    return found
+                problems.append(problem)
+    return problems

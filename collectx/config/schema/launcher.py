@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectx.config.schema.fields import Section, above, at_least, one_of
+from collectx.config.schema.fields import Section, above, at_least
 
 
 @dataclass(kw_only=True)
@@ -24,14 +24,13 @@ class RpcBackendConfig(BackendConfig):
 @dataclass(kw_only=True)
 class LauncherConfig(Section):
     kind: str
-    hydra_mode: str | None = one_of("RUN", "MULTIRUN")
     num_threads: int = at_least(1)
     pin_cores: bool
 
 
 @dataclass(kw_only=True)
 class SlurmResources(Section):
-    """What a job asks SLURM for. None: nothing is asked for, and the cluster's own default holds."""
+    """Resources that a job requests from SLURM. None: the default of the cluster."""
 
     partition: str | None
     account: str | None

@@ -1,4 +1,4 @@
-"""The whole configuration: the groups, the seed, and the options of the run itself."""
+"""The complete configuration: the groups, the seed, and the options of the run itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collectx.config.schema.trainer import TrainerConfig
 
 @dataclass(kw_only=True)
 class RunOptions(Section):
-    """Of the run as a whole. These defaults hold where a configuration has no section `run`."""
+    """Options of the run. These defaults apply if a configuration has no section `run`."""
 
     overwrite: bool = False
     max_batches: int | None = field(default=None, metadata={"minimum": 1})

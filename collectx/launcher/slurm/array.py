@@ -121,7 +121,6 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
             values["sbatch"][name.replace("_", "-")] = value
     return SubmititLauncherConfig(
         kind="submitit",
-        hydra_mode=None,
         num_threads=num_threads,
         pin_cores=False,
         python=None,

@@ -167,12 +167,12 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 def _read_states(rows: Iterable[Sequence[str]], jobs: Sequence[str]) -> dict[str, JobState]:
     """The states of `jobs` in rows of id, state, reason and nodes. Of a heterogeneous job, only the first part, 12+0,
     which starts the others, stands for the job."""
-    found = {}
+    states_by_job = {}
     for part, word, reason, nodes in rows:
         job, _, number = part.partition("+")
         if number in ("", "0"):
-            found[job] = JobState(word, word in _OVER, word not in _WAITING, REASONS.get(reason, reason), nodes)
-    return {job: found[job] for job in jobs if job in found}
+            states_by_job[job] = JobState(word, word in _OVER, word not in _WAITING, REASONS.get(reason, reason), nodes)
+    return {job: states_by_job[job] for job in jobs if job in states_by_job}
 
 
 def hostnames(nodes: str) -> list[str]:

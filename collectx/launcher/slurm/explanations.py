@@ -25,6 +25,7 @@ ADVICE = {
     "feature": "choose another with launcher.constraint (`sinfo -o %f` lists them)",
     "memory": "ask for less with launcher.mem",
     "node configuration": "no node has so much: ask for less launcher.cpus_per_task, launcher.gpus or launcher.mem",
+    "configuration source": 'this machine is in no SLURM cluster: use launcher=local (in Python: launcher="mp")',
     "contact slurm controller": "SLURM does not answer: try again later",
     "timed out": "SLURM does not answer: try again later",
 }

@@ -24,7 +24,7 @@ from collectx.launcher.slurm import commands
 
 def is_requeue_wanted(launcher: JobLauncherConfig, preempts: Callable[[str | None], bool] = commands.preempts) -> bool:
     """`launcher.requeue`; where that is null, whether the user has set a time limit, or the partition preempts jobs.
-    Blocks while SLURM is asked. Where it does not answer or does not know the partition, returns False."""
+    Blocks for the answer of SLURM. Where it does not answer or does not know the partition, returns False."""
     if launcher.requeue is not None:
         return launcher.requeue
     if launcher.sbatch.get("time", launcher.time) is not None:

@@ -90,7 +90,7 @@ class Admission:
             raise RendezvousError(reason)
         worker.info = hello
         try:
-            reply = {"spec": worker.spec(), "link": vars(self._config)}
+            reply = {"spec": worker.spec(), "link": self._config.to_json()}
             connection.send_bytes(json.dumps(reply).encode())
             pair = self._config.make_pair(connection, TRAINER, address)
         except Exception as error:

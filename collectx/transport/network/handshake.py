@@ -106,7 +106,7 @@ class Listener:
         # The threads of handshakes that are not over, with their connections.
         self._peers: dict[threading.Thread, socket.socket] = {}
         # The peers that were sent a nonce and have not proved themselves, with the time.
-        self._asked: dict[socket.socket, float] = {}
+        self._queried: dict[socket.socket, float] = {}
         self._refused_since_s, self._num_refused = time.monotonic(), 0
         self.endpoint = replace(endpoint, port=self._servers[0].getsockname()[1])
         self._threads = [
@@ -152,8 +152,8 @@ class Listener:
         """Ends the handshakes of peers that have not said anything for `_SILENT_S`."""
         with self._lock:
             until_s = time.monotonic() - _SILENT_S
-            asked = [peer for peer, since_s in self._asked.items() if since_s < until_s]
-            for peer in set(asked).difference(wait(asked, 0.0)):
+            queried = [peer for peer, since_s in self._queried.items() if since_s < until_s]
+            for peer in set(queried).difference(wait(queried, 0.0)):
                 with contextlib.suppress(OSError):
                     peer.shutdown(socket.SHUT_RDWR)
 
@@ -161,12 +161,12 @@ class Listener:
         deadline_s = time.monotonic() + _HANDSHAKE_S
         mine = _ask(peer)
         with self._lock:
-            self._asked[peer] = time.monotonic()
+            self._queried[peer] = time.monotonic()
         try:
             _prove_to_worker(peer, self.endpoint.secret, mine, deadline_s)
         finally:
             with self._lock:
-                del self._asked[peer]
+                del self._queried[peer]
 
     def _handshake(self, peer: socket.socket, address: str) -> None:
         try:

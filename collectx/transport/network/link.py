@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from collectx.batch import Layout, Slot
+from collectx.batch import Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import NO_RESET, REQUEST_PENDING, BatchReport, Request
+from collectx.transport.base import Ask, BatchReport, Fill
 from collectx.transport.connections import disconnect_poll, enable_keepalive
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.p2p import (
@@ -69,7 +69,7 @@ def join_trainer(
         if "refused" in reply:
             raise RendezvousError(f"the trainer refused: {reply['refused']}")
         prepare(reply["spec"])
-        config = LinkConfig(**reply["link"])
+        config = LinkConfig.from_json(reply["link"])
         enable_keepalive(connection, config.timeout_s)
         return reply["spec"], config, connection, config.make_pair(connection, WORKER, address)
     except BlockingIOError as error:
@@ -93,7 +93,6 @@ class NetworkLink:
 
     Args:
         connection, pair, config: from `join_trainer`.
-        layout: the layout of one slot.
         secret: the run's, with which requests and replies are signed.
 
     Attributes:
@@ -101,32 +100,29 @@ class NetworkLink:
             milliseconds, and takes weights that have arrived.
     """
 
-    def __init__(
-        self, worker: int, connection: Connection, pair: Pair, layout: Layout, config: LinkConfig, secret: bytes
-    ):
+    def __init__(self, worker: int, connection: Connection, pair: Pair, config: LinkConfig, secret: bytes):
+        self.batch, layout = config.batch, config.batch.layout()
         self.worker = worker
         self._secret = secret
         self._connection = connection
         self._pair = pair
-        self._memory = [message_buffer(layout.nbytes) for _ in range(config.num_slots)]
+        self._memory = [message_buffer(layout.nbytes) for _ in range(self.batch.num_slots)]
         for memory in self._memory:
             set_stamp(memory, 1)
         self.stop = _StopFlag(self._poll)
         self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
-        # Slots with their resets and least versions, and requests.
-        self._granted: deque[tuple[int, int, int] | Request] = deque()
-        self.request: Request = ("", ())
-        self.reset = NO_RESET
+        # Slots with the least versions to act with, and requests.
+        self._granted: deque[tuple[Fill, int] | Ask] = deque()
         self._announced_version = -1
         self._is_closed = self._has_failed = False
         self._next_poll_s = 0.0
         self._poller = select.poll()
         self._poller.register(connection.fileno(), select.POLLIN)
-        self._nbytes = config.weights_nbytes
+        self._nbytes = self.batch.weights_nbytes
         # Two buffers: one holds the newest weights until `refresh`, the other receives newer ones.
         self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
         for _ in range(2):
-            self._receive_weights(message_buffer(config.weights_nbytes))
+            self._receive_weights(message_buffer(self._nbytes))
         self._newest: torch.Tensor | None = None
         self._version = -1
         self._least_version = 0
@@ -144,7 +140,7 @@ class NetworkLink:
             self._take_weights()
         return self._is_closed
 
-    def acquire(self) -> int | None:
+    def acquire(self) -> Fill | Ask | None:
         while not self._granted and not self._is_closed:
             # Weights give no sign of their complete arrival, so they are polled for.
             self._receive_messages(POLL_S if self._announced_version > self._version else None)
@@ -152,11 +148,10 @@ class NetworkLink:
         if self._is_closed:
             return None
         granted = self._granted.popleft()
-        if isinstance(granted[0], str):
-            self.request = granted
-            return REQUEST_PENDING
-        slot, self.reset, self._least_version = granted
-        return slot
+        if isinstance(granted, Ask):
+            return granted
+        fill, self._least_version = granted
+        return fill
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
         failure = None if error is None else RemoteFailure.of(error).to_json().decode()
@@ -247,12 +242,10 @@ class NetworkLink:
                 message = self._connection.recv_bytes()
                 timeout_s = 0.0
                 if message[:1] == messages.REQUEST:
-                    self._granted.append(messages.unpack_signed(message, self._secret))
-                    continue
-                kind, number, reset, least_version = messages.unpack(message)
-                if kind == messages.GRANT:
-                    self._granted.append((number, reset, least_version))
+                    self._granted.append(Ask(*messages.unpack_signed(message, self._secret)))
+                elif message[:1] == messages.GRANT:
+                    self._granted.append(messages.unpack_grant(message))
                 else:
-                    self._announced_version = number
+                    self._announced_version = messages.unpack_version(message)
         except (EOFError, OSError):
             self._is_closed = True

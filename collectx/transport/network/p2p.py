@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from collectx.config.registry import implementation
+from collectx.transport.base import BatchSpec
 from collectx.transport.connections import set_receive_timeout
 
 TRAINER, WORKER = 0, 1
@@ -96,7 +97,7 @@ class LinkConfig:
     """Parameters of the transport, which the trainer sends to each worker.
 
     Attributes:
-        rows, steps, num_slots, weights_nbytes: see `SlabSpec`.
+        batch: the slots and the weights.
         timeout_s: a connection over a cut cable breaks within about this time. Making the pair, a send and a receive
             may take as long, and at least `_PAIR_S`.
         backend: a kind of network backend; it must be available (`collectx.transport.network.availability`).
@@ -104,14 +105,20 @@ class LinkConfig:
         options: see `PairSetup`.
     """
 
-    rows: int
-    steps: int
-    num_slots: int
-    weights_nbytes: int
+    batch: BatchSpec
     timeout_s: float
     backend: str = "gloo"
     devices: Sequence[str] = ("cpu", "cpu")
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return vars(self) | {"batch": self.batch.to_json()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> LinkConfig:
+        """The inverse of `to_json`."""
+        return cls(**{**values, "batch": BatchSpec.from_json(values["batch"])})
 
     def make_pair(self, connection: Connection, rank: int, address: str) -> Pair:
         """Makes this process's end of the pair; see `PairSetup`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from collectx.transport.base import Reset
 from collectx.transport.network.p2p import Incoming, Outgoing, Pair
 from collectx.transport.supervisor import Worker
 
@@ -43,7 +44,7 @@ class RemoteWorker(Worker):
     spec: Callable[[], dict[str, Any]] = dict
     info: dict[str, Any] = field(default_factory=dict)
     pair: Pair | None = None
-    early: list[tuple[int, int] | bytes] = field(default_factory=list)
+    early: list[tuple[int, Reset | None] | bytes] = field(default_factory=list)
     incoming: dict[int, Incoming] = field(default_factory=dict)
     weights_version: int = -1
     sending: tuple[Outgoing, Weights] | None = None

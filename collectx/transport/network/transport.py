@@ -31,10 +31,9 @@ from typing import Any
 
 import torch
 
-from collectx.batch import Layout
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.transport import messages
-from collectx.transport.base import NO_RESET, Arrival, BatchReport, Departure, Joined, Reply, Request, SlabSpec, Write
+from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Joined, Reply, Reset, Writes
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
@@ -64,7 +63,7 @@ class NetworkTransport:
 
     def __init__(
         self,
-        spec: SlabSpec,
+        spec: BatchSpec,
         supervisor: Supervisor[RemoteWorker],
         endpoint: Endpoint,
         timeout_s: float,
@@ -75,9 +74,8 @@ class NetworkTransport:
         interface: str | None = None,
     ):
         self.spec = spec
-        self._layout = Layout(spec.leaves, spec.rows, spec.steps)
-        sizes = spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes
-        self._config = LinkConfig(*sizes, timeout_s, backend, tuple(devices), dict(options or {}))
+        self._layout = spec.layout()
+        self._config = LinkConfig(spec, timeout_s, backend, tuple(devices), dict(options or {}))
         self._supervisor = supervisor
         self._workers = supervisor.workers
         # Of each worker and slot. It outlives the worker, as its last batches may not have been gathered yet.
@@ -97,7 +95,7 @@ class NetworkTransport:
     def attach(self, worker: int, handle: Handle) -> None:
         self._supervisor.attach(self._workers[worker], handle)
 
-    def grant(self, worker: int, slot: int, reset: int = NO_RESET) -> None:
+    def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
         record = self._workers[worker]
         if record.state is State.GONE:
             return  # `receive` is about to return its departure
@@ -107,7 +105,7 @@ class NetworkTransport:
         else:
             record.early.append((slot, reset))
 
-    def send_request(self, worker: int, request: Request) -> None:
+    def send_request(self, worker: int, request: Ask) -> None:
         record, message = self._workers[worker], self._pack(request)
         if record.state is State.GONE:
             return  # `receive` is about to return its departure
@@ -117,10 +115,10 @@ class NetworkTransport:
         else:
             record.early.append(message)
 
-    def _pack(self, request: Request) -> bytes:
-        return messages.pack_signed(messages.REQUEST, request, self.endpoint.secret)
+    def _pack(self, request: Ask) -> bytes:
+        return messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
 
-    def _send_grant(self, worker: RemoteWorker, slot: int, reset: int) -> None:
+    def _send_grant(self, worker: RemoteWorker, slot: int, reset: Reset | None) -> None:
         key = worker.index, slot
         if key not in self._memory:
             self._memory[key] = message_buffer(self._layout.nbytes, self._config.devices[TRAINER])
@@ -243,21 +241,14 @@ class NetworkTransport:
             return concatenate(self.spec, [(memory, runs) for memory in memories])
         return memories[0].clone() if copy else memories[0]
 
-    def publish(self, write: Write) -> int:
-        self._process_acknowledgements()
-        return self._weight_sync.publish(write)
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        self._process_acknowledgements()
-        return self._weight_sync.publish_to(writes)
+    def publish(self, writes: Writes) -> int:
+        # A worker that has acknowledged the previous version is sent the next one at once.
+        if self._joined():
+            self._process_events(0.0)
+        return self._weight_sync.publish(writes)
 
     def newest_weights(self) -> torch.Tensor:
         return self._weight_sync.newest_weights()
-
-    def _process_acknowledgements(self) -> None:
-        """Workers that have the previous version are then sent the next one at once."""
-        if any(worker.state is State.JOINED for worker in self._workers.values()):
-            self._process_events(0.0)
 
     def _joined(self) -> list[RemoteWorker]:
         return [worker for worker in list(self._workers.values()) if worker.state is State.JOINED]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
 from collectx.transport import messages
-from collectx.transport.base import Write
+from collectx.transport.base import Write, Writes
 from collectx.transport.network.p2p import message_buffer, set_stamp
 from collectx.transport.network.remote_worker import RemoteWorker, Weights
 from collectx.transport.supervisor import State
@@ -39,33 +39,29 @@ class WeightSync:
         self._send_message = send_message
         # The weights of all workers, and newer ones of some indices, where no worker may have joined yet.
         self._shared: Weights | None = None
-        self._individual: dict[int, Weights] = {}
+        self._individual: dict[int | None, Weights] = {}
         self._spare: list[Weights] = []
         # Transfers share the network card: many at a time would all end late.
         self._num_sending = 0
         self._most_sending = max(_LEAST_TRANSFERS, _TRANSFER_BYTES // max(1, nbytes))
         self._queued: OrderedDict[RemoteWorker, None] = OrderedDict()
 
-    def publish(self, write: Write) -> int:
-        """Sends a new version, which `write` fills in, to all workers; returns its number."""
-        previous, self._shared = [self._shared, *self._individual.values()], self._fill(write)
-        self._individual.clear()
-        self.version += 1
-        for weights in previous:
-            self._retire(weights)
-        for worker in self._workers.values():
-            self.send(worker)
-        return self.version
-
-    def publish_to(self, writes: Mapping[int, Write]) -> int:
-        """Sends a new version to some workers, to each the weights that its `write` fills in."""
+    def publish(self, writes: Writes) -> int:
+        """Sends a new version, to all workers or to some; see `Transport.publish`."""
         filled = {index: self._fill(write) for index, write in writes.items()}
         self.version += 1
-        for index, weights in filled.items():
-            previous, self._individual[index] = self._individual.get(index), weights
-            self._retire(previous)
-            if index in self._workers:
-                self.send(self._workers[index])
+        if None in filled:
+            previous = [self._shared, *self._individual.values()]
+            self._shared, self._individual = filled[None], {}
+            chosen = list(self._workers.values())
+        else:
+            previous = [self._individual.get(index) for index in filled]
+            self._individual |= filled
+            chosen = [worker for index, worker in self._workers.items() if index in filled]
+        for weights in previous:
+            self._retire(weights)
+        for worker in chosen:
+            self.send(worker)
         return self.version
 
     def newest_weights(self) -> torch.Tensor:

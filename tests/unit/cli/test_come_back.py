@@ -73,7 +73,7 @@ def test_ctrl_c_leaves_a_watched_run(queue, job, capsys, monkeypatch):
 
     monkeypatch.setattr(watch.Watcher, "_update", press)
     assert watch.main(["sweep"]) == 130
-    assert "left; job 7 goes on" in capsys.readouterr().err
+    assert "left; job 7 continues" in capsys.readouterr().err
     assert queue.states == {"7": "RUNNING"}
 
 

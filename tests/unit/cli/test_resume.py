@@ -8,10 +8,10 @@ import socket
 import pytest
 from composing import composed
 
+from collectx.checkpoints import Checkpoints
 from collectx.cli import foreign_code, reproduce, resume, run
 from collectx.jobs.status import write_job
-from collectx.run import RunFolder, resumed
-from collectx.run.checkpoint import Checkpoints
+from collectx.run import RunFolder, saved_config
 from collectx.run.folder import locked
 
 
@@ -23,7 +23,7 @@ def old(stub, tmp_path):
         stub.status = lambda cfg: status
         stub.execute(composed("trainer.digest=true"), tmp_path / "seed=0,a=1", [])
         files = RunFolder(tmp_path / "seed=0,a=1")
-        Checkpoints(files.checkpoints).write(2, {"frames": 1024}, {}, {})
+        Checkpoints(files.checkpoints).write(2, {"frames": 1024}, {"state.pt": {}})
         del stub.calls[:]
         return files
 
@@ -114,7 +114,10 @@ def test_checkpoints_that_others_can_write_to_are_read_on_request_only(stub, old
     path.chmod(path.stat().st_mode | mode)
     assert run.main([f"hydra.run.dir='{files.path}'", "resume=auto"]) == resume.main([str(files.path)]) == 2
     assert f"{path}: others can write to it" in (err := capsys.readouterr().err)
-    assert err.count(f"chmod -R go-w {files.checkpoints}, if nobody has, or collectx resume {files.path} --trust.") == 2
+    assert (
+        err.count(f"chmod -R go-w {files.checkpoints} if no file was changed, or collectx resume {files.path} --trust.")
+        == 2
+    )
     assert not stub.calls
     assert resume.main([str(files.path), "--trust"]) == 130
 
@@ -139,8 +142,8 @@ def test_a_file_of_another_user_in_a_checkpoint_is_read_on_request_only(stub, ol
 def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     files = old()
     before = files.config.read_text()
-    resumed.write_snapshot(composed("trainer.digest=true checkpoint.keep=5"), files, [], 1)
-    resumed.write_snapshot(composed("trainer.digest=true trainer.gamma=0.5"), files, [], 2)
+    saved_config.write_snapshot(composed("trainer.digest=true checkpoint.keep=5"), files, [], 1)
+    saved_config.write_snapshot(composed("trainer.digest=true trainer.gamma=0.5"), files, [], 2)
     assert (files.config.read_text(), [batches for batches, _ in files.configs]) == (before, [0, 1, 2])
     stub.status, stub.digests, stub.workers = (lambda cfg: "completed"), ["0", "1"], [0, 1]
     assert reproduce.main([str(files.path), "hydra.run.dir=new"]) == 0
@@ -148,7 +151,7 @@ def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     assert (cfg.checkpoint.keep, cfg.trainer.gamma, cfg.run.max_batches) == (5, composed().trainer.gamma, 2)
     assert f"resumed after 2 batches with trainer.gamma=0.5, which was {cfg.trainer.gamma}: " in capsys.readouterr().err
     # One that applied after the checkpoint is replaced, and the newest one is resumed.
-    resumed.write_snapshot(composed("trainer.digest=true trainer.gamma=0.25"), files, [], 1)
+    saved_config.write_snapshot(composed("trainer.digest=true trainer.gamma=0.25"), files, [], 1)
     assert [batches for batches, _ in files.configs] == [0, 1]
     assert json.loads(files.meta.read_text())["seeds"] == {"seed": 0}
     assert resume.main([str(files.path)]) == 0
@@ -167,7 +170,7 @@ def test_a_run_is_reproduced_beyond_changes_that_have_no_effect(stub, old, capsy
     words = [word for word in line.split() if "anneal" in word]
     stub.execute(composed(" ".join(["trainer.digest=true", *words])), old().path, [])
     files, stub.calls[:] = RunFolder(stub.calls[0][1]), []
-    resumed.write_snapshot(composed(f"trainer.digest=true {line}"), files, [], 1)
+    saved_config.write_snapshot(composed(f"trainer.digest=true {line}"), files, [], 1)
     stub.status = lambda cfg: "completed"
     reproduce.main([str(files.path), "hydra.run.dir=new"])
     cfg = stub.calls[0][0]
@@ -181,4 +184,4 @@ def test_a_run_is_reproduced_up_to_where_envs_began_new_episodes(old):
     with open(files.events, "w") as file:
         for batches, reasons in ((1, {}), (2, {"0": "it is EnvPool"}), (3, {"0": "it is EnvPool"})):
             file.write(json.dumps({"event": "resumed", "batches": batches, "new_episodes": reasons}) + "\n")
-    assert resumed.repeatable_config(files)[1].batches == 2
+    assert saved_config.repeatable_config(files)[1].batches == 2

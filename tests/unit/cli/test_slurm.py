@@ -146,8 +146,9 @@ def test_a_job_that_is_not_released_is_cancelled_but_not_one_that_cannot_start_y
 
 
 def files_of(folder: str) -> dict[Path, bytes]:
-    """The files of a run or a sweep by their paths, without the lock and the times in a sweep's file."""
-    paths = [path for path in Path(folder).rglob("*") if path.name not in ("lock", "multirun.yaml")]
+    """The files of a run or a sweep by their paths, without the lock, and without what Hydra writes before SLURM is
+    asked."""
+    paths = [path for path in Path(folder).rglob("*") if not {".hydra", "lock", "multirun.yaml"} & {*path.parts}]
     return {path: path.read_bytes() if path.is_file() else b"" for path in paths}
 
 

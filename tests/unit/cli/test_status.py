@@ -36,7 +36,7 @@ def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, fo
     queue.error = "Unable to contact slurm controller"
     word, text = said(capsys, folder)
     assert word == "completed"
-    assert f"SLURM cannot be asked on this machine ({queue.error})" in text
+    assert f"this machine cannot query SLURM ({queue.error})" in text
     within(status, "shutil", which=lambda name: None)
     assert "(it has no squeue)" in said(capsys, folder)[1]
 

@@ -9,7 +9,7 @@ from collectx.collector.pool import WorkerPool
 from collectx.collector.record import FailurePolicy, Role
 from collectx.errors import JobEnded, WorkerDied
 from collectx.schedule.sync import SyncSchedule
-from collectx.transport.base import RESET, Departure, Reply
+from collectx.transport.base import Departure, Reply, Reset
 
 READY, LOAD = ("ready", ()), ("load", (7,))
 
@@ -73,7 +73,7 @@ def test_a_replacement_begins_the_next_incarnation_with_the_reset_of_its_worker(
     pool, recorder, log = make_pool("restart", 2, schedule)
     worker = pool.records[1]
     list(schedule.begin())
-    worker.num_granted, worker.reset, worker.num_frames = 1, RESET, 30
+    worker.num_granted, worker.reset, worker.num_frames = 1, Reset(), 30
     pool.request("ready", {1: ()})
     recorder.calls.clear()
     assert list(pool.handle_departure(Departure(1, WorkerDied("killed")), is_final=False)) == [(1, 0)]
@@ -83,7 +83,7 @@ def test_a_replacement_begins_the_next_incarnation_with_the_reset_of_its_worker(
         ("attach", 1, "process 1.1"),
     ]
     assert (worker.incarnation, worker.num_granted, worker.num_frames, pool.num_awaited) == (1, 0, 30, 0)
-    assert (worker.take_reset(), worker.take_reset()) == (RESET, 0)
+    assert (worker.take_reset(), worker.take_reset()) == (Reset(), None)
     assert log.of("worker_restarted") == [{"worker": 1, "life": 1, "after": "WorkerDied"}]
     with pytest.raises(WorkerDied):
         pool.replies()

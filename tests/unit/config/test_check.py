@@ -74,7 +74,7 @@ def test_all_problems_come_at_once():
         "env=cartpol": ["env=cartpol: no such choice", "did you mean cartpole?", "pendulum"],
         "env.nmu_envs=4": [],  # nothing can be said about a choice that is not there
         "launcher=null": ["launcher=null: no such choice"],
-        "enb=pendulum": ["enb=pendulum: no such group; did you mean env?"],
+        "enb=pendulum": ["enb: no such key; did you mean env?"],
         "colector.x=3": ["colector.x: no such key; did you mean collector?"],
         "colector.num_workers=3": ["colector.num_workers: ", "did you mean collector.num_workers?"],
         "num_workers=3": ["num_workers: no such key; did you mean collector.num_workers?"],

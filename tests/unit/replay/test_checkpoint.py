@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict
 from worlds.countedframes import Stream, check_whole
 
-from collectx import ReplayBuffer, disk
+from collectx import ReplayBuffer, checkpoints
 from collectx.errors import ShapeError
-from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler, checkpoint
+from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
 from collectx.replay import buffer as replay_buffer
 
 SAMPLERS = {
@@ -94,18 +93,17 @@ def test_another_sampler_takes_the_frames_as_new():
     assert torch.equal(heads[..., 2], heads[:, :1, 2] + torch.arange(3))
 
 
-def test_a_folder_is_replaced_and_holds_no_pickle(tmp_path):
+def test_a_state_is_replaced_beside_other_files(tmp_path):
     stream, path = Stream(1), tmp_path / "saved"
-    (path / "data-mine").mkdir(parents=True)
+    (path / "000000001").mkdir(parents=True)
     for capacity in (np.int64(40), 4e1):  # any whole number
         buffer = ReplayBuffer(capacity)
         buffer.extend(stream.take(20))
         buffer.dumps(path)
     assert list(tmp_path.iterdir()) == [path]
-    assert sorted(file.name[:8] for file in path.iterdir()) == ["collectx", "data-min", "state.js"]
-    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} >= {path.stat().st_mode & 0o777}
+    assert sorted(file.name for file in path.iterdir()) == ["000000001", "replay-buffer-000000002"]
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {path.stat().st_mode & 0o777}
     ReplayBuffer(40).loads(path)
-    assert {file.suffix for file in path.rglob("*") if file.is_file()} == {".json", ".bin"}
 
 
 class Touches:
@@ -118,15 +116,12 @@ class Touches:
         return Path.touch, (self.path,)
 
 
-def test_a_pickle_in_the_folder_is_never_unpickled(tmp_path):
-    buffer, path, mark = make("uniform"), tmp_path / "saved", tmp_path / "mark"
-    buffer.extend(Stream(1).take(10))
-    buffer.dumps(path)
-    for folder in (path / "frames", path / "sampler", *path.iterdir()):
-        if folder.suffix != ".json":
-            TensorDict(more=NonTensorData(Touches(mark))).memmap(folder)
-    assert list(path.rglob("other.pickle"))
-    make("uniform").loads(path)
+def test_code_in_a_saved_buffer_is_not_executed(tmp_path):
+    buffer, mark = make("uniform"), tmp_path / "mark"
+    attack = buffer.state_dict() | {"kind": Touches(mark)}
+    checkpoints.Checkpoints(tmp_path, prefix="replay-buffer-").write(1, {}, {"state.pt": attack})
+    with pytest.raises(ValueError, match=r"state\.pt: cannot be loaded.*restore the folder from a copy"):
+        buffer.loads(tmp_path)
     assert not mark.exists()
 
 
@@ -147,7 +142,7 @@ def test_a_damaged_file_is_named_and_left_as_it_is(damage, tmp_path):
         damaged = tmp_path / "damaged" / file.relative_to(tmp_path / "saved")
         damage(damaged)
         content = damaged.exists() and damaged.read_bytes()
-        with pytest.raises((ValueError, FileNotFoundError), match=file.name):
+        with pytest.raises(ValueError, match=f"{file.name}: .*restore the folder from a copy"):
             other.loads(tmp_path / "damaged")
         assert content == (damaged.exists() and damaged.read_bytes())
         assert len(other) == 0
@@ -168,11 +163,10 @@ def test_a_crash_while_a_buffer_is_saved_leaves_the_state_before_or_the_new_one(
     for number in (10, 20):
         buffer.extend(Stream(1).take(10))
         if number == 20:
-            within(disk, "os", fsync=recording(os.fsync))
-            within(checkpoint, "os", replace=recording(os.replace))
+            within(checkpoints, "os", fsync=recording(os.fsync), rename=recording(os.rename))
         buffer.dumps(path)
     monkeypatch.undo()
-    within(disk, "os", fsync=lambda descriptor: None)
+    within(checkpoints, "os", fsync=lambda descriptor: None)
     frames = []
     for crash in crashes:
         other = make("uniform")
@@ -182,7 +176,7 @@ def test_a_crash_while_a_buffer_is_saved_leaves_the_state_before_or_the_new_one(
         assert len([*crash.rglob("*")]) == len([*path.parent.rglob("*")])  # nothing is left over
     assert frames == sorted(frames)
     assert set(frames) == {10, 20}
-    assert {"0.bin", "4.bin", "state.json.new", "saved", "now"} <= synced
+    assert {"state.pt", "manifest.json", "saved"} <= synced
 
 
 def fails(code):
@@ -193,22 +187,22 @@ def fails(code):
 
 
 @pytest.mark.parametrize(
-    ("module", "library", "function", "code"),
+    ("library", "function", "code"),
     [
-        (checkpoint, "tempfile", "mkdtemp", errno.EACCES),
-        (disk, "os", "fsync", errno.ENOSPC),
-        (checkpoint, "os", "replace", errno.EACCES),
+        ("tempfile", "mkdtemp", errno.EACCES),
+        ("os", "fsync", errno.ENOSPC),
+        ("os", "rename", errno.EACCES),
     ],
 )
 def test_a_disk_that_is_full_or_not_writable_leaves_what_was_saved_before(
-    tmp_path, monkeypatch, within, module, library, function, code
+    tmp_path, monkeypatch, within, library, function, code
 ):
     buffer, other, stream, path = make("uniform"), make("uniform"), Stream(1), tmp_path / "saved"
     buffer.extend(stream.take(10))
     buffer.dumps(path)
     before = sorted(path.rglob("*"))
     buffer.extend(stream.take(10))
-    within(module, library, **{function: fails(code)})
+    within(checkpoints, library, **{function: fails(code)})
     with pytest.raises(OSError, match=os.strerror(code)):
         buffer.dumps(path)
     monkeypatch.undo()
@@ -223,7 +217,7 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path):
     other.extend(Stream(1, size=4).take(10))
     with pytest.raises(ValueError, match=r"capacity=30: .* capacity=40"):
         ReplayBuffer(30).load_state_dict(buffer.state_dict())
-    with pytest.raises(FileNotFoundError, match=r"has no state\.json"):
+    with pytest.raises(FileNotFoundError, match="has no folder replay-buffer-"):
         buffer.loads(tmp_path)
     with pytest.raises(ShapeError, match="observation is"):
         other.load_state_dict(buffer.state_dict())

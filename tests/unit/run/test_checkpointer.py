@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectx.collector import saved_state
+from collectx.checkpoints import Checkpoints
 from collectx.config.schema.run import CheckpointOptions
 from collectx.errors import DamagedFile
 from collectx.run import Status, checkpointer, execute
-from collectx.run.checkpoint import Checkpoints
-from collectx.run.checkpointer import Checkpointer, ResumePoint
+from collectx.run.checkpointer import Checkpointer
 from collectx.run.result import Record
+from collectx.run.resume import ResumePoint
 from collectx.run.signals import Signals, Stopped
 from collectx.run.statistics import Statistics
 
@@ -23,10 +23,9 @@ class Run:
     def __init__(self, monkeypatch, cfg, folder, signals, **options):
         self.now_s, self.cost_s, self.events = 0.0, 0.0, []
         monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr(saved_state, "save", self._save)
         folder.metrics.touch()
         self.checkpoints = Checkpoints(folder.checkpoints)
-        self.collector = SimpleNamespace(is_draining=False, is_idle=True, policy_version=1)
+        self.collector = SimpleNamespace(policy_version=1, state=self._save)
         self.record, self.signals = Record(cfg, signals), signals
         given = CheckpointOptions(**{"every_min": None, **options})
         self.checkpointer = Checkpointer(
@@ -39,7 +38,7 @@ class Run:
             lambda name, **fields: self.events.append(name),
         )
 
-    def _save(self, collector):
+    def _save(self, waits):
         self.now_s += self.cost_s
         return {"workers": {}}
 
@@ -72,14 +71,10 @@ def test_due_by_time_and_postponed_where_it_would_cost_more_than_a_hundredth(sta
     assert run.record.statistics.checkpoint_s == 4.0
 
 
-def test_a_request_waits_until_async_workers_are_idle(start):
+def test_a_request_is_met_once(start):
     run = start()
-    run.collector.is_idle = False
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert (run.batch(), run.collector.is_draining) == ([], True)
-    run.collector.is_idle = True
-    assert (run.batch(), run.collector.is_draining) == (["checkpoint"], False)
-    assert run.batch() == []
+    assert [run.batch(), run.batch()] == [["checkpoint"], []]
 
 
 def test_a_failing_write_is_an_event(start, monkeypatch):
@@ -92,20 +87,34 @@ def test_a_failing_write_is_an_event(start, monkeypatch):
 
 @pytest.mark.parametrize("presses", [1, 2])
 def test_a_signal_while_a_checkpoint_is_written_ends_the_run_after_it(start, monkeypatch, presses):
-    run, save = start(every_batches=1), saved_state.save
+    run, write = start(every_batches=1), Checkpoints.write
 
-    def interrupted(collector):
+    def interrupted(*arguments):
         for _ in range(presses):
             os.kill(os.getpid(), signal.SIGTERM)
-        return save(collector)
+        return write(*arguments)
 
-    monkeypatch.setattr(saved_state, "save", interrupted)
+    monkeypatch.setattr(Checkpoints, "write", interrupted)
     run.signals.defer(100.0, lambda: None)
     with pytest.raises(Stopped, match="SIGTERM"):
         run.batch()
     assert run.events == ["checkpoint"]
     assert [path.name for path in run.checkpoints.all()] == ["000000001"]
     assert run.checkpoints.newest(lambda found: found)[1] == []
+
+
+def test_a_second_signal_ends_the_wait_for_workers(start):
+    run = start(every_batches=1)
+
+    def interrupted(waits):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run.collector.state = interrupted
+    run.signals.defer(100.0, lambda: None)
+    with pytest.raises(Stopped, match="SIGTERM"):
+        run.batch()
+    assert run.events == []
 
 
 def test_statistics_continue(delivery):

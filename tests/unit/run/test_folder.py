@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from collectx.checkpoints import Checkpoints
 from collectx.errors import DamagedFile, RendezvousError
 from collectx.run import entry, files, rendezvous
-from collectx.run.checkpoint import Checkpoints
 from collectx.run.files import JsonLines, read_lines, write_atomically, write_json
 from collectx.run.folder import RunFolder
 from collectx.transport.network.handshake import Endpoint
@@ -57,7 +57,7 @@ def test_begin_removes_what_a_killed_process_has_not_completed(tmp_path, monkeyp
         with pytest.raises(KeyboardInterrupt):
             write_json(folder.result, {})
         with pytest.raises(KeyboardInterrupt):
-            Checkpoints(folder.checkpoints).write(1, {}, {}, {})
+            Checkpoints(folder.checkpoints).write(1, {}, {"state.pt": {}})
     assert len(set(folder.path.rglob("*")) - before) == 4
     folder.begin(keep_run=keep_run)
     assert set(folder.path.rglob("*")) == before

@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 from worlds.faulty import FAULTS, Wordless
 
 from collectx import trainer as trainers
+from collectx.checkpoints import Checkpoints
 from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
 from collectx.run import RunFolder, Status, cores, execute, execution
-from collectx.run.checkpoint import Checkpoints
 from collectx.run.folder import locked
 
 

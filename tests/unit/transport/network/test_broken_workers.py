@@ -15,13 +15,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from worlds.toyworker import SECRET, Toys, slab_spec
+from worlds.toyworker import SECRET, Toys, batch_spec
 
 from collectx import state as states
-from collectx.batch import Layout
 from collectx.errors import NotRestorable, RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import REQUEST_PENDING, BatchReport
+from collectx.transport.base import Ask, BatchReport, Fill, Reset
 from collectx.transport.network.link import NetworkLink
 from collectx.transport.network.p2p import LinkConfig
 
@@ -77,7 +76,7 @@ MESSAGES = st.one_of(
 @CASES
 def test_a_broken_message_is_the_end_of_its_worker_alone(cases, tmp_path):
     path = tmp_path / "executed"
-    with Toys("gloo", slab_spec(1)) as toys:
+    with Toys("gloo", batch_spec(1)) as toys:
         toys.start(0)
         toys.deliver()
         transport, removed = toys.transport, []
@@ -109,7 +108,7 @@ def test_what_is_no_message_is_refused_by_the_worker(cases):
     @given(MESSAGES)
     @settings(max_examples=cases)
     def check(message):
-        for unpack in (messages.unpack, messages.unpack_full):
+        for unpack in (messages.unpack_grant, messages.unpack_version, messages.unpack_full):
             with contextlib.suppress(ValueError, struct.error):
                 unpack(message)
 
@@ -127,10 +126,14 @@ def test_what_a_hook_has_added_travels_with_the_report():
 def ends():
     """The link of a worker, and the trainer's end of its connection."""
     trainers, workers = Pipe()
-    spec = slab_spec(1)
-    config = LinkConfig(spec.rows, spec.steps, spec.num_slots, spec.weights_nbytes, 60.0, "gloo", ("cpu", "cpu"), {})
+    config = LinkConfig(batch_spec(1), 60.0)
     with trainers, workers:
-        yield NetworkLink(0, workers, Mock(), Layout(spec.leaves, spec.rows, spec.steps), config, SECRET), trainers
+        yield NetworkLink(0, workers, Mock(), config, SECRET), trainers
+
+
+def test_the_configuration_of_a_link_travels_as_plain_json():
+    config = LinkConfig(batch_spec(3), 60.0, "nccl", ["cuda:0", "cpu"], {"num_worker_threads": 2})
+    assert LinkConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 class _Making:
@@ -151,9 +154,10 @@ def _load_request(path, secret):
 
 def _acquire_and_unpickle(link):
     """What a worker does with the envs of a request."""
-    assert link.acquire() == REQUEST_PENDING
+    request = link.acquire()
+    assert isinstance(request, Ask)
     with contextlib.suppress(NotRestorable):
-        states.loads(link.request[1][0]["rollout"]["envs"], None, "envs")
+        states.loads(request.arguments[0]["rollout"]["envs"], None, "envs")
 
 
 @pytest.mark.parametrize("tampering", ["signed by another", "altered", "unsigned"])
@@ -176,3 +180,8 @@ def test_a_worker_unpickles_a_state_that_the_trainer_has_signed(ends, tmp_path):
     trainers.send_bytes(_load_request(tmp_path / "executed", SECRET))
     _acquire_and_unpickle(link)
     assert (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("reset", [None, Reset(), Reset(0), Reset(2**31 - 1, True)])
+def test_a_grant_travels_with_its_reset(reset):
+    assert messages.unpack_grant(messages.pack_grant(3, reset, 7)) == (Fill(3, reset), 7)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from worlds.toyworker import SECRET, Toys, slab_spec
+from worlds.toyworker import SECRET, Toys, batch_spec
 
 from collectx.errors import ConfigError, RendezvousError
 from collectx.transport.connections import enable_keepalive
@@ -148,7 +148,7 @@ def test_nonsense_is_refused_before_and_after_the_proof(wait_until, monkeypatch)
     monkeypatch.setattr(handshake, "_MOST_REFUSALS", 1000)
     reasons = []
     known = "it closed the connection|it does not know the secret|it knows the secret, and|worker .* is not expected"
-    with Toys("gloo", slab_spec(1), events=lambda name, address, reason: reasons.append(reason)) as toys:
+    with Toys("gloo", batch_spec(1), events=lambda name, address, reason: reasons.append(reason)) as toys:
 
         @given(st.booleans(), st.one_of(st.binary(max_size=99), JSON.map(framed)))
         @example(True, framed(b"[" * 60_000))
@@ -287,7 +287,7 @@ def test_a_port_that_is_taken_is_a_configuration_error_and_leaves_nothing_open(l
     endpoint, open_before = Endpoint(("127.0.0.1",), port, SECRET), psutil.Process().num_fds()
     for _ in range(3):
         with pytest.raises(ConfigError, match=rf"^backend\.port={port}: .*choose another, or null"):
-            NetworkTransport(slab_spec(1), supervisor, endpoint, lambda *who: {}, 60.0)
+            NetworkTransport(batch_spec(1), supervisor, endpoint, 60.0)
     assert psutil.Process().num_fds() <= open_before  # other tests' may be collected meanwhile
     supervisor.close()
 

@@ -52,10 +52,10 @@ def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_send
         elif sending and draw.random() < 0.5:
             sync.acknowledge(draw.choice(sending))
         elif draw.random() < 0.5:
-            expected = dict.fromkeys(workers, sync.publish(writer(number % 256)))
+            expected = dict.fromkeys(workers, sync.publish({None: writer(number % 256)}))
         else:
             chosen = draw.sample(sorted(workers), 2)
-            expected |= dict.fromkeys(chosen, sync.publish_to(dict.fromkeys(chosen, writer(number % 256))))
+            expected |= dict.fromkeys(chosen, sync.publish(dict.fromkeys(chosen, writer(number % 256))))
         check()
     for _ in range(2 * len(workers)):
         for worker in workers.values():

@@ -8,18 +8,15 @@ import os
 import pytest
 import torch
 
+from collectx import checkpoints as module
+from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.errors import DamagedFile
-from collectx.run.checkpoint import Checkpoint, Checkpoints
 
 
 def _write(checkpoints: Checkpoints, batches: int):
     state = {"weights": torch.full((3,), float(batches)), "big": 2**100, "none": None}
-    return checkpoints.write(batches, {"frames": 10 * batches}, state, {"replay": _write_replay})
-
-
-def _write_replay(path):
-    path.mkdir()
-    (path / "frames.bin").write_bytes(b"frames")
+    states = {"state.pt": state, "replay-0.pt": {"frames": torch.arange(3)}}
+    return checkpoints.write(batches, {"frames": 10 * batches}, states)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -29,21 +26,23 @@ def test_what_is_written_is_read(tmp_path):
     assert not problems
     assert checkpoint.path == path
     assert checkpoint.manifest["frames"] == 120
-    state = checkpoint.state()
+    state = checkpoint.load()
     assert state["weights"].tolist() == [12.0] * 3
     assert state["big"] == 2**100
-    assert (checkpoint.folder("replay") / "frames.bin").read_bytes() == b"frames"
-    assert checkpoint.folder("other") is None
+    for mmap in (False, True):
+        assert checkpoint.load("replay-0.pt", mmap)["frames"].tolist() == [0, 1, 2]
+    assert "replay-0.pt" in checkpoint
+    assert "replay-1.pt" not in checkpoint
 
 
 def test_nobody_but_the_owner_can_write_to_a_checkpoint_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
-        path = Checkpoints(tmp_path / "checkpoints").write(1, {}, {}, {"replay": lambda folder: folder.mkdir()})
+        path = Checkpoints(tmp_path / "checkpoints").write(1, {}, {"state.pt": {}})
     finally:
         os.umask(before)
     written = {path.parent, path, *path.rglob("*")}
-    assert {each.name for each in written} == {"checkpoints", "000000001", "state.pt", "manifest.json", "replay"}
+    assert {each.name for each in written} == {"checkpoints", "000000001", "state.pt", "manifest.json"}
     assert not any(each.stat().st_mode & 0o022 for each in written)
 
 
@@ -67,13 +66,13 @@ def _alter(path):
 
 
 @pytest.mark.parametrize("damage", [_truncate, _alter, lambda path: path.unlink()], ids=["truncate", "alter", "remove"])
-@pytest.mark.parametrize("name", ["state.pt", "replay/frames.bin", "manifest.json"])
+@pytest.mark.parametrize("name", ["state.pt", "replay-0.pt", "manifest.json"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, name, damage):
     checkpoints = Checkpoints(tmp_path, keep=2)
     old, new = _write(checkpoints, 1), _write(checkpoints, 2)
     if name == "manifest.json" and damage is _alter:
         manifest = json.loads((new / name).read_text())
-        (new / name).write_text(json.dumps(manifest | {"batches": 3}))
+        (new / name).write_text(json.dumps(manifest | {"format": 3}))
     else:
         damage(new / name)
     with pytest.raises(DamagedFile, match=name):
@@ -90,19 +89,20 @@ def test_code_in_a_state_is_not_executed(tmp_path):
         def __reduce__(self):
             return os.system, (f"touch {tmp_path}/attacked",)
 
-    path = Checkpoints(tmp_path).write(1, {}, {"weights": Attack()}, {})
+    path = Checkpoints(tmp_path).write(1, {}, {"state.pt": {"weights": Attack()}})
     with pytest.raises(DamagedFile, match=r"state\.pt: cannot be loaded"):
-        Checkpoint(path).state()
+        Checkpoint(path).load()
     assert not (tmp_path / "attacked").exists()
 
 
-def test_a_failed_write_leaves_the_earlier_checkpoints(tmp_path):
+def test_a_failed_write_leaves_the_earlier_checkpoints(tmp_path, within):
     checkpoints = Checkpoints(tmp_path)
     _write(checkpoints, 1)
 
-    def fail(path):
+    def fail(descriptor):
         raise OSError(28, "No space left on device")
 
+    within(module, "os", fsync=fail)
     with pytest.raises(OSError, match="No space left"):
-        checkpoints.write(2, {}, {}, {"replay": fail})
+        _write(checkpoints, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["000000001"]

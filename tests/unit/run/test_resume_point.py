@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from collectx.checkpoints import _describe
 from collectx.cli import reproduce, resume
 from collectx.config.schema.run import RunOptions
 from collectx.run import Status, execute
-from collectx.run.checkpoint import _describe
-from collectx.run.checkpointer import ResumePoint
+from collectx.run.resume import ResumePoint
 
 _MISSING = object()
 _WRONG = ["x", [], torch.zeros(3)]

@@ -1,0 +1,228 @@
+"""Checkpoints: numbered folders of tensors and plain data, complete or absent after a crash, verified when read.
+
+    <number>/manifest.json   facts for readers who load no tensors; size and digest of every other file
+    <number>/<name>.pt       a state, by torch.save; read with weights_only=True, which executes no code
+
+A checkpoint is written to a folder of another name, which is renamed when its files are on the disk. Digests detect
+files that were truncated or changed by accident, not on purpose.
+
+Used for runs (collectx/run/checkpointer.py) and replay buffers (`ReplayBuffer.dumps`), in the trainer's process, and by
+the command line. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import xxhash
+
+from collectx.errors import DamagedFile
+
+# Begins the names of files and folders that are being written; a process that is killed leaves them.
+INCOMPLETE = ".new-"
+STATE = "state.pt"
+_FORMAT = 2
+_MANIFEST = "manifest.json"
+_Loaded = TypeVar("_Loaded")
+
+
+class Checkpoints:
+    """The checkpoints below one folder.
+
+    Args:
+        keep: the number of newest checkpoints that `write` leaves, at least 1.
+        prefix: begins the names of the checkpoints' folders; nine digits follow.
+    """
+
+    def __init__(self, path: Path, keep: int = 1, prefix: str = ""):
+        self.path = path
+        self._keep = keep
+        self._prefix = prefix
+
+    def write(self, number: int, facts: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> Path:
+        """Writes a checkpoint, syncs it to the disk, and removes the oldest ones, and those that a killed process
+        has not completed. Does nothing if there is one of this number. Blocks for the disk. Nobody but the owner may
+        write to the files, whatever the umask.
+
+        Args:
+            facts: JSON for the manifest.
+            states: by file name; tensors and plain data. Tensors are not copied.
+
+        Raises:
+            OSError: it could not be written. The earlier checkpoints are left as they are.
+        """
+        target = self.folder(number)
+        if target.exists():
+            return target
+        if not self.path.exists():
+            self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+            sync(self.path.parent)
+        temporary = Path(tempfile.mkdtemp(prefix=INCOMPLETE + self._prefix, dir=self.path))
+        try:
+            files = {name: _save(temporary / name, state) for name, state in states.items()}
+            manifest = {"format": _FORMAT, "time": time.time(), **facts, "files": files}
+            (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=2))
+            sync(temporary / _MANIFEST)
+            temporary.chmod(self.path.stat().st_mode & 0o7755)
+            for path in temporary.iterdir():
+                path.chmod(path.stat().st_mode & ~0o022)
+            sync(temporary)
+            os.rename(temporary, target)
+            sync(self.path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        for old in (*self.all()[: -self._keep], *self.path.glob(f"{INCOMPLETE}{self._prefix}*")):
+            shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def folder(self, number: int) -> Path:
+        """The folder of the checkpoint with a number, whether it exists or not."""
+        return self.path / f"{self._prefix}{number:09d}"
+
+    def number(self, folder: Path) -> int:
+        """The number of the checkpoint in a folder."""
+        return int(folder.name.removeprefix(self._prefix))
+
+    def all(self) -> list[Path]:
+        """The folders of all checkpoints, the oldest first."""
+        return sorted(path for path in self.path.glob(self._prefix + "[0-9]" * 9) if path.is_dir())
+
+    def newest(self, load: Callable[[Checkpoint], _Loaded]) -> tuple[_Loaded | None, list[str]]:
+        """Returns what `load` returns for the newest checkpoint whose files are as they were written, None if there is
+        none, and what is wrong with each newer one; `load` raises `DamagedFile` for one that cannot be used. Reads all
+        of its files."""
+        problems: list[str] = []
+        for path in reversed(self.all()):
+            try:
+                return load(Checkpoint(path)), problems
+            except DamagedFile as error:
+                problems += error.problems
+        return None, problems
+
+    def remove_after(self, number: int) -> None:
+        """Removes the checkpoints of greater numbers."""
+        for path in self.all():
+            if self.number(path) > number:
+                shutil.rmtree(path)
+
+
+class Checkpoint:
+    """One checkpoint, verified when this object is made.
+
+    Attributes:
+        path: its folder.
+        manifest: see the module's docstring.
+
+    Raises:
+        DamagedFile: a file is missing or differs from what was written; names the file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        file = path / _MANIFEST
+        try:
+            self.manifest = json.loads(file.read_bytes())
+        except OSError as error:
+            raise DamagedFile([f"{file}: cannot be read: {error.strerror}"]) from error
+        except ValueError as error:
+            raise DamagedFile([f"{file}: is not JSON: {error}"]) from error
+        files = self.manifest.get("files") if isinstance(self.manifest, dict) else None
+        if not isinstance(files, dict) or self.manifest.get("format") != _FORMAT or STATE not in files:
+            raise DamagedFile([f"{file}: is not the manifest of a checkpoint of format {_FORMAT}"])
+        for name, written in files.items():
+            try:
+                now = _describe(path / name)
+            except OSError as error:
+                raise DamagedFile([f"{path / name}: cannot be read: {error.strerror}"]) from error
+            if now != written:
+                raise DamagedFile([f"{path / name}: has {now}, written was {written}"])
+
+    def __contains__(self, name: str) -> bool:
+        """Whether it has a file of this name."""
+        return name in self.manifest["files"]
+
+    def load(self, name: str = STATE, mmap: bool = False) -> dict[str, Any]:
+        """Loads a state; tensors are on the CPU.
+
+        Args:
+            mmap: tensors are private mappings of the file: reading them reads the file, writing to them changes no
+                file. False: they are in memory.
+
+        Raises:
+            DamagedFile: it cannot be loaded.
+        """
+        import torch
+
+        path = self.path / name
+        try:
+            return torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            raise DamagedFile([f"{path}: cannot be loaded: {type(error).__name__}: {text}"]) from error
+
+
+def sync(path: Path) -> None:
+    """Writes a file, or the entries of a folder, to the disk; blocks until that is done."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Hasher:
+    """Size and digest of the bytes that are written, to `file` if there is one."""
+
+    def __init__(self, file: Any = None):
+        self._file = file
+        self._digest = xxhash.xxh3_128()
+        self._size = 0
+
+    def write(self, content: bytes | memoryview) -> None:
+        self._digest.update(content)
+        self._size += len(content)
+        if self._file is not None:
+            self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def description(self) -> dict[str, Any]:
+        return {"size": self._size, "xxh3": self._digest.hexdigest()}
+
+
+def _save(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a state to a new file and to the disk; returns the file's description, without reading it."""
+    from torch import save, serialization
+
+    computes_crc32 = serialization.get_crc32_options()
+    with open(path, "wb") as file:
+        hasher: Any = _Hasher(file)
+        try:
+            # The digest covers all bytes.
+            serialization.set_crc32_options(False)
+            save(dict(state), hasher)
+        except RuntimeError as error:
+            # torch.save raises it in place of the OSError of the file.
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        finally:
+            serialization.set_crc32_options(computes_crc32)
+        file.flush()
+        os.fsync(file.fileno())
+    return hasher.description()
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    hasher = _Hasher()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            hasher.write(block)
+    return hasher.description()

@@ -1,0 +1,281 @@
+"""Continues a run from its newest checkpoint: finds it, checks it, and restores the record, the trainer and the
+generators from it. The collector restores itself and its workers.
+
+Used in the trainer's process; the command line and jobs ask whether there is something to continue. torch is imported
+only to read a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote
+
+from collectx.checkpoints import Checkpoint, Checkpoints
+from collectx.config.derived import is_elastic
+from collectx.config.schema.run import RunConfig
+from collectx.errors import ConfigError, DamagedFile
+from collectx.run import saved_config, snapshot
+from collectx.run.digest import Digest
+from collectx.run.folder import RunFolder
+from collectx.run.reproduce import order_of
+from collectx.run.result import Record, Status
+
+if TYPE_CHECKING:
+    from collectx.collector.trajectories import Assembler
+    from collectx.trainer.base import Trainer
+
+NO_CHECKPOINT = "has no checkpoint: the run begins anew"
+# A type, several, a dict by name of what must be there, or {type of the keys: content} for any number of entries.
+_Form: TypeAlias = type | tuple[type, ...] | dict[Any, "_Form"]
+
+
+def begins_anew(files: RunFolder) -> bool:
+    """Whether the run in a folder has not completed and left no checkpoint, so that there is nothing to continue."""
+    result = files.read_result()
+    is_complete = result is not None and result["status"] == Status.COMPLETED
+    return not is_complete and not Checkpoints(files.checkpoints).all()
+
+
+def begin_submitted(cfg: RunConfig, files: RunFolder, argv: list[str]) -> None:
+    """Prepares the folder of a run that a job will begin, or continue (`run.resume=auto`) where it has a checkpoint;
+    prints that an earlier run in the folder begins anew."""
+    resumes = cfg.run.resume == "auto" and bool(Checkpoints(files.checkpoints).all())
+    if cfg.run.resume == "auto" and files.has_run and not resumes:
+        from collectx.run import printing
+
+        printing.message(f"{files.path} {NO_CHECKPOINT}")
+    files.begin(keep_run=resumes)
+    if not resumes:
+        snapshot.write(cfg, files, argv)
+
+
+class ResumePoint:
+    """What a run continues from: the newest checkpoint that is not damaged.
+
+    Attributes:
+        batches: how many batches the run had delivered.
+        collector: for `collectx.collector.build`.
+        order: of an async run, the order of the batches after it, which are collected once more; see
+            `collectx.run.reproduce.recorded_order`. Empty where it cannot be repeated.
+        damaged: messages about newer checkpoints, which are damaged.
+
+    Raises:
+        ConfigError: there is no checkpoint, or all are damaged.
+        DamagedFile: another file of the folder is.
+    """
+
+    def __init__(self, files: RunFolder, cfg: RunConfig):
+        found, self.damaged = Checkpoints(files.checkpoints).newest(_load)
+        if found is None:
+            missing = f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."
+            raise ConfigError(self.damaged or [missing])
+        self._checkpoint, self._state = found
+        path, manifest = self._checkpoint.path, self._checkpoint.manifest
+        self.batches: int = manifest["batches"]
+        ends = (
+            ("collector.total_frames", cfg.collector.total_frames, manifest["frames"], "frames"),
+            ("run.max_batches", cfg.run.max_batches, self.batches, "batches"),
+        )
+        passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
+        if passed:
+            text = "{}={}: {} has {} {} already: choose more."
+            raise ConfigError([text.format(name, end, path, done, what) for name, end, done, what in passed])
+        self.collector: dict[str, Any] = self._state["collector"]
+        # The file may be larger than the memory.
+        lines, self._digest, count, frames = files.read_metrics(), Digest(), 0, None
+        for count, line in enumerate(islice(lines, self.batches), start=1):
+            frames = line.get("frames")
+            try:
+                self._digest.resume([line["digest"]] if "digest" in line else [])
+            except (AttributeError, ValueError) as error:
+                raise DamagedFile([f"{files.metrics}: line {count}: its digest is {line['digest']!r}"]) from error
+        if (count, frames) != (self.batches, manifest["frames"]):
+            has = f"has {count} lines up to {frames} frames, {path} is of {self.batches} batches"
+            raise DamagedFile([f"{files.metrics}: {has} and {manifest['frames']} frames"])
+        self.order = self._order(files, cfg, list(lines))
+
+    def _order(self, files: RunFolder, cfg: RunConfig, lines: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
+        losses = ("worker_restarted", "worker_dropped")
+        written_s = self._checkpoint.manifest["time"]
+        if any(event.get("event") in losses and event["time"] > written_s for event in files.read_events()):
+            return []
+        if is_elastic(cfg.collector) or not saved_config.is_equal_run(saved_config.newest_config(files), cfg):
+            return []
+        if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
+            return []
+        try:
+            return order_of(files.metrics, lines)
+        except ValueError:
+            return []
+
+    def rewind(self, files: RunFolder) -> None:
+        """Removes what the folder has about batches after the checkpoint."""
+        Checkpoints(files.checkpoints).remove_after(self.batches)
+        if files.metrics.exists():
+            with open(files.metrics, "rb") as file:
+                for _ in range(self.batches):
+                    file.readline()
+                position = file.tell()
+            os.truncate(files.metrics, position)
+
+    def load_record(self, record: Record) -> None:
+        """Continues the statistics and the digest."""
+        # The start of this process counts, as that of the first one does.
+        record.statistics.load(self._state["statistics"], record.start_s)
+        record.start_s -= self._state["wall_s"]
+        if record.digest is not None:
+            record.digest = self._digest
+
+    def load_trainer(self, trainer: Trainer) -> None:
+        """Restores the trainer and its replay buffers.
+
+        Raises:
+            ConfigError: it has no `load_state_dict`, though it had a `state_dict`, or does not accept the state.
+        """
+        name, state = type(trainer).__name__, self._state["trainer"]
+        try:
+            if state:
+                trainer.load_state_dict(state)
+            for key, buffer in getattr(trainer, "replay_buffers", {}).items():
+                if (saved := buffer_file(key)) in self._checkpoint:
+                    buffer.load_state_dict(self._checkpoint.load(saved, mmap=True))
+                elif f"{key}/state.json" in self._checkpoint:
+                    raise DamagedFile([f"collectx of an earlier version has saved {key}: resume with that version."])
+        except Exception as error:
+            text = f"{name} does not accept its saved state: {type(error).__name__}: {error}"
+            if not hasattr(trainer, "load_state_dict"):
+                text = (
+                    f"{name} cannot be restored: give the class load_state_dict(state), the inverse of its state_dict."
+                )
+            raise ConfigError([f"{self._checkpoint.path}: {text}"]) from error
+
+    def load_assembler(self, assembler: Assembler | None) -> None:
+        """Restores the frames of trajectories that are not delivered."""
+        if assembler is not None and self._state["assembler"] is not None:
+            assembler.load(self._state["assembler"])
+
+    def load_generators(self) -> None:
+        """Restores the generators of this process; to be called right before training."""
+        from collectx import state
+
+        state.load_generators(self._state["generators"])
+
+
+def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
+    """What the run in the folder continues from; None if it left no checkpoint, so that it begins anew. `say` receives
+    messages.
+
+    Raises:
+        ConfigError: as `ResumePoint` does, or `cfg` does not fit the saved state.
+    """
+    if begins_anew(files):
+        # Where there is neither, a job has been submitted for the run.
+        if files.metrics.exists() or files.result.exists():
+            say(f"{files.path} {NO_CHECKPOINT}")
+        return None
+    if problems := saved_config.problems(files, cfg):
+        raise ConfigError(problems)
+    point = ResumePoint(files, cfg)
+    for text in point.damaged:
+        say(f"{text}: the checkpoint before it is taken")
+    return point
+
+
+def buffer_file(name: str) -> str:
+    """The file of a checkpoint with the replay buffer of this name."""
+    return f"replay-{quote(name, safe='')}.pt"
+
+
+def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
+    """Returns a checkpoint and its state; tensors are on the CPU.
+
+    Raises:
+        DamagedFile: it cannot be loaded, or the state or the manifest is not that of a checkpoint of a run: digests say
+            that files are as they were written, not of what they are.
+    """
+    manifest, state = checkpoint.manifest, checkpoint.load()
+    if isinstance(state, dict) and isinstance(state.get("collector"), dict):
+        state["collector"].setdefault("undelivered", [])  # which earlier versions left out
+    manifest_form, state_form = _forms()
+    text = _problem(manifest, manifest_form, "manifest.json") or _problem(state, state_form, "state.pt")
+    if text is None:
+        counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]
+        if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name):
+            text = f"manifest.json and state.pt are not of the same checkpoint: (batches, frames) {counts}"
+    if text is not None:
+        raise DamagedFile([f"{checkpoint.path}: {text}"])
+    return checkpoint, state
+
+
+def _forms() -> tuple[_Form, _Form]:
+    """The content of a manifest and of a state."""
+    import torch
+
+    number = (int, float)
+    counts = {"frames": int, "batches": int, "version": int}
+    generators: _Form = {str: list}
+    manifest: _Form = {
+        **{"batches": int, "frames": int, "policy_version": int, "time": number},
+        "files": {str: {"size": int, "xxh3": str}},
+    }
+    state: _Form = {
+        # What a trainer's state_dict returns.
+        "trainer": object,
+        "collector": {
+            **counts,
+            "frames_by_worker": {int: int},
+            "weights": torch.Tensor,
+            "undelivered": list,
+            "lives": {int: int},
+            "workers": {
+                int: {
+                    "rollout": {
+                        "episodes": dict.fromkeys(("traj_ids", "returns", "lengths"), torch.Tensor),
+                        "num_random_batches": int,
+                    },
+                    "generators": generators,
+                }
+            },
+        },
+        "assembler": (dict, type(None)),
+        "statistics": {
+            "sums": {
+                **{**counts, "num_episodes": int, "_first_frames": int},
+                **dict.fromkeys(("waited_s", "mean_return", "lag", "checkpoint_s"), number),
+            },
+            "elapsed_s": (*number, type(None)),
+            "scalars": {str: number},
+            "returns": list,
+            "workers": {int: {"spent_s": (list, tuple), "frames": int, "lag": int}},
+        },
+        "wall_s": number,
+        "generators": generators,
+    }
+    return manifest, state
+
+
+def _problem(content: Any, form: _Form, name: str) -> str | None:
+    """What is wrong with `content`, called `name`; None if it has the form."""
+    if not isinstance(form, dict):
+        allowed = form if isinstance(form, tuple) else (form,)
+        if form is int and type(content) is int and content < 0:
+            return f"{name} is {content}, a negative number"
+        if object in allowed or type(content) in allowed:
+            return None
+        return f"{name} is of type {type(content).__name__}, not {' or '.join(each.__name__ for each in allowed)}"
+    if type(content) is not dict:
+        return f"{name} is of type {type(content).__name__}, not dict"
+    parts = []
+    for key, part in form.items():
+        if isinstance(key, str):
+            if key not in content:
+                return f"{name} lacks {key}"
+            parts.append((key, part))
+        else:
+            if wrong := [other for other in content if type(other) is not key]:
+                return f"{name} has the key {wrong[0]!r}, not one of type {key.__name__}"
+            parts += [(other, part) for other in content]
+    return next(filter(None, (_problem(content[key], part, f"{name}[{key!r}]") for key, part in parts)), None)

@@ -22,7 +22,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.launcher.slurm.array import slurm_resources
-from collectx.library.keywords import DistributedSyncKeywords, Keywords, RayKeywords, RemoteKeywords, RpcKeywords
+from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords
 from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
 from collectx.library.values import exploration_name
@@ -58,7 +58,7 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
         "inner": _inner(keywords),
     }
     backend = "auto"
-    if isinstance(keywords, DistributedSyncKeywords):
+    if isinstance(keywords, NetworkKeywords):
         backend = "rpc" if isinstance(keywords, RpcKeywords) else keywords.backend
         jobs = PresubmittedJobs.from_environment() if keywords.launcher == "submitit_delayed" else None
         if keywords.tcp_port is None and jobs is not None:
@@ -100,7 +100,7 @@ def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:
 
 
 def _launcher(keywords: Keywords, options: dict[str, dict[str, Any]], problems: list[str]) -> LauncherConfig:
-    if isinstance(keywords, DistributedSyncKeywords) and keywords.launcher != "mp":
+    if isinstance(keywords, NetworkKeywords) and keywords.launcher != "mp":
         slurm_kwargs = {} if keywords.launcher == "submitit_delayed" else keywords.slurm_kwargs or {}
         try:
             return slurm_resources(slurm_kwargs, keywords.num_sub_threads)

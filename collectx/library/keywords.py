@@ -376,9 +376,8 @@ class RemoteKeywords(WorkerKeywords):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedSyncKeywords(RemoteKeywords):
-    """The keywords of `DistributedSyncCollector`, which by default publishes after every batch, unless workers have
-    individual policies.
+class NetworkKeywords(RemoteKeywords):
+    """The keywords of constructors of collectors over torch.distributed and torch RPC.
 
     Args:
         backend: "gloo", "nccl", "mpi" or "ucc".
@@ -392,9 +391,6 @@ class DistributedSyncKeywords(RemoteKeywords):
             folder below `outputs/`.
     """
 
-    kinds = ("distributed_sync", "distributed_sync")
-    default_interval = 1
-
     backend: str = option("backend", "gloo", choices=GROUP_BACKENDS)
     launcher: str = option("launcher", "submitit", choices=("mp", "submitit", "submitit_delayed"))
     slurm_kwargs: dict[str, Any] | None = None
@@ -403,17 +399,25 @@ class DistributedSyncKeywords(RemoteKeywords):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedKeywords(DistributedSyncKeywords):
+class DistributedKeywords(NetworkKeywords):
     """The keywords of `DistributedCollector`."""
 
     kinds = ("distributed", "distributed_sync")
-    default_interval = -1
 
     sync: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class RpcKeywords(DistributedSyncKeywords):
+class DistributedSyncKeywords(NetworkKeywords):
+    """The keywords of `DistributedSyncCollector`, which publishes after every batch by default, unless workers have
+    individual policies."""
+
+    kinds = ("distributed_sync", "distributed_sync")
+    default_interval = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpcKeywords(NetworkKeywords):
     """The keywords of `RPCCollector`; `backend` is ignored.
 
     Args:
@@ -424,7 +428,6 @@ class RpcKeywords(DistributedSyncKeywords):
     """
 
     kinds = ("rpc", "rpc")
-    default_interval = -1
 
     sync: bool = option("collector.sync", False)
     visible_devices: Any = option("backend.visible_devices", None, visible_names)

@@ -27,8 +27,8 @@ from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
 from collectx.library.configuration import in_python
 from collectx.library.keywords import (
-    DistributedSyncKeywords,
     Keywords,
+    NetworkKeywords,
     RayKeywords,
     RemoteKeywords,
     RpcKeywords,
@@ -348,7 +348,7 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The submitted jobs match the keywords."""
-    if not isinstance(keywords, DistributedSyncKeywords) or keywords.launcher != "submitit_delayed":
+    if not isinstance(keywords, NetworkKeywords) or keywords.launcher != "submitit_delayed":
         return
     jobs, num_workers, backend = PresubmittedJobs.from_environment(), cfg.collector.num_workers, cfg.backend.kind
     if jobs is None:

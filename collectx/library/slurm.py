@@ -22,7 +22,7 @@ from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.base import Launcher
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources
-from collectx.library.keywords import DistributedSyncKeywords, Keywords
+from collectx.library.keywords import Keywords, NetworkKeywords
 from collectx.run import preflight
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, locked, new_folder
@@ -50,7 +50,7 @@ def open_launcher(
     Args:
         objects: for each worker, the user objects that its configuration does not contain.
     """
-    if not isinstance(keywords, DistributedSyncKeywords) or keywords.launcher == "mp":
+    if not isinstance(keywords, NetworkKeywords) or keywords.launcher == "mp":
         return None, lambda name, **fields: None
     if keywords.launcher == "submitit_delayed":
         presubmitted = PresubmittedJobs.from_environment()

@@ -1,6 +1,7 @@
 """Wrong arguments are refused, all at once and before any process starts. A message names the keyword, what is
 wrong with its value, and what to do; here it is known by the keyword and a word or number more."""
 
+import re
 import threading
 from functools import cache, partial
 from types import SimpleNamespace
@@ -149,6 +150,7 @@ def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words
     given = {"launcher": "mp"} | keywords if kind == "gloo" else keywords
     (problem,) = refused(KINDS[kind], **given)
     assert [word for word in words.split() if word not in problem] == []
+    assert not re.search(r"\b((collector|backend|launcher|devices)\.\w|null\b)", problem)  # names of YAML
 
 
 @pytest.mark.parametrize(

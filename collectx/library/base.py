@@ -40,7 +40,7 @@ from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict
 from collectx.library.workers import overrides_of_workers, trainers_policy
 from collectx.policy.random import RandomPolicy
 from collectx.transport.base import Reset
-from collectx.user_objects import UserEnvConfig, UserObjects
+from collectx.user_objects import UserEnvConfig
 from collectx.worker.requests import load_into
 from collectx.worker.spec import env_seed
 
@@ -76,15 +76,11 @@ class BaseCollector(ReadableCollector):
         env = overrides[0].env
         assert isinstance(env, UserEnvConfig)
         cfg.env, cfg.policy = env, trainers_policy(keywords, cfg.collector.num_workers)
-        objects = [
-            UserObjects.of(each.env or env, each.policy or cfg.policy, each.hooks, each.user_collector)
-            for each in overrides
-        ]
+        self._keywords, self._cfg, self._overrides = keywords, cfg, overrides
         has_workers, has_users_policy = keywords.kind != "single", policies.is_user_policy(cfg.policy)
         if has_workers or has_users_policy:
             env = copied(env, is_required=has_workers)
         spec = envs.read_spec(env, has_users_policy)
-        self._keywords, self._cfg, self._overrides = keywords, cfg, overrides
         self._frames_per_batch = fit_frames(keywords, cfg, overrides, spec)
         # Not for a remainder that comes from rounding up to the number of envs.
         if self.total_frames % keywords.requested_frames:
@@ -97,7 +93,7 @@ class BaseCollector(ReadableCollector):
         if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
-            launcher, events = open_launcher(stack, cfg, objects, keywords)
+            launcher, events = open_launcher(stack, cfg, overrides, keywords)
             self._core: Collector = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._core.close)
             check_keys(keywords, self._core.leaves)

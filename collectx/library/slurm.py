@@ -28,6 +28,7 @@ from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, locked, new_folder
 from collectx.run.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
 from collectx.user_objects import UserObjects
+from collectx.worker.spec import WorkerOverrides
 
 # TorchRL's example of `slurm_kwargs`. Without `slurm_kwargs`, jobs have the defaults of the cluster.
 DEFAULT_SLURM_CONF: dict[str, Any] = {
@@ -42,16 +43,20 @@ _MAX_PAUSE_S = 10.0
 
 
 def open_launcher(
-    stack: contextlib.ExitStack, cfg: RunConfig, objects: Sequence[UserObjects], keywords: Keywords
+    stack: contextlib.ExitStack, cfg: RunConfig, overrides: Sequence[WorkerOverrides], keywords: Keywords
 ) -> tuple[Launcher | None, Callable[..., None]]:
     """Returns the launcher of workers that are SLURM jobs (None for others) and a function that logs events. Both end
     when `stack` is closed.
 
     Args:
-        objects: for each worker, the user objects that its configuration does not contain.
+        overrides: for each worker, what differs from `cfg`.
     """
     if not isinstance(keywords, NetworkKeywords) or keywords.launcher == "mp":
         return None, lambda name, **fields: None
+    objects = [
+        UserObjects.of(each.env or cfg.env, each.policy or cfg.policy, each.hooks, each.user_collector)
+        for each in overrides
+    ]
     if keywords.launcher == "submitit_delayed":
         presubmitted = PresubmittedJobs.from_environment()
         assert presubmitted is not None

@@ -182,29 +182,19 @@ def is_object(policy: PolicyConfig) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserHooks:
-    """Functions of the user that workers call.
+class Hooks(_ByValue):
+    """Functions that workers call.
 
-    Args:
-        pre_collect_hook: called without arguments before every batch that a worker makes, in its process.
-        post_collect_hook: called with every batch that a worker has made, in its process, before it is handed over;
-            its changes in place are delivered.
-        init_fn: called without arguments in every worker before its env is made.
+    Attributes:
+        pre_collect_hook, post_collect_hook: called before and after every batch that a worker makes, the second one
+            with the batch, which it may change in place.
+        init_fn: called before a worker's env is made.
+        write_batch: called with every batch `[envs, steps]` after `post_collect_hook`, to write it elsewhere.
     """
 
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
     init_fn: Callable[[], Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hooks(_ByValue, UserHooks):
-    """All functions that workers call.
-
-    Attributes:
-        write_batch: called with every batch `[envs, steps]` after `post_collect_hook`, to write it elsewhere.
-    """
-
     write_batch: Callable[[Any], Any] | None = None
 
 

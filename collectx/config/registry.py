@@ -10,6 +10,8 @@ its module, its dataclass, its YAML file and an entry here.
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module, resources
@@ -117,12 +119,17 @@ def implementation(group: str, name: str) -> Any:
 
 def packaged_values(group: str, name: str) -> dict[str, Any]:
     """The values of `conf/<group>/<name>.yaml` and of the choices that it inherits; empty if there is no such file."""
+    return copy.deepcopy(_packaged_values(group, name))
+
+
+@functools.cache
+def _packaged_values(group: str, name: str) -> dict[str, Any]:
     file = resources.files("collectx.conf") / group / f"{name}.yaml"
     content = yaml.safe_load(file.read_text()) if file.is_file() else {}
     values: dict[str, Any] = {}
     for entry in content.pop("defaults", []):
         if isinstance(entry, str) and entry != "_self_":
-            values |= packaged_values(group, entry)
+            values |= _packaged_values(group, entry)
     return values | content
 
 

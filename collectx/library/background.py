@@ -1,43 +1,49 @@
 """Collecting in a background thread, in the trainer's process. Other threads use the collector between two batches,
-inside `hold()`.
+inside `hold()`. Used by `collectx.library.base`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from collectx.library.compat import CollectorProperties
-
 
 class Background:
-    """A thread that calls `step` repeatedly.
+    """A thread that calls a function repeatedly, after `start`."""
 
-    Args:
-        step: collects one batch; raises `StopIteration` after the last one.
-    """
-
-    def __init__(self, step: Callable[[], object]):
-        self._step = step
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_holders = 0
         self._is_stepping = False
         self._stopping = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="collectx-background", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    def start(self, step: Callable[[], object]) -> None:
+        """Starts the thread.
+
+        Args:
+            step: collects one batch; raises `StopIteration` after the last one.
+
+        Raises:
+            RuntimeError: it was started before.
+        """
+        if self._thread is not None:
+            raise RuntimeError("start() was called before")
+        self._thread = threading.Thread(target=self._run, args=(step,), name="collectx-background", daemon=True)
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
         """Whether the thread is alive."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
-    def ends_within(self, timeout_s: float) -> bool:
-        """Waits up to `timeout_s` seconds for the thread to end; returns whether it has."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    def ends_within(self, timeout_s: float | None) -> bool:
+        """Waits up to `timeout_s` seconds for the thread to end; returns whether it has. True without a thread."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.is_running
 
     @contextmanager
     def hold(self, timeout_s: float | None = None) -> Iterator[None]:
@@ -70,8 +76,7 @@ class Background:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self.ends_within(timeout_s):
             raise TimeoutError(f"the current batch was not complete within timeout={timeout_s:g} s")
         self.check()
 
@@ -84,10 +89,10 @@ class Background:
         if error is not None:
             raise error
 
-    def _run(self) -> None:
+    def _run(self, step: Callable[[], object]) -> None:
         try:
             while self._may_step():
-                self._step()
+                step()
         except StopIteration:
             pass
         except BaseException as error:
@@ -104,56 +109,3 @@ class Background:
             self._changed.wait_for(lambda: not self._num_holders or self._stopping)
             self._is_stepping = not self._stopping
             return self._is_stepping
-
-
-class BackgroundCollector(CollectorProperties):
-    """`start` and `pause` of a collector. Base class of `collectx.library.base.BaseCollector`, whose `_collect`
-    collects one batch, and raises `StopIteration` after the last one."""
-
-    _background: Background | None = None
-    _collect: Callable[[], object]
-
-    def start(self) -> None:
-        """Starts to collect into `replay_buffer` in a background thread, until `total_frames` or `shutdown`. Returns at
-        once. Weights may be published meanwhile.
-
-        Raises:
-            RuntimeError: the collector has no replay buffer, or was started before.
-        """
-        self._core.owner.check_process()
-        if self.replay_buffer is None:
-            raise RuntimeError("start() collects into a replay buffer: pass replay_buffer=... to the constructor")
-        if self._background is not None:
-            raise RuntimeError("start() was called before")
-        self._background = Background(self._collect)
-
-    def is_running(self) -> bool:
-        """Whether the background thread is collecting."""
-        return self._background is not None and self._background.is_running
-
-    @contextlib.contextmanager
-    def pause(self, timeout: float | None = None, *, resume: bool = True) -> Iterator[None]:
-        """`with collector.pause():` adds nothing to the replay buffer inside the block. Blocks until the current batch
-        is complete. Workers that write to the buffer themselves are idle inside the block; other workers fill their
-        free slots.
-
-        Args:
-            timeout: seconds to wait for the current batch; None: as long as `worker_timeout_s` allows.
-            resume: must be True; `shutdown` ends the collecting.
-
-        Raises:
-            ValueError: `resume=False`.
-            TimeoutError: on entering the block: the current batch was not complete within `timeout`.
-            Exception: on entering the block: the error that ended the background thread, raised once.
-        """
-        if not resume:
-            raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
-        with self._exclusive(timeout):
-            if self._request.workers_write:
-                self._collector.wait_until_idle()
-            yield
-
-    def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
-        """Waits for the current batch of the background thread, and keeps the thread idle inside the block."""
-        self._core.owner.check_process()
-        return contextlib.nullcontext() if self._background is None else self._background.hold(timeout_s)

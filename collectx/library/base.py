@@ -1,6 +1,6 @@
 """`BaseCollector`, the base class of the library's collectors: iteration, publishing of weights, life cycle.
 
-    keywords --parsed, checked--> request --> RunConfig, overrides per worker --> collector.compose.build --> batches
+    arguments --parse--> keywords --> RunConfig --rules--> overrides per worker --> collector.compose.build --> batches
 
 Runs in the trainer's process. `delivery` converts batches to the form that the user asked for.
 """
@@ -8,8 +8,10 @@ Runs in the trainer's process. `delivery` converts batches to the form that the 
 from __future__ import annotations
 
 import contextlib
+import numbers
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -23,25 +25,30 @@ from collectx.collector.collector import Collector
 from collectx.collector.compose import build
 from collectx.config.derived import backend_of, surplus_note
 from collectx.env.user_env import copied, is_env
-from collectx.library.background import Background, BackgroundCollector
-from collectx.library.checks import check_keys, check_request
+from collectx.library.attributes import ReadableCollector
+from collectx.library.background import Background
 from collectx.library.configuration import fit_frames, to_config
 from collectx.library.delivery import Delivery
-from collectx.library.keywords.nested import lift_shared
-from collectx.library.keywords.parse import parse
-from collectx.library.request import CollectorRequest
+from collectx.library.keywords import Keywords, WorkerKeywords
+from collectx.library.nested import lift_shared
+from collectx.library.parse import parse, signature_of
+from collectx.library.profiling import ProfileConfig
+from collectx.library.rules import check, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
+from collectx.library.workers import overrides_of_workers, trainers_policy
 from collectx.policy.random import RandomPolicy
-from collectx.user_objects import UserEnvConfig, UserObjects
+from collectx.transport.base import Reset
+from collectx.user_objects import UserEnvConfig
 from collectx.worker.requests import load_into
+from collectx.worker.spec import env_seed
 
 # How often `shutdown` kills the workers of a background thread that does not end.
 _MOST_KILLS = 5
 
 
-class BaseCollector(BackgroundCollector):
+class BaseCollector(ReadableCollector):
     """Base class of all collectors of the library, for `isinstance`; not instantiated itself.
 
     Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch and a run"), until `total_frames` are
@@ -57,44 +64,48 @@ class BaseCollector(BackgroundCollector):
         Exception: by the constructor: what an env or a policy raised in a worker, as in `next`.
     """
 
-    def __init__(self, request_class: type[CollectorRequest], arguments: tuple, keywords: dict[str, Any]):
-        keywords, conflicts = lift_shared(keywords)
-        request, problems = parse(type(self).__name__, request_class, arguments, keywords)
-        check_request(request, problems + conflicts)
-        cfg, overrides = to_config(request)
-        objects = [
-            UserObjects.of(each.env or cfg.env, each.policy or cfg.policy, each.hooks, each.user_collector)
-            for each in overrides
-        ]
-        env, has_users_policy = cfg.env, policies.is_user_policy(cfg.policy)
+    _profile_config: ProfileConfig | None = None
+
+    def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
+        passed, conflicts = lift_shared(passed)
+        keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
+        problems += conflicts
+        cfg = to_config(keywords, problems)
+        check(keywords, cfg, problems)
+        overrides = overrides_of_workers(keywords, cfg)
+        env = overrides[0].env
         assert isinstance(env, UserEnvConfig)
-        has_workers = cfg.collector.kind != "single"
+        cfg.env, cfg.policy = env, trainers_policy(keywords, cfg.collector.num_workers)
+        self._keywords, self._cfg, self._overrides = keywords, cfg, overrides
+        has_workers, has_users_policy = keywords.kind != "single", policies.is_user_policy(cfg.policy)
         if has_workers or has_users_policy:
             env = copied(env, is_required=has_workers)
         spec = envs.read_spec(env, has_users_policy)
-        self._request, self._cfg, self._overrides = request, cfg, overrides
-        self._frames_per_batch = fit_frames(request, cfg, overrides, spec)
-        if request.has_surplus and (note := surplus_note(self.total_frames, self._frames_per_batch)):
-            warnings.warn(note, stacklevel=3)
+        self._frames_per_batch = fit_frames(keywords, cfg, overrides, spec)
+        # Not for a remainder that comes from rounding up to the number of envs.
+        if self.total_frames % keywords.requested_frames:
+            note = surplus_note(self.total_frames, self._frames_per_batch)
+            if note is not None:
+                warnings.warn(note, stacklevel=3)
         self._spec = spec
         policy: Any = policies.build(cfg.policy, spec, cfg.seed)
         self.policy = RandomPolicy() if policy is None and cfg.collector.kind == "single" else policy
         if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
-            launcher, events = open_launcher(stack, cfg, objects, request.remote)
+            launcher, events = open_launcher(stack, cfg, overrides, keywords)
             self._core: Collector = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._core.close)
-            check_keys(request, self._core.leaves)
-            if cfg.launcher.kind == "local" and request.kind != "single":
+            check_keys(keywords, self._core.leaves)
+            if cfg.launcher.kind == "local" and has_workers:
                 self._core.wait_until_ready()
             self._exit_stack = stack.pop_all()
-        if request.workers.num_threads is not None:
-            torch.set_num_threads(request.workers.num_threads)
-        self._hooks = request.hooks
-        self._delivery = Delivery(request, cfg.collector, self._collector, spec)
-        individual = range(self.num_workers) if request.has_individual_policies else ()
-        self._weights = WeightPublisher(self._collector, request, individual)
+        if isinstance(keywords, WorkerKeywords) and keywords.num_threads is not None:
+            torch.set_num_threads(keywords.num_threads)
+        self._hooks, self._background = keywords.hooks, Background()
+        self._delivery = Delivery(keywords, cfg.collector, self._collector, spec)
+        individual = range(self.num_workers) if keywords.has_individual_policies else ()
+        self._weights = WeightPublisher(self._collector, keywords, individual)
         if isinstance(self._weights.updater, WeightUpdaterBase):
             self._weights.updater.register_collector(self)
 
@@ -117,7 +128,7 @@ class BaseCollector(BackgroundCollector):
 
     def _collect(self) -> TensorDictBase | None:
         """Collects a batch, after the weights were published, if they are due; see `Delivery.next`."""
-        interval, num_collected = self._request.publish_interval, self._delivery.num_collected
+        interval, num_collected = self._keywords.publish_interval, self._delivery.num_collected
         if interval > 0 and num_collected and num_collected % interval == 0:
             self._weights.publish(self.policy, {None: None}, self.num_workers)
         return self._delivery.next()
@@ -130,10 +141,48 @@ class BaseCollector(BackgroundCollector):
         """Returns an iterator over the remaining batches."""
         return iter(self)
 
+    def start(self) -> None:
+        """Starts to collect into `replay_buffer` in a background thread, until `total_frames` or `shutdown`. Returns at
+        once. Weights may be published meanwhile.
+
+        Raises:
+            RuntimeError: the collector has no replay buffer, or was started before.
+        """
+        self._core.owner.check_process()
+        if self.replay_buffer is None:
+            raise RuntimeError("start() collects into a replay buffer: pass replay_buffer=... to the constructor")
+        self._background.start(self._collect)
+
+    def is_running(self) -> bool:
+        """Whether the background thread is collecting."""
+        return self._background.is_running
+
+    @contextlib.contextmanager
+    def pause(self, timeout: float | None = None, *, resume: bool = True) -> Iterator[None]:
+        """`with collector.pause():` adds nothing to the replay buffer inside the block. Blocks until the current batch
+        is complete. Workers that write to the buffer themselves are idle inside the block; other workers fill their
+        free slots.
+
+        Args:
+            timeout: seconds to wait for the current batch; None: as long as `worker_timeout_s` allows.
+            resume: must be True; `shutdown` ends the collecting.
+
+        Raises:
+            ValueError: `resume=False`.
+            TimeoutError: on entering the block: the current batch was not complete within `timeout`.
+            Exception: on entering the block: the error that ended the background thread, raised once.
+        """
+        if not resume:
+            raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
+        with self._exclusive(timeout):
+            if self._keywords.shared_buffer is not None:
+                self._collector.wait_until_idle()
+            yield
+
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
         """Waits for the current batch of the background thread, unless weights are in shared memory."""
         self._core.owner.check_process()
-        if self._background is None or backend_of(self._cfg) != "shared_memory":
+        if backend_of(self._cfg) != "shared_memory":
             return self._exclusive()
         self._background.check()
         return contextlib.nullcontext()
@@ -185,15 +234,6 @@ class BaseCollector(BackgroundCollector):
             with self._before_publishing():
                 self._weights.publish(self.policy, by_worker["policy"], self.num_workers, strict)
 
-    def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
-        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns the results by index.
-
-        Args:
-            per_worker: arguments by worker index; None: `arguments` for all workers.
-        """
-        with self._exclusive():
-            return self._collector.ask(name, *arguments, per_worker=per_worker)
-
     def _load_into(self, model: str, by_worker: Mapping[int | None, Any]) -> None:
         """Copies weights into the modules that `model` names; see `update_policy_weights_`."""
         place, _, path = model.partition(".")
@@ -222,6 +262,126 @@ class BaseCollector(BackgroundCollector):
         self.update_policy_weights_()
         return self.policy_version
 
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[tuple] | None = None,
+        list_of_kwargs: Sequence[dict] | None = None,
+    ) -> list[Any]:
+        """Calls a method of this collector once per entry of the lists; returns the results.
+
+        Raises:
+            ValueError: the two lists have different lengths.
+        """
+        positional, named = list(list_of_args or ()), list(list_of_kwargs or ())
+        if positional and named and len(positional) != len(named):
+            raise ValueError(f"list_of_args has {len(positional)} entries, list_of_kwargs {len(named)}: one per call")
+        count = len(positional) or len(named)
+        calls = zip(positional or [()] * count, named or [{}] * count, strict=True)
+        return [getattr(self, method_name)(*args, **kwargs) for args, kwargs in calls]
+
+    @property
+    def pre_collect_hook(self) -> Callable[[], Any] | None:
+        """Called in the worker before every batch. Assigning replaces it in all workers from their next batch; a
+        restarted worker has the hook of the constructor."""
+        return self._hooks.pre_collect_hook
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
+        self._replace_hook("pre_collect_hook", hook)
+
+    @property
+    def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
+        """Called in the worker with every batch. Assigning replaces it as for `pre_collect_hook`."""
+        return self._hooks.post_collect_hook
+
+    @post_collect_hook.setter
+    def post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
+        self._replace_hook("post_collect_hook", hook)
+
+    def set_post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
+        """Sets `post_collect_hook`."""
+        self.post_collect_hook = hook
+
+    def _replace_hook(self, name: str, hook: Callable | None) -> None:
+        if name == "post_collect_hook" and self._keywords.kind == "single":
+            with self._exclusive():
+                self._delivery.post_collect_hook = hook
+        else:
+            self._ask("set_hook", name, hook)
+        self._hooks = replace(self._hooks, **{name: hook})
+
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
+        """Resets envs before the next batch that a worker begins. An async collector delivers up to `num_slots` earlier
+        batches of each worker first.
+
+        Args:
+            reset_idx: for each worker, whether to reset its envs; None: all.
+
+        Raises:
+            ValueError: the length is not the number of workers, or only some are selected and batches consist of whole
+                trajectories.
+        """
+        workers = None
+        if reset_idx is not None:
+            self._check_selection("reset_idx", reset_idx, self.num_workers, "workers")
+            workers = [worker for worker, is_selected in enumerate(reset_idx) if is_selected]
+        self._reset(Reset(), workers)
+
+    def _reset(self, reset: Reset, workers: Sequence[int] | None = None) -> None:
+        """Requests a reset of workers; None: all, and drops the trajectories that have not ended."""
+        with self._exclusive():
+            self._collector.request_reset(reset, workers)
+            if workers is None:
+                self._delivery.forget()
+
+    def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
+        """Raises ValueError unless `selection` says for each of `count` whether it is to be reset."""
+        if len(selection) != count:
+            raise ValueError(f"{name}={list(selection)}: one entry for each of {count} {what}, or None for all")
+        if self.trajs_per_batch is not None:
+            raise ValueError(f"{name}={list(selection)} with trajs_per_batch={self.trajs_per_batch}: reset all or none")
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds envs and random actions as the constructor does, and resets the envs as `reset` does.
+
+        Args:
+            seed: at least 0, below 2**61.
+            static_seed: True: every env gets `seed`. False: every env gets another seed, derived from `seed`.
+
+        Returns:
+            A seed for the next call: `seed` if `static_seed`, otherwise another.
+        """
+        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
+            raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
+        self._reset(Reset(seed, static_seed))
+        return seed if static_seed else env_seed(seed, 0)
+
+    @signature_of(ProfileConfig)
+    def enable_profile(self, *arguments: Any, **options: Any) -> None:
+        """Profiles the next batches of some workers, in their processes, with `torch.profiler`.
+
+        Raises:
+            ValueError: no batch is left to record, or a worker or activity does not exist.
+        """
+        config = ProfileConfig(*arguments, **options).complete(min(self._collector.workers))
+        if problems := config.problems(self._collector.workers):
+            raise ValueError(" ".join(problems))
+        self._ask("profile", per_worker=dict.fromkeys(config.workers or (), config.arguments))
+        self._profile_config = config
+
+    @property
+    def profile_config(self) -> ProfileConfig | None:
+        """The configuration of the last `enable_profile`; None before it, and after `disable_profile`."""
+        return self._profile_config
+
+    def disable_profile(self) -> None:
+        """Ends profiling; writes the trace of what was recorded, unless only the warm-up was. Does nothing if no
+        profiling was enabled."""
+        config, self._profile_config = self._profile_config, None
+        if config is not None:
+            self._ask("end_profile", per_worker=dict.fromkeys(config.workers or (), ()))
+
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Stops the workers; kills those that have not stopped within `close_timeout_s`. Idempotent.
 
@@ -232,24 +392,23 @@ class BaseCollector(BackgroundCollector):
             raise_on_error: whether to raise the error that ended the background thread.
         """
         self._core.owner.check_process()
-        background, self._background, self.closed = self._background, None, True
+        background, self._background, self.closed = self._background, Background(), True
+        limit_s = self._cfg.collector.close_timeout_s
         with contextlib.ExitStack() as ends:
             if close_env:
                 ends.callback(self._close_users_env)
             ends.callback(self._exit_stack.close)
-            if background is not None:
-                limit_s = self._cfg.collector.close_timeout_s
-                try:
-                    background.stop(limit_s if timeout is None else timeout)
-                except Exception:
-                    if raise_on_error:
-                        raise
-                finally:
-                    self._abort(background, limit_s)
+            try:
+                background.stop(limit_s if timeout is None else timeout)
+            except Exception:
+                if raise_on_error:
+                    raise
+            finally:
+                self._abort(background, limit_s)
 
     def _close_users_env(self) -> None:
-        env: Any = self._request.create_env_fn
-        if self._request.kind == "single" and is_env(env) and not getattr(env, "is_closed", False):
+        env: Any = self._keywords.create_env_fn
+        if self._keywords.kind == "single" and is_env(env) and not getattr(env, "is_closed", False):
             env.close()
 
     def _abort(self, background: Background, limit_s: float) -> None:

@@ -1,4 +1,6 @@
-"""The collector classes, with TorchRL's names and keywords. Their base classes are in `base.py` and `inspection.py`."""
+"""The collector classes, with TorchRL's names and keywords. Their base classes: `attributes.py`, what can be read;
+`base.py`, what a collector does; `stateful.py`, its state.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,26 @@ from typing import Any
 import torch
 
 from collectx.config.schema.launcher import RayLauncherConfig
+from collectx.errors import ConfigError
 from collectx.library import unified
 from collectx.library.base import BaseCollector
-from collectx.library.configuration import added_worker_overrides
-from collectx.library.inspection import InspectableCollector
-from collectx.library.keywords.parse import signature_of
-from collectx.library.request import (
-    DistributedRequest,
-    DistributedSyncRequest,
-    MultiAsyncRequest,
-    MultiRequest,
-    MultiSyncRequest,
-    RayRequest,
-    RpcRequest,
-    SingleRequest,
+from collectx.library.keywords import (
+    DistributedKeywords,
+    DistributedSyncKeywords,
+    MultiAsyncKeywords,
+    MultiKeywords,
+    MultiSyncKeywords,
+    RayKeywords,
+    RpcKeywords,
+    SingleKeywords,
 )
+from collectx.library.parse import signature_of
+from collectx.library.rules import worker_problems
+from collectx.library.stateful import StatefulCollector
+from collectx.library.workers import overrides_of_added
 
 
-class Collector(InspectableCollector):
+class Collector(StatefulCollector):
     """Collects in this process, without workers (TorchRL's `Collector` or `SyncDataCollector`). Acts with the policy
     object itself, so its weights need not be published.
 
@@ -45,9 +49,9 @@ class Collector(InspectableCollector):
         # Otherwise that of `__new__`.
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
-    @signature_of(SingleRequest)
+    @signature_of(SingleKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, SingleRequest, arguments, keywords)
+        StatefulCollector.__init__(self, SingleKeywords, arguments, keywords)
 
     @property
     def env(self) -> Any:
@@ -81,82 +85,82 @@ class Collector(InspectableCollector):
         self._ask("restart", mask.tolist())
 
 
-class MultiCollector(InspectableCollector):
+class MultiCollector(StatefulCollector):
     """Collects in worker processes of this machine, over shared memory. Every worker has a copy of the policy.
 
     `sync=True`: a batch stacks one part of equal size per worker, `[workers, ...]`, collected with the newest weights.
     `sync=False`: a batch comes from a single worker, the first that is ready.
     """
 
-    @signature_of(MultiRequest)
+    @signature_of(MultiKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, MultiRequest, arguments, keywords)
+        StatefulCollector.__init__(self, MultiKeywords, arguments, keywords)
 
 
 class MultiSyncCollector(MultiCollector):
     """`MultiCollector(sync=True)`."""
 
-    @signature_of(MultiSyncRequest)
+    @signature_of(MultiSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, MultiSyncRequest, arguments, keywords)
+        StatefulCollector.__init__(self, MultiSyncKeywords, arguments, keywords)
 
 
 class MultiAsyncCollector(MultiCollector):
     """`MultiCollector(sync=False)`."""
 
-    @signature_of(MultiAsyncRequest)
+    @signature_of(MultiAsyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, MultiAsyncRequest, arguments, keywords)
+        StatefulCollector.__init__(self, MultiAsyncKeywords, arguments, keywords)
 
 
 class AsyncCollector(MultiAsyncCollector):
     """`MultiAsyncCollector` with one worker."""
 
-    @signature_of(MultiAsyncRequest)
+    @signature_of(MultiAsyncKeywords)
     def __init__(self, create_env_fn: Any, *arguments: Any, **keywords: Any):
         keywords.pop("num_workers", None)
         super().__init__([create_env_fn], *arguments, **keywords)
 
 
-class DistributedCollector(InspectableCollector):
+class DistributedCollector(StatefulCollector):
     """Collects in workers on any host, over torch.distributed; `sync` as in `MultiCollector`."""
 
-    @signature_of(DistributedRequest)
+    @signature_of(DistributedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, DistributedRequest, arguments, keywords)
+        StatefulCollector.__init__(self, DistributedKeywords, arguments, keywords)
 
 
 class DistributedSyncCollector(DistributedCollector):
     """`DistributedCollector(sync=True)`; by default publishes the policy's weights after every batch."""
 
-    @signature_of(DistributedSyncRequest)
+    @signature_of(DistributedSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, DistributedSyncRequest, arguments, keywords)
+        StatefulCollector.__init__(self, DistributedSyncKeywords, arguments, keywords)
 
     @property
     def update_interval(self) -> int:
         """The number of batches after which the policy's weights are published; -1: never."""
-        return self._request.publish_interval
+        return self._keywords.publish_interval
 
 
-class RPCCollector(InspectableCollector):
+class RPCCollector(StatefulCollector):
     """Collects in workers on any host, over torch RPC; `sync` as in `MultiCollector`.
 
     Torch RPC exchanges pickles and does not check the run's secret: a peer that can reach its ports can run code.
     """
 
-    @signature_of(RpcRequest)
+    @signature_of(RpcKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, RpcRequest, arguments, keywords)
+        StatefulCollector.__init__(self, RpcKeywords, arguments, keywords)
 
 
-class RayCollector(InspectableCollector):
+class RayCollector(StatefulCollector):
     """Collects in actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. The first collector
     connects this process to Ray, until the process ends or calls `ray.shutdown()`. Ray exchanges pickles."""
 
-    @signature_of(RayRequest)
+    @signature_of(RayKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        InspectableCollector.__init__(self, RayRequest, arguments, keywords)
+        StatefulCollector.__init__(self, RayKeywords, arguments, keywords)
 
     def add_collectors(
         self,
@@ -187,7 +191,10 @@ class RayCollector(InspectableCollector):
         assert isinstance(launcher, RayLauncherConfig)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
         resources = dict(remote_configs or launcher.remote_configs[0])
-        overrides = [added_worker_overrides(self._request, create, collector_kwargs) for create in creates]
+        kwargs = collector_kwargs or {}
+        if problems := [*worker_problems(self._keywords, self._cfg, 0, kwargs)]:
+            raise ConfigError(problems)
+        overrides = [overrides_of_added(self._keywords, self._cfg, create, kwargs) for create in creates]
         if not launcher.autoscaling:
             check_resources("remote_configs", [resources] * len(creates))
         with self.pause():

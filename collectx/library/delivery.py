@@ -17,7 +17,7 @@ from collectx.config.derived import is_stacked
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
-from collectx.library.request import CollectorRequest
+from collectx.library.keywords import Keywords
 
 
 class Delivery:
@@ -29,20 +29,20 @@ class Delivery:
         post_collect_hook: called with every batch as it is delivered; None if workers of other processes call it.
     """
 
-    def __init__(self, request: CollectorRequest, options: CollectorConfig, collector: Collector, spec: EnvSpec):
+    def __init__(self, keywords: Keywords, options: CollectorConfig, collector: Collector, spec: EnvSpec):
         self.num_collected = 0
         self.version_offset = 0
-        self.post_collect_hook = request.post_collect_hook if request.kind == "single" else None
-        self._request = request
+        self.post_collect_hook = keywords.post_collect_hook if keywords.kind == "single" else None
+        self._keywords = keywords
         self._collector = collector
         self._cuts = [("truncated",), ("done",), *(spec.observation[index].key for index in spec.agents_cuts)]
         # Whether the first dimension of a batch is that of the workers.
         self._stacked = is_stacked(options)
+        # Whether a stacked batch may have places without a frame.
+        self._has_gaps = options.preemptive_threshold is not None and not keywords.is_concatenated
         # The TensorDict that every batch is copied into, with `return_same_td`.
         self._reused: TensorDictBase | None = None
-        self._assembler = Assembler(
-            request.trajs_per_batch or 1, request.traj_format or "padded", options.reset_at_each_iter
-        )
+        self._assembler = Assembler(options.trajs_per_batch or 1, options.traj_format, options.reset_at_each_iter)
 
     def next(self) -> Any:
         """Collects a batch and returns what is delivered; None if it went to the replay buffer.
@@ -50,20 +50,20 @@ class Delivery:
         Raises:
             StopIteration: `total_frames` are collected.
         """
-        request = self._request
-        if request.workers_write:
+        keywords = self._keywords
+        if keywords.shared_buffer is not None:
             self._collector.advance()
             self.num_collected += 1
             return None
-        if request.trajs_per_batch is not None:
+        if keywords.trajs_per_batch is not None:
             return self._next_trajectories()
         batch = self._collect()
         steps = self._collector.steps
-        if request.replay_buffer is not None:
+        if keywords.replay_buffer is not None:
             self._write(batch, steps)
             return None
         batch = self.convert(batch, steps, self._stacked)
-        if request.return_same_td:
+        if keywords.return_same_td:
             if self._reused is not None and self._reused.shape == batch.shape:
                 batch = self._reused.copy_(batch)
             self._reused = batch
@@ -103,13 +103,13 @@ class Delivery:
     def _next_trajectories(self) -> TensorDictBase | None:
         """Collects until a batch of `trajs_per_batch` trajectories is complete, and returns it. With a replay buffer,
         collects once, writes the trajectories that are complete, and returns None."""
-        buffer = self._request.replay_buffer
+        buffer = self._keywords.replay_buffer
         while True:
             if buffer is None and (trajectories := self._assembler.take()) is not None:
                 return trajectories
             self._assembler.add(self.convert(self._collect(), self._collector.steps, self._stacked))
             if buffer is not None:
-                for frames in self._assembler.writes(self._request.trajs_per_write):
+                for frames in self._assembler.writes(self._keywords.trajs_per_write):
                     buffer.extend(_on_device_of(buffer, frames))
                 return None
 
@@ -120,7 +120,7 @@ class Delivery:
             steps_of_workers: steps of each worker's part; None: all of it.
         """
         batch = self._collector.zeros()
-        if self._request.set_truncated:
+        if self._keywords.set_truncated:
             for key in self._cuts:
                 batch["next", *key].select(batch.ndim - 1, -1).fill_(True)
         return self.convert(batch, [steps or batch.shape[-1] for steps in steps_of_workers], self._stacked)
@@ -132,24 +132,24 @@ class Delivery:
             steps: for each part, how many steps are filled.
             stacked: whether the first dimension of the batch is that of the workers.
         """
-        request = self._request
+        keywords = self._keywords
         if not stacked and steps[0] < batch.shape[-1]:
             batch = batch[..., : steps[0]]
-        if stacked and request.threshold is not None and not request.is_concatenated:
+        if stacked and self._has_gaps:
             mask(batch, steps)
-        if request.track_policy_version:
+        if keywords.track_policy_version:
             versions = batch[POLICY_VERSION]
             batch["policy_version"] = versions
             batch["next", "policy_version"] = versions.clone()
-        if stacked and isinstance(request.cat_results, int):
+        if stacked and isinstance(keywords.cat_results, int):
             parts = zip(batch.unbind(0), steps, strict=True)
-            batch = torch.cat([part[..., :filled] for part, filled in parts], request.cat_results)
-        if not request.track_traj_ids:
+            batch = torch.cat([part[..., :filled] for part, filled in parts], keywords.cat_results)
+        if not keywords.track_traj_ids:
             del batch[TRAJ_IDS], batch[POLICY_VERSION]
             batch.exclude(*(["collector"] if batch["collector"].is_empty() else []), inplace=True)
-        result = split_trajectories(batch) if request.split_trajs else batch
-        if request.postproc is not None:
-            result = request.postproc(result)
+        result = split_trajectories(batch) if keywords.split_trajs else batch
+        if keywords.postproc is not None:
+            result = keywords.postproc(result)
         if self.post_collect_hook is not None:
             self.post_collect_hook(result)
         return result
@@ -157,14 +157,14 @@ class Delivery:
     def _write(self, batch: TensorDict, steps: Sequence[int]) -> None:
         """Writes a batch to the replay buffer, part by part. As with TorchRL, an item is one frame; with several envs
         per worker, it is a row of frames."""
-        buffer = self._request.replay_buffer
+        buffer = self._keywords.replay_buffer
         parts = batch.unbind(0) if self._stacked else (batch,)
         for part, filled in zip(parts, steps, strict=True):
             delivered = _on_device_of(buffer, self.convert(part, [filled], stacked=False))
             if _is_shared_and_filled(buffer):
                 # A key that memory of several processes lacks cannot be added.
                 delivered = delivered.select(*buffer.storage[:0].keys(True, True), strict=False)
-            if self._request.extend_buffer:
+            if self._keywords.extend_buffer:
                 buffer.extend(delivered)
                 continue
             for step in delivered.unbind(-1):

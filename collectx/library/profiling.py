@@ -15,7 +15,7 @@ _FILE = "collector_profile_{worker_idx}.json"
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """The arguments of `InspectableCollector.enable_profile`.
+    """The arguments of `BaseCollector.enable_profile`.
 
     Args:
         workers: indices; None: the first worker.

@@ -22,13 +22,13 @@ from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.base import Launcher
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources
-from collectx.library.keywords.nested import Nested
-from collectx.library.keywords.remote import Remote
+from collectx.library.keywords import Keywords, NetworkKeywords
 from collectx.run import preflight
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, locked, new_folder
 from collectx.run.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
 from collectx.user_objects import UserObjects
+from collectx.worker.spec import WorkerOverrides
 
 # TorchRL's example of `slurm_kwargs`. Without `slurm_kwargs`, jobs have the defaults of the cluster.
 DEFAULT_SLURM_CONF: dict[str, Any] = {
@@ -43,17 +43,21 @@ _MAX_PAUSE_S = 10.0
 
 
 def open_launcher(
-    stack: contextlib.ExitStack, cfg: RunConfig, objects: Sequence[UserObjects], remote: Nested
+    stack: contextlib.ExitStack, cfg: RunConfig, overrides: Sequence[WorkerOverrides], keywords: Keywords
 ) -> tuple[Launcher | None, Callable[..., None]]:
     """Returns the launcher of workers that are SLURM jobs (None for others) and a function that logs events. Both end
     when `stack` is closed.
 
     Args:
-        objects: for each worker, the user objects that its configuration does not contain.
+        overrides: for each worker, what differs from `cfg`.
     """
-    if not isinstance(remote, Remote) or remote.launcher == "mp":
+    if not isinstance(keywords, NetworkKeywords) or keywords.launcher == "mp":
         return None, lambda name, **fields: None
-    if remote.launcher == "submitit_delayed":
+    objects = [
+        UserObjects.of(each.env or cfg.env, each.policy or cfg.policy, each.hooks, each.user_collector)
+        for each in overrides
+    ]
+    if keywords.launcher == "submitit_delayed":
         presubmitted = PresubmittedJobs.from_environment()
         assert presubmitted is not None
         events = EventLog(presubmitted.files())
@@ -61,7 +65,7 @@ def open_launcher(
         return presubmitted_workers(cfg, presubmitted, objects), events
     if problems := preflight.launcher_problems(cfg):
         raise ConfigError(problems)
-    files = new_folder() if remote.folder is None else RunFolder(remote.folder)
+    files = new_folder() if keywords.folder is None else RunFolder(keywords.folder)
     stack.enter_context(locked(files, replace=False))
     files.begin()
     events = EventLog(files)

@@ -1,4 +1,4 @@
-"""The state of a collector: `state_dict` and `load_state_dict`. Base class of `collectx.library.inspection`, in the
+"""The state of a collector: `state_dict` and `load_state_dict`. Base class of `collectx.library.collectors`, in the
 trainer's process.
 """
 
@@ -79,7 +79,7 @@ class StatefulCollector(BaseCollector):
                 self._weights.individual.difference_update(shared)
         version = state_dict.get("policy_version", self._collector.policy_version)
         self._delivery.version_offset = offset = version - self._collector.policy_version
-        if (buffer := self._request.shared_buffer) is not None and self._request.workers_write:
+        if (buffer := self._keywords.shared_buffer) is not None:
             write = partial(_write, buffer.extend, offset)
             self._ask("set_hook", "write_batch", write)
             for fields in self._overrides:  # for workers that are started again

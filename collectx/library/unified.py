@@ -12,8 +12,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from collectx.errors import ConfigError
-from collectx.library.keywords.unified import BACKENDS, ONE_CONSTRUCTOR
+from collectx.library.keywords import BACKENDS
 
+ONE_CONSTRUCTOR = ("backend", "num_collectors", "sync", "backend_options")
 _default: ContextVar[str | None] = ContextVar("collectx_service_backend", default=None)
 
 # The class of each backend: of an async collector, and of a sync one.

@@ -16,12 +16,13 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import Collector
-from collectx.library.keywords.coerce import MODELS, unknown_models
-from collectx.library.keywords.specs import Weights
+from collectx.library.keywords import Keywords
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.policy.weights import FlatWeights
 from collectx.transport.base import Writes
 
+# The end of a message about weights of other models.
+MODELS = "the models are 'policy', 'env.<path>' and 'replay_buffer.<path>'"
 # None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
@@ -35,12 +36,12 @@ class WeightPublisher:
         updater: `weight_updater`; an object of it, if it is a class derived from `WeightUpdaterBase`.
     """
 
-    def __init__(self, collector: Collector, options: Weights, individual: Iterable[int]):
+    def __init__(self, collector: Collector, keywords: Keywords, individual: Iterable[int]):
         self._collector = collector
-        self._options = options
+        self._keywords = keywords
         self.individual = set(individual)
         self.versions: dict[int | None, int] = {None: collector.policy_version}
-        updater = options.weight_updater
+        updater = keywords.weight_updater
         self.updater: Any = updater
         if isinstance(updater, type) and issubclass(updater, WeightUpdaterBase):
             self.updater = updater()
@@ -51,14 +52,9 @@ class WeightPublisher:
     ) -> None:
         """Publishes weights by worker; the key None stands for all workers: their weights are loaded into `policy`,
         which is published. Then calls the updater's post-hooks. Raises what `load_weights` raises."""
-        if self._options.are_published:
-            self._publish(policy, by_worker, num_workers, strict)
-            for hook in getattr(self.updater, "post_hooks", ()):
-                hook()
-
-    def _publish(
-        self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int, strict: bool
-    ) -> None:
+        scheme = (self._keywords.weight_sync_schemes or {}).get("policy")
+        if type(scheme).__name__ == "NoWeightSyncScheme":
+            return
         with self._lock:
             by_worker = {worker: apply_weight_updater(self.updater, weights) for worker, weights in by_worker.items()}
             individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
@@ -66,13 +62,20 @@ class WeightPublisher:
                 version = self._collector.publish_weights(weight_writers(policy, individual, strict))
                 self.versions |= dict.fromkeys(individual, version)
                 self.individual |= set(individual)
-                return
-            (weights,) = by_worker.values()
-            if weights is not None:
-                load_weights(policy, weights, strict)
-            version = self._collector.publish(policy if isinstance(policy, nn.Module) else None)
-            self.versions = {None: version}
-            self.individual.clear()
+            else:
+                (weights,) = by_worker.values()
+                if weights is not None:
+                    load_weights(policy, weights, strict)
+                version = self._collector.publish(policy if isinstance(policy, nn.Module) else None)
+                self.versions = {None: version}
+                self.individual.clear()
+        for hook in getattr(self.updater, "post_hooks", ()):
+            hook()
+
+
+def unknown_models(names: Iterable[str]) -> list[str]:
+    """The names that are neither "policy" nor paths of modules of the env or of the replay buffer."""
+    return sorted(name for name in names if name != "policy" and not name.startswith(("env.", "replay_buffer.")))
 
 
 def weights_by_model(

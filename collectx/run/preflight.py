@@ -38,17 +38,19 @@ def device_problems(cfg: RunConfig) -> list[str]:
         chosen.pop("policy_device", None)
     if not chosen:
         return []
+    missing = {name: missing_device(value) for name, value in chosen.items()}
+    return [f"devices.{name}={chosen[name]}: {reason}" for name, reason in missing.items() if reason]
+
+
+def missing_device(device: str) -> str | None:
+    """The end of a message about a CPU or GPU that this machine does not have; None if it has it. Imports torch."""
     import torch
 
+    kind, _, index = device.partition(":")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    available = ["cpu", *(f"cuda:{index}" for index in range(gpus))]
-    problems = []
-    for name, value in chosen.items():
-        kind, _, index = value.partition(":")
-        here = {"cpu": 1, "cuda": gpus}.get(kind, 0)
-        if int(index or 0) >= here:
-            problems.append(f"devices.{name}={value}: no such device; torch sees {', '.join(available)}.")
-    return problems
+    if int(index or 0) < {"cpu": 1, "cuda": gpus}.get(kind, 0):
+        return None
+    return f"no such device; torch sees {', '.join(['cpu', *(f'cuda:{each}' for each in range(gpus))])}."
 
 
 def backend_problems(cfg: RunConfig) -> list[str]:

@@ -133,7 +133,7 @@ class Seeing(gymnasium.RewardWrapper):
 
 @over([RPC_SYNC])
 def test_a_worker_sees_the_gpu_that_is_its_own(way, monkeypatch):
-    monkeypatch.setattr("collectx.library.keywords.remote.device_problem", lambda *_, **__: None)
+    monkeypatch.setattr("collectx.library.rules.missing_device", lambda device: None)
     devices = {"visible_devices": ["cuda:1", "cpu"]}
     with make(way, lambda: Seeing(cartpole()), frames_per_batch=20, **devices) as collector:
         assert [part.unique().tolist() for part in next(collector)["next", "reward"]] == [[1.0], [-1.0]]

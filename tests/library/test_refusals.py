@@ -1,6 +1,7 @@
 """Wrong arguments are refused, all at once and before any process starts. A message names the keyword, what is
 wrong with its value, and what to do; here it is known by the keyword and a word or number more."""
 
+import re
 import threading
 from functools import cache, partial
 from types import SimpleNamespace
@@ -82,6 +83,7 @@ def test_an_env_with_the_old_api_of_gym_is_named_so(create, old, words):
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector, "gloo": DistributedCollector}
 PREEMPTIVE = {"preemptive_threshold": 0.5}
 BELL = SimpleNamespace(collection_stopped=lambda: False)
+OTHER_TASKS = {"slurm_additional_parameters": {"ntasks": 2}}
 BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps": True}
 
 
@@ -91,6 +93,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
     [
         ("sync", {"total_frames": 0}, "total_frames=0 1 -1"),
         ("sync", {"exploration_type": "wild"}, "exploration_type='wild' random"),
+        ("sync", {"exploration_mode": "wild"}, "exploration_mode='wild' random"),
         ("sync", {"num_workers": 3}, "num_workers=3 create_env_fn 2"),
         ("single", {"policy_factory": Argmax, "policy": Argmax()}, "policy policy_factory one"),
         ("sync", {"policy_factory": [Argmax]}, "policy_factory 1 2"),
@@ -112,6 +115,10 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("gloo", {"collector_kwargs": {"max_frames_per_traj": "5"}}, "max_frames_per_traj='5' int"),
         ("gloo", {"collector_class": lambda *_, **__: None, "num_envs": 2}, "num_envs=2 collector_class"),
         ("gloo", BETWEEN_STEPS, "update_weights_between_steps=True num_workers_per_collector=2"),
+        # What the command line refuses too.
+        ("gloo", {"backend": "nccl"}, "backend='nccl' policy_device=cpu backend='gloo'"),
+        ("gloo", {"backend": "mpi", "launcher": "submitit"}, "backend='mpi' launcher='submitit' launcher='mp'"),
+        ("gloo", {"slurm_kwargs": OTHER_TASKS, "launcher": "submitit"}, "slurm_kwargs.ntasks num_workers"),
         # Parts of other lengths.
         ("sync", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] cat_results=-1"),
         ("sync", {"frames_per_batch": [5], "cat_results": -1}, "frames_per_batch=[5] 1 2"),
@@ -143,6 +150,7 @@ def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words
     given = {"launcher": "mp"} | keywords if kind == "gloo" else keywords
     (problem,) = refused(KINDS[kind], **given)
     assert [word for word in words.split() if word not in problem] == []
+    assert not re.search(r"\b((collector|backend|launcher|devices)\.\w|null\b)", problem)  # names of YAML
 
 
 @pytest.mark.parametrize(

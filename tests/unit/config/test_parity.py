@@ -6,37 +6,29 @@ import pytest
 
 from collectx.config.check import check, check_group
 from collectx.config.registry import packaged_values
-from collectx.library.keywords.coerce import exploration_problems
-from collectx.library.keywords.parse import parse
-from collectx.library.request import MultiRequest, RayRequest, RpcRequest
+from collectx.library.keywords import MultiKeywords, RayKeywords, RpcKeywords
+from collectx.library.parse import option_value, parse
 
-# Options whose keyword has another name, or that are checked by a rule.
-NAMES = {"num_threads": "num_sub_threads", "port": "tcp_port", "tensorpipe": "tensorpipe_options"}
-REQUEST_OF = {field.name: cls for cls in (RayRequest, RpcRequest, MultiRequest) for field in dataclasses.fields(cls)}
-CHOICES = {"backend": "rpc", "launcher": "ray", "collector": "multi_sync", "devices": "cpu", "env": "gym"}
+# The field of each keyword, and a constructor that takes it.
+FIELDS = {
+    field.name: (field, cls) for cls in (RayKeywords, RpcKeywords, MultiKeywords) for field in dataclasses.fields(cls)
+}
+# Another keyword is the same option, and two choose a group.
+OTHERS = {"exploration_mode", "backend", "launcher"}
+KEYWORDS = {name: field for name, (field, _) in FIELDS.items() if "path" in field.metadata and name not in OTHERS}
+OPTIONS = {field.metadata["path"]: name for name, field in KEYWORDS.items()}
+CHOICES = {"backend": "rpc", "launcher": "ray", "collector": "rpc", "devices": "cpu", "env": "gym"}
 # Python takes None and negative numbers for no limit here, as TorchRL does, and has objects and lists in other places.
 LENIENT = {"max_frames_per_traj", "init_random_frames"}
-OBJECTS = {"device", "storing_device", "policy_device", "env_device", "remote_configs", "visible_devices"}
+DEVICES = {"device", "storing_device", "policy_device", "env_device"}
+OBJECTS = DEVICES | {"remote_configs", "visible_devices", "collector_class"}
 # Defaults of TorchRL's, and null for "not given".
-DEFAULTS = {"frames_per_batch", "total_frames", "num_workers", "num_envs", "traj_format", "remote_configs"}
+DEFAULTS = {"frames_per_batch", "total_frames", "num_workers", "remote_configs", "collector_class"}
 VALUES = (-2, -1, 0, 1, 2, 0.5, 1.5, 1e30, float("nan"), float("inf"), "wild", [], {}, ["a"], True)
 
 
-def shared_options():
-    for group, choice in CHOICES.items():
-        for name in packaged_values(group, choice):
-            keyword = NAMES.get(name, name)
-            if keyword in REQUEST_OF and name != "kind":
-                yield f"{group}.{name}", keyword
-    yield "seed", "seed"
-
-
-OPTIONS = dict(shared_options())
-
-
 def in_python(keyword, value):
-    request, problems = parse("Collector", REQUEST_OF[keyword], (None,), {"sync": False, keyword: value})
-    return problems + (exploration_problems("", request.exploration) if keyword == "exploration_type" else [])
+    return parse("Collector", FIELDS[keyword][1], (None,), {"sync": False, keyword: value})[1]
 
 
 def in_yaml(path, value):
@@ -55,10 +47,10 @@ def rule(problem):
 
 @pytest.mark.parametrize("path", [path for path, keyword in OPTIONS.items() if keyword not in LENIENT | OBJECTS])
 def test_the_same_values_are_refused_by_the_same_rule(path):
-    field = next(field for field in dataclasses.fields(REQUEST_OF[OPTIONS[path]]) if field.name == OPTIONS[path])
+    default = FIELDS[OPTIONS[path]][0].default
     for value in VALUES:
         # In Python 0 and 1 are bools, and frames_per_batch may be a list.
-        if (isinstance(field.default, bool) and value in (0, 1)) or (path.endswith("frames_per_batch") and value == []):
+        if (isinstance(default, bool) and value in (0, 1)) or (path.endswith("frames_per_batch") and value == []):
             continue
         python, yaml = in_python(OPTIONS[path], value), in_yaml(path, value)
         assert len(python) == len(yaml), (value, python, yaml)
@@ -70,9 +62,6 @@ def test_the_same_values_are_refused_by_the_same_rule(path):
 def test_many_options_are_shared_and_defaults_are_equal():
     assert len(OPTIONS) > 30
     for path, keyword in OPTIONS.items():
-        field = next(field for field in dataclasses.fields(REQUEST_OF[keyword]) if field.name == keyword)
-        group, _, name = path.rpartition(".")
-        packaged = packaged_values(group, CHOICES[group])[name] if group else 0
-        default = getattr(field.default, "value", field.default)
-        if keyword not in DEFAULTS and group not in ("env", "devices"):
-            assert (default or None) == (packaged or None), path
+        field, (group, _, name) = FIELDS[keyword][0], path.rpartition(".")
+        if keyword not in DEFAULTS and group not in ("", "env", "devices"):
+            assert option_value(field, field.default) == packaged_values(group, CHOICES[group])[name], path

@@ -1,15 +1,16 @@
-"""Read-only attributes of TorchRL's collectors.
+"""What can be read of a collector: TorchRL's attributes, counters, and attributes of the workers' envs.
 
-Base class of `collectx.library.base.BaseCollector`. Used in the trainer's process.
+Base class of `collectx.library.base.BaseCollector`, which has what a collector does. Used in the trainer's process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import Collector
@@ -17,33 +18,44 @@ from collectx.config.derived import is_stacked, resolve_devices
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
+from collectx.library.background import Background
 from collectx.library.delivery import Delivery
-from collectx.library.keywords.coerce import for_each
-from collectx.library.request import CollectorRequest
+from collectx.library.keywords import Keywords
+from collectx.library.values import for_each
 from collectx.policy.random import RandomPolicy
+from collectx.worker.requests import resolve
 from collectx.worker.spec import WorkerOverrides
 
 
 def _keywords(collector: Any) -> set[str]:
     """The keywords of the collector's constructor; none before it has read them."""
-    request = vars(collector).get("_request")
-    return set() if request is None else {field.name for field in dataclasses.fields(request)}
+    keywords = vars(collector).get("_keywords")
+    return set() if keywords is None else {field.name for field in dataclasses.fields(keywords)}
 
 
 def _kwargs(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-class CollectorProperties:
-    """The configuration of a collector, as properties.
+def _passed(name: str) -> Any:
+    """A property: a keyword as it was passed to the constructor; None if it does not take the keyword."""
+    return property(lambda collector: getattr(collector._keywords, name, None), doc="As passed to the constructor.")
+
+
+class ReadableCollector:
+    """The configuration of a collector, and what it and its workers can be asked for.
 
     A device property is one device for a collector in this process, a tuple with one per worker process of this
     machine, otherwise a list of them. Every keyword of the constructor that has no property here is an attribute too,
     as it was passed or with its default.
+
+    Workers answer queries between two of their batches; an async worker completes its granted batches first. Workers
+    on other hosts (over torch.distributed) cannot be queried: `NotImplementedError`.
     """
 
     _core: Collector
-    _request: CollectorRequest
+    _background: Background
+    _keywords: Keywords
     _cfg: RunConfig
     # For each worker, what differs from `_cfg`.
     _overrides: list[WorkerOverrides]
@@ -58,11 +70,18 @@ class CollectorProperties:
     local_init_rb = True
     verbose = False
 
+    interruptor = _passed("interruptor")
+    replay_buffer = _passed("replay_buffer")
+    trajs_per_batch = _passed("trajs_per_batch")
+    trajs_per_write = _passed("trajs_per_write")
+    weight_updater = _passed("weight_updater")
+    worker_idx = _passed("worker_idx")
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name in _keywords(self):
-                return getattr(self._request, name)
+                return getattr(self._keywords, name)
             why = f" (of TorchRL's, not here: {refused.ATTRIBUTES[name]})" if name in refused.ATTRIBUTES else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
@@ -74,6 +93,20 @@ class CollectorProperties:
         """The collector whose batches this one delivers. Raises `RuntimeError` in a forked process."""
         self._core.owner.check_process()
         return self._core
+
+    def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
+        """Waits for the current batch of the background thread, and keeps the thread idle inside the block."""
+        self._core.owner.check_process()
+        return self._background.hold(timeout_s)
+
+    def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
+        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns the results by index.
+
+        Args:
+            per_worker: arguments by worker index; None: `arguments` for all workers.
+        """
+        with self._exclusive():
+            return self._collector.ask(name, *arguments, per_worker=per_worker)
 
     @property
     def device(self) -> Any:
@@ -105,9 +138,9 @@ class CollectorProperties:
 
     def _per_worker(self, names: str | list[str | None] | None) -> Any:
         devices = [None if name is None else torch.device(name) for name in for_each(names, self.num_workers)]
-        if self._request.kind == "single":
+        if self._keywords.kind == "single":
             return devices[0]
-        return tuple(devices) if self._request.kind.startswith("multi") else devices
+        return tuple(devices) if self._keywords.kind.startswith("multi") else devices
 
     @property
     def num_workers(self) -> int:
@@ -141,7 +174,7 @@ class CollectorProperties:
     @property
     def requested_frames_per_batch(self) -> int:
         """Frames of one batch as passed to the constructor."""
-        return self._request.requested_frames
+        return self._keywords.requested_frames
 
     @property
     def total_frames(self) -> int:
@@ -151,12 +184,12 @@ class CollectorProperties:
     @property
     def init_random_frames(self) -> int:
         """Frames with random actions at the begin, as passed to the constructor; 0: none."""
-        return self._request.init_random_frames or 0
+        return self._keywords.init_random_frames or 0
 
     @property
     def max_frames_per_traj(self) -> int:
         """Frames after which trajectories are truncated, as passed to the constructor; 0: never."""
-        return self._request.max_frames_per_traj or 0
+        return self._keywords.max_frames_per_traj or 0
 
     @property
     def n_env(self) -> int:
@@ -166,63 +199,56 @@ class CollectorProperties:
     @property
     def compiled_policy(self) -> bool:
         """Whether workers compile the policy."""
-        return bool(self._request.compile_policy)
+        return bool(self._keywords.compile_policy)
 
     @property
     def cudagraphed_policy(self) -> bool:
         """Whether workers record the policy in CUDA graphs."""
-        return bool(self._request.cudagraph_policy)
+        return bool(self._keywords.cudagraph_policy)
 
     @property
     def compiled_policy_kwargs(self) -> dict[str, Any]:
         """The keyword arguments of `compile_policy`."""
-        return _kwargs(self._request.compile_policy)
+        return _kwargs(self._keywords.compile_policy)
 
     @property
     def cudagraphed_policy_kwargs(self) -> dict[str, Any]:
         """The keyword arguments of `cudagraph_policy`."""
-        return _kwargs(self._request.cudagraph_policy)
+        return _kwargs(self._keywords.cudagraph_policy)
 
     @property
     def create_env_kwargs(self) -> Any:
         """As passed to the constructor; a list with one dict per worker, if there are workers."""
-        return self._by_worker(self._request.create_env_kwargs, {})
+        return self._by_worker(self._keywords.create_env_kwargs, {})
 
     @property
     def policy_factory(self) -> Any:
         """As passed to the constructor; a list with one per worker, if there are workers."""
-        return self._by_worker(self._request.policy_factory, None)
+        return self._by_worker(self._keywords.policy_factory, None)
 
     def _by_worker(self, value: Any, default: Any) -> Any:
         if self._cfg.collector.kind == "single":
             return value
-        return [default if each is None else each for each in for_each(value, self.num_workers)]
+        # A list has no entries for workers that were added.
+        values = value if isinstance(value, list | tuple) else [value] * self.num_workers
+        return [default if each is None else each for each in values]
 
     @property
     def num_threads(self) -> int:
         """torch's intra-op threads of this process."""
-        return self._request.workers.num_threads or torch.get_num_threads()
+        return getattr(self._keywords, "num_threads", None) or torch.get_num_threads()
 
     @property
     def preemptive_threshold(self) -> float:
         """The share of the workers that a batch waits for."""
-        return 1.0 if self._request.threshold is None else self._request.threshold
+        threshold = self._cfg.collector.preemptive_threshold
+        return 1.0 if threshold is None else threshold
 
     @property
     def trust_policy(self) -> bool:
         """As passed to the constructor; by default, whether the policy is a `RandomPolicy`."""
-        trusted = self._request.trust_policy
+        trusted = self._keywords.trust_policy
         return isinstance(self.policy, RandomPolicy) if trusted is None else trusted
-
-    @property
-    def interruptor(self) -> Any:
-        """As passed to the constructor."""
-        return getattr(self._request, "interruptor", None)
-
-    @property
-    def worker_idx(self) -> int | None:
-        """As passed to the constructor."""
-        return self._request.worker_idx
 
     @property
     def policy_weights(self) -> TensorDict:
@@ -230,29 +256,9 @@ class CollectorProperties:
         return TensorDict.from_module(self.policy).data if isinstance(self.policy, nn.Module) else TensorDict({}, [])
 
     @property
-    def trajs_per_batch(self) -> int | None:
-        """As passed to the constructor."""
-        return self._request.trajs_per_batch
-
-    @property
-    def trajs_per_write(self) -> int | None:
-        """As passed to the constructor."""
-        return self._request.trajs_per_write
-
-    @property
     def traj_format(self) -> str:
         """ "padded" or "cat"."""
-        return self._request.traj_format or "padded"
-
-    @property
-    def weight_updater(self) -> Any:
-        """As passed to the constructor."""
-        return self._request.weight_updater
-
-    @property
-    def replay_buffer(self) -> Any:
-        """As passed to the constructor."""
-        return self._request.replay_buffer
+        return self._cfg.collector.traj_format
 
     @property
     def policy_version(self) -> int:
@@ -273,3 +279,94 @@ class CollectorProperties:
         if total < 0 or self.trajs_per_batch is not None:
             raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
         return -(-total // frames)
+
+    def getattr_env(self, attr: str) -> Any:
+        """Returns a copy of an attribute of the first worker's env; a list if that worker has several envs.
+
+        Args:
+            attr: its name, or a path such as `transform[0].shape`.
+
+        Raises:
+            AttributeError: the env has no such attribute.
+        """
+        return self._ask("getattr_env", per_worker={min(self._collector.workers): (attr,)}).popitem()[1]
+
+    def get_distant_attr(self, attr: str) -> Any:
+        """Returns, for each worker, a copy of what a path that begins with `env.` names in its env, or its index for
+        `worker_idx`, in a list. Without workers, returns what a path names in this collector.
+
+        Raises:
+            AttributeError: it does not exist; or there are workers and the path does not begin with `env.`.
+        """
+        if self._keywords.kind == "single":
+            return resolve(self, attr)
+        if attr == "worker_idx":
+            return self._collector.workers
+        place, _, path = attr.partition(".")
+        if place != "env":
+            raise AttributeError(f"{attr!r}: workers are no collectors: give worker_idx or a path within env, as env.x")
+        return [value for _, value in sorted(self._ask("getattr_env", path).items())]
+
+    def getattr_policy(self, attr: str) -> Any:
+        """Returns an attribute of `collector.policy`."""
+        return getattr(self.policy, attr)
+
+    def getattr_rb(self, attr: str) -> Any:
+        """Returns an attribute of the replay buffer."""
+        return getattr(self.replay_buffer, attr)
+
+    def get_model(self, model_id: str = "policy") -> Any:
+        """Returns `collector.policy`.
+
+        Raises:
+            AttributeError: `model_id` is not "policy".
+        """
+        if model_id != "policy":
+            raise AttributeError(f"model_id={model_id!r}: the only model here is 'policy'")
+        return self.policy
+
+    def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:
+        """Returns counters of this process, without a query to workers.
+
+        - `workers`, `workers_alive`
+        - `frames`, `batches`, `completed`, `requested_frames_per_batch`, `policy_version`, and `total_frames` unless it
+          is -1; `worker_frames`, the sum over the workers
+        - of each worker `worker_<index>/frames`, `.../batches` and `.../requested_frames_per_batch`, of its parts of
+          the batches that were delivered
+
+        Args:
+            workers: "aggregate": the first and the second; "per_worker": the first and the third; "both": all.
+            timeout: ignored (accepted for TorchRL compatibility), as the call does not block.
+
+        Raises:
+            ValueError: another value of `workers`.
+        """
+        if workers not in ("aggregate", "per_worker", "both"):
+            raise ValueError(f"workers={workers!r}: must be 'aggregate', 'per_worker' or 'both'")
+        collector = self._collector
+        counters: dict[str, int | float | bool] = {
+            "workers": self._cfg.collector.num_workers,
+            "workers_alive": len(collector.workers),
+        }
+        if workers != "per_worker":
+            total = collector.total_frames
+            counters |= {
+                "frames": collector.num_frames,
+                "worker_frames": sum(collector.frames_by_worker.values()),
+                "batches": collector.num_batches,
+                "completed": 0 <= total <= collector.num_frames,
+                "requested_frames_per_batch": self.requested_frames_per_batch,
+                "policy_version": self.policy_version,
+            } | ({"total_frames": total} if total >= 0 else {})
+        if workers != "aggregate":
+            for index in sorted({*collector.workers, *collector.frames_by_worker}):
+                frames = collector.frames_by_worker[index]
+                part = self.frames_per_batch_worker(worker_idx=index)
+                counters[f"worker_{index}/frames"] = frames
+                counters[f"worker_{index}/batches"] = -(-frames // part)
+                counters[f"worker_{index}/requested_frames_per_batch"] = part
+        return counters
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """Returns a batch of zeros with the keys, shapes, dtypes and names that `next` returns. Steps no env."""
+        return self._delivery.zeros([each.steps for each in self._overrides])

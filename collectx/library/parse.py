@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from collectx.config.check import check_option
+from collectx.config.convert import out_of_range
 from collectx.config.problem import PYTHON, Problem
 
 Parameters = ParamSpec("Parameters")
@@ -50,19 +51,39 @@ def parse(
     """
     fields = {field.name: field for field in dataclasses.fields(keywords_class)}  # type: ignore[arg-type]
     _check_known(name, [*fields], [key for key in keywords if key not in fields])
-    known = {key: value for key, value in keywords.items() if key in fields}
     try:
-        passed = inspect.signature(keywords_class).bind(*arguments, **known).arguments
+        passed = inspect.signature(keywords_class).bind(*arguments, **keywords).arguments
     except TypeError as error:
         raise TypeError(f"{name}(): {error}") from None
     values, problems = {}, []
     for key, value in passed.items():
-        converted = check_option(key, value, _hints(keywords_class)[key], fields[key].metadata, PYTHON)
+        converted = check_option(key, value, _hints(keywords_class)[key], {}, PYTHON)
         if isinstance(converted, Problem):
             problems.append(converted.text(PYTHON))
+        elif (rule := _violated(fields[key], converted)) is not None:
+            problems.append(Problem(key, rule, value).text(PYTHON))
         else:
             values[key] = converted
     return keywords_class(**values), problems
+
+
+def option_value(field: dataclasses.Field, value: Any) -> Any:
+    """The value of the option that a keyword sets.
+
+    Raises:
+        ValueError: there is none, and why.
+    """
+    convert = field.metadata.get("convert")
+    return value if convert is None else convert[value] if isinstance(convert, dict) else convert(value)
+
+
+def _violated(field: dataclasses.Field, value: Any) -> str | None:
+    """The rule that the value of a keyword violates; None if it violates none."""
+    try:
+        violated = out_of_range(option_value(field, value), field.metadata)
+    except ValueError as error:
+        return str(error)
+    return f"must be {violated}" if violated else None
 
 
 def _check_known(name: str, known: list[str], others: list[str]) -> None:

@@ -1,0 +1,82 @@
+"""The collector that a worker runs: `collector_class`, which may be a name, a class of this package or TorchRL, or a
+user's class, and `collector_kwargs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Names of known classes, and what a worker that runs one is.
+KNOWN_CLASSES = {
+    "Collector": "single",
+    "SyncDataCollector": "single",
+    "MultiSyncCollector": "sync",
+    "MultiSyncDataCollector": "sync",
+    "MultiAsyncCollector": "async",
+    "MultiaSyncDataCollector": "async",
+}
+# Entries of `collector_kwargs` that a worker may have for itself, and those that must be the same for all workers.
+PER_WORKER = ("create_env_kwargs", "device", "policy_device", "exploration_type")
+SHARED = (
+    "max_frames_per_traj",
+    "reset_at_each_iter",
+    "reset_when_done",
+    "set_truncated",
+    "storing_device",
+    "env_device",
+    "no_cuda_sync",
+    "track_traj_ids",
+    "track_policy_version",
+    "compact_obs",
+    "check_finite",
+    "use_buffers",
+    "trust_policy",
+    "auto_register_policy_transforms",
+    "compile_policy",
+    "cudagraph_policy",
+)
+
+
+def user_class(collector_class: Any) -> Callable[..., Any] | None:
+    """Returns `collector_class` if it is neither a name nor a class of this package or TorchRL."""
+    return collector_class if callable(collector_class) and not _is_known(collector_class) else None
+
+
+def kind_of_class(collector_class: Any) -> str | None:
+    """Returns "single", "sync" or "async" by the name or the nearest known base class; None without one."""
+    if isinstance(collector_class, str):
+        return collector_class if collector_class in KNOWN_CLASSES.values() else None
+    known = [cls.__name__ for cls in getattr(collector_class, "__mro__", ()) if _is_known(cls)]
+    return next((KNOWN_CLASSES[name] for name in known if name in KNOWN_CLASSES), None)
+
+
+def _is_known(cls: Any) -> bool:
+    return getattr(cls, "__module__", "").partition(".")[0] in ("collectx", "torchrl")
+
+
+def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Moves the entries of `SHARED` from `collector_kwargs` to the constructor's keywords. A class of the user gets all
+    entries unchanged.
+
+    Returns:
+        The keywords, and the problems of the entries.
+    """
+    kwargs = keywords.get("collector_kwargs")
+    per_worker = kwargs if isinstance(kwargs, list | tuple) else [kwargs]
+    names = [name for name in SHARED if any(isinstance(each, Mapping) and name in each for each in per_worker)]
+    if not names or user_class(keywords.get("collector_class")) is not None:
+        return dict(keywords), []
+    lifted, problems = dict(keywords), []
+    for name in names:
+        values = [(each or {}).get(name) for each in per_worker]
+        if len(set(map(str, values))) > 1:
+            problems.append(f"collector_kwargs: {name}={values}: must be the same for all workers.")
+        # A device equals its name.
+        elif keywords.get(name) is not None and str(keywords[name]) != str(values[0]):
+            problems.append(f"{name}={keywords[name]!r}, but {values[0]!r} in collector_kwargs: give one of them.")
+        else:
+            lifted[name] = values[0]
+    rest = [{name: value for name, value in (each or {}).items() if name not in SHARED} for each in per_worker]
+    lifted["collector_kwargs"] = rest if isinstance(kwargs, list | tuple) else rest[0]
+    return lifted, problems

@@ -1,0 +1,390 @@
+"""Checks the keywords of a constructor together: by the rules of the configuration, with the names that Python has for
+options, and by the rules that only Python has. Nothing was started yet.
+
+Each keyword by itself was checked by `collectx.library.parse`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict.nn import CudaGraphModule
+
+from collectx.batch import Leaf
+from collectx.config import rules as config_rules
+from collectx.config.convert import out_of_range
+from collectx.config.derived import REMOTE
+from collectx.config.registry import limits_of
+from collectx.config.rules.backends import device_names, visible_devices, visible_problems
+from collectx.config.rules.launchers import gpu_problems, ray_gpus
+from collectx.config.schema.fields import Unset
+from collectx.config.schema.run import RunConfig
+from collectx.env.user_env import is_env
+from collectx.errors import ConfigError, SpaceError
+from collectx.library.configuration import in_python
+from collectx.library.keywords import (
+    Keywords,
+    NetworkKeywords,
+    RayKeywords,
+    RemoteKeywords,
+    RpcKeywords,
+    SingleKeywords,
+)
+from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SHARED, kind_of_class, user_class
+from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
+from collectx.library.weights import MODELS, unknown_models
+from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
+from collectx.replay.buffer import ReplayBuffer
+from collectx.run.preflight import missing_device
+from collectx.run.submitted_workers import PresubmittedJobs
+from collectx.transport.network.availability import actor_problems, why_not
+from collectx.user_objects import UserCollector
+
+Messages = Iterator[str]
+
+DEVICES = ("device", "storing_device", "policy_device", "env_device")
+# In Python the workers may have different devices; `devices`, `gpus` and `ray_actors` are the same rules for them.
+CONFIG_RULES = [rule for rule in config_rules.RULES if rule not in (device_names, visible_devices, ray_gpus)]
+
+# Keywords that may be a list with an entry for each worker.
+LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "remote_configs")
+
+
+def check(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
+    """Checks the keywords together.
+
+    Args:
+        cfg: the configuration that they make.
+        problems: the problems that were found before.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    messages = [*problems]
+    for rule in RULES:
+        # A rule ends where it reads a value that another rule refuses.
+        with contextlib.suppress(Unset):
+            for message in rule(keywords, cfg):
+                messages.append(message)
+    if messages or (messages := [*_presubmitted(keywords, cfg)]):
+        raise ConfigError(list(dict.fromkeys(messages)))
+
+
+def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
+    """Checks the leaves that workers write against the keys that batches get in addition.
+
+    Raises:
+        SpaceError: the env or the policy writes a key that `track_policy_version` adds.
+    """
+    written = {leaf.key[1:] if leaf.key[0] == "next" else leaf.key for leaf in leaves}
+    if keywords.track_policy_version and any(key[0] == "policy_version" for key in written):
+        raise SpaceError(
+            "the env or the policy cannot write policy_version with track_policy_version=True, as the batch then has "
+            'another key of this name: choose another name, or leave track_policy_version out: ("collector", '
+            '"policy_version") has the versions without it.'
+        )
+
+
+def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """The rules that the command line checks too."""
+    return (in_python(problem, keywords) for problem in config_rules.problems(cfg, CONFIG_RULES))
+
+
+def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
+    num_workers = cfg.collector.num_workers
+    for name in LISTS:
+        value = getattr(keywords, name, None)
+        if isinstance(value, list | tuple) and len(value) != num_workers:
+            yield f"{name} has {len(value)} entries for {num_workers} workers: one for each, or one for all."
+
+
+def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
+    hooks = ("pre_collect_hook", "post_collect_hook", "init_fn")
+    advice = {
+        "policy": ": give a module, a callable from the observation to the action, or None for random actions",
+        "weight_updater": ": give a callable that returns the weights, or TorchRL's",
+    }
+    for name in ("policy", "policy_factory", "postproc", "weight_updater", *hooks):
+        passed = getattr(keywords, name)
+        for value in entries(passed) if name == "policy_factory" else [passed]:
+            if value is not None and not callable(value):
+                yield f"{name}={value!r} cannot be called{advice.get(name, '')}."
+
+
+def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
+    creates = entries(keywords.create_env_fn)
+    for index, one in enumerate(creates):
+        if not (callable(one) or is_env(one)):
+            yield (
+                f"create_env_fn[{index}]={one!r} is no env and cannot be called: give a function that makes the env, "
+                "as lambda: gymnasium.make('CartPole-v1')."
+            )
+    num_workers = cfg.collector.num_workers
+    if not creates:
+        yield "create_env_fn is empty: give one callable for each worker."
+    elif isinstance(keywords.create_env_fn, list | tuple) and len(creates) != num_workers:
+        yield f"num_workers={num_workers}, but create_env_fn has {len(creates)} callables: one for each worker."
+    for kwargs in entries(keywords.create_env_kwargs):
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            yield f"create_env_kwargs={kwargs!r}: must be a dict, or a list of one for each worker."
+    if not keywords.reset_when_done:
+        yield "reset_when_done=False: envs that are done are always reset: leave it out."
+
+
+def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
+    if isinstance(keywords.policy, type):
+        yield f"policy={keywords.policy!r} is a class: give an object of it, or the class as policy_factory."
+    if cfg.collector.kind == "single" and keywords.policy is not None and keywords.policy_factory is not None:
+        yield "policy and policy_factory: give one of them, as there are no workers."
+    yield from _acceleration(keywords, "compile_policy", torch.compile)
+    yield from _acceleration(keywords, "cudagraph_policy", CudaGraphModule)
+
+
+def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages:
+    value = getattr(keywords, name)
+    if value is None or value is False:
+        return
+    if keywords.policy is None and keywords.policy_factory is None:
+        yield f"{name}={value!r}: there is no policy, actions are random: leave it out."
+    elif not isinstance(value, bool | dict):
+        yield f"{name}={value!r}: must be True, or a dict of keyword arguments of {function.__name__}."
+    else:
+        try:
+            inspect.signature(function).bind(None, **(kwargs_of(value) or {}))
+        except TypeError as error:
+            yield f"{name}={value!r}: {function.__name__}: {error}."
+
+
+def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
+    if cfg.collector.kind not in REMOTE:
+        for name in DEVICES:
+            value = getattr(keywords, name)
+            names = {device_name(each) or "cpu" for each in entries(value)}
+            reasons = {missing_device(device) for device in names if device.startswith("cuda")}
+            yield from (f"{name}={value!r}: {reason}" for reason in reasons if reason)
+    if len(set(map(device_name, entries(keywords.storing_device)))) > 1:
+        yield f"storing_device={keywords.storing_device!r}: batches lie on one device, the trainer's."
+
+
+def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """Workers see the GPUs that their policies act on."""
+    acting = [device or "cpu" for device in policy_devices(keywords, cfg.collector.num_workers)]
+    if isinstance(keywords, RpcKeywords):
+        visible = cfg.backend.visible_devices  # type: ignore[attr-defined]
+        if keywords.launcher == "mp" and (missing := next(filter(None, map(missing_device, visible or ())), None)):
+            yield f"visible_devices={keywords.visible_devices!r}: {missing}"
+        else:
+            yield from (in_python(problem, keywords) for problem in visible_problems(visible, acting))
+    others = sorted({device for device in acting if not device.startswith("cuda")})
+    if keywords.cudagraph_policy and others:
+        yield (
+            f"cudagraph_policy={keywords.cudagraph_policy!r}: the policy acts on {', '.join(others)}, and CUDA graphs "
+            "are recorded on GPUs only: give policy_device='cuda', or leave it out."
+        )
+
+
+def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """The form in which batches are delivered."""
+    cat_results, buffer = keywords.cat_results, keywords.replay_buffer
+    if cat_results not in (None, "stack") and not isinstance(cat_results, int):
+        yield f"cat_results={cat_results!r}: must be 'stack' or a dimension, as 0 or -1."
+    if keywords.split_trajs and not keywords.track_traj_ids:
+        yield "split_trajs=True with track_traj_ids=False: trajectories are distinguished by their ids."
+    if buffer is not None and not hasattr(buffer, "extend"):
+        yield f"replay_buffer={type(buffer).__name__}: has no `extend`."
+    elif not keywords.extend_buffer and not hasattr(buffer, "add"):
+        yield f"extend_buffer=False: replay_buffer={type(buffer).__name__} has no `add`, which writes single frames."
+    if keywords.split_trajs and (isinstance(buffer, ReplayBuffer) or not keywords.extend_buffer):
+        yield (
+            "split_trajs=True with a replay buffer of frames: padding would be stored as frames: remove split_trajs. "
+            "SliceSampler samples within trajectories."
+        )
+
+
+def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """A list as `frames_per_batch`."""
+    frames, kind, num_workers = keywords.frames_per_worker, cfg.collector.kind, cfg.collector.num_workers
+    if frames is None:
+        return
+    if kind not in ("multi_sync", "multi_async"):
+        yield f"frames_per_batch={frames}: must be one number, but for MultiSyncCollector and MultiAsyncCollector."
+        return
+    if len(frames) != num_workers:
+        count = f"{len(frames)} entries for {num_workers} workers"
+        yield f"frames_per_batch={frames} has {count}: one for each, or one number."
+    if kind == "multi_sync" and not keywords.is_concatenated:
+        rule = "parts of different lengths cannot be stacked"
+        yield f"frames_per_batch={frames}: {rule}: give cat_results=-1, or one number."
+
+
+def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """Batches that end early have different numbers of frames."""
+    interruptor, share = getattr(keywords, "interruptor", None), cfg.collector.preemptive_threshold
+    if interruptor is not None and not callable(getattr(interruptor, "collection_stopped", None)):
+        yield f"interruptor={type(interruptor).__name__}: has no `collection_stopped`."
+    if interruptor is not None and keywords.return_same_td:
+        yield "return_same_td=True with an interruptor: its batches have different numbers of frames."
+    if share is None:
+        return
+    if keywords.is_concatenated and keywords.return_same_td:
+        yield f"return_same_td=True with preemptive_threshold={share}: use cat_results='stack'."
+    for name in () if keywords.is_concatenated else ("split_trajs", "replay_buffer"):
+        if getattr(keywords, name) not in (None, False):
+            rule = "a stacked batch has places without a frame"
+            yield f"{name} with preemptive_threshold={share}: {rule}: use cat_results=-1."
+
+
+def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """Batches of complete trajectories have no fixed length."""
+    trajectories = keywords.trajs_per_batch
+    if trajectories is None:
+        for name in ("trajs_per_write", "traj_format"):
+            if (value := getattr(keywords, name)) is not None:
+                yield f"{name}={value!r} without trajs_per_batch: give the number of trajectories of a batch."
+        return
+    required = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
+    for name, value in required.items():
+        if bool(getattr(keywords, name)) is not value:
+            yield (
+                f"{name}={not value} with trajs_per_batch={trajectories}: batches are of whole trajectories, whose "
+                f"lengths differ: leave {name} out."
+            )
+
+
+def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
+    for name in ("weight_sync_schemes", "weight_recv_schemes"):
+        if unknown := unknown_models(getattr(keywords, name) or ()):
+            yield f"{name} names {', '.join(unknown)}: {MODELS}."
+
+
+def _one_constructor(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """The keywords by which `Collector` makes a collector of another class are not for its subclasses."""
+    if isinstance(keywords, SingleKeywords):
+        for name, same in {"backend": "direct", "num_collectors": 1, "sync": None, "backend_options": None}.items():
+            if (value := getattr(keywords, name)) not in (None, same):
+                rule = "this collector collects in this process, without workers"
+                yield f"{name}={value!r}: {rule}: call Collector itself, with backend='process' or another."
+
+
+def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """The class of the collector that a worker runs, and its keyword arguments."""
+    cls, num_workers = getattr(keywords, "collector_class", None), cfg.collector.num_workers
+    if cls is None or user_class(cls) is not None:
+        pass
+    elif not isinstance(keywords, RemoteKeywords):
+        if kind_of_class(cls) != "single":
+            rule = "workers of this machine are single collectors"
+            yield f"collector_class={cls!r}: {rule}: leave it out, or give a user's class."
+    elif kind_of_class(cls) is None:
+        yield (
+            f"collector_class={cls!r}: must be 'single', 'sync', 'async', one of {', '.join(KNOWN_CLASSES)}, or a "
+            "user's class."
+        )
+    if user_class(cls) is not None:
+        if keywords.update_weights_between_steps:
+            rule = "a user's collector_class takes weights between its batches"
+            yield f"update_weights_between_steps=True: {rule}: leave it out."
+        for name in ("num_envs", "info_keys", "exclude_keys"):
+            if value := getattr(keywords, name):
+                yield f"{name}={value!r}: a user's collector_class makes its envs itself: leave it out."
+    for worker, kwargs in enumerate(kwargs_of_workers(keywords, num_workers)):
+        yield from worker_problems(keywords, cfg, worker, kwargs)
+
+
+def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Mapping[str, Any]) -> Messages:
+    """The problems of the `collector_kwargs` of a worker."""
+    collector = user_collector(keywords, cfg, worker, kwargs)
+    for name in ("device", "policy_device"):
+        try:
+            device_name(kwargs.get(name))
+        except ValueError as error:
+            yield f"collector_kwargs: {name}={kwargs[name]!r}: {error}"
+    if collector is not None:
+        yield from _call_problems(collector)
+        return
+    if unknown := sorted(kwargs.keys() - set(PER_WORKER)):
+        yield f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(PER_WORKER + SHARED)}."
+    exploration = exploration_name(kwargs.get("exploration_type"))
+    if violated := out_of_range(exploration, limits_of("collector.exploration_type")):
+        yield f"collector_kwargs: exploration_type={exploration!r}: must be {violated}"
+
+
+def _call_problems(collector: UserCollector) -> Messages:
+    """Why the class cannot be called with its keyword arguments."""
+    with contextlib.suppress(ValueError):  # a class in C may have no signature
+        try:
+            inspect.signature(collector.create).bind(
+                None, None, frames_per_batch=1, total_frames=-1, **collector.kwargs
+            )
+        except TypeError as error:
+            kwargs = "".join(f", {name}={value!r}" for name, value in collector.kwargs.items())
+            yield (
+                f"collector_class={collector.name} cannot be called as {collector.name}(create_env_fn, policy, "
+                f"frames_per_batch=..., total_frames=-1{kwargs}): {error}."
+            )
+
+
+def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
+    if not isinstance(keywords, RayKeywords):
+        return
+    if (reason := why_not("ray")) is not None:
+        yield reason
+    configs, num_workers = entries(keywords.remote_configs), cfg.collector.num_workers
+    if not all(config is None or isinstance(config, Mapping) for config in configs):
+        yield f"remote_configs={keywords.remote_configs!r}: must be a dict, or one for each worker."
+        return
+    yield from actor_problems("remote_configs", configs)
+    if keywords.num_collectors is not None and keywords.num_collectors != num_workers:
+        yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}: give one of them."
+    acting = [device or "cpu" for device in policy_devices(keywords, num_workers)]
+    yield from (
+        in_python(problem, keywords) for problem in gpu_problems(for_each(keywords.remote_configs, num_workers), acting)
+    )
+
+
+def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """The submitted jobs match the keywords."""
+    if not isinstance(keywords, NetworkKeywords) or keywords.launcher != "submitit_delayed":
+        return
+    jobs, num_workers, backend = PresubmittedJobs.from_environment(), cfg.collector.num_workers, cfg.backend.kind
+    if jobs is None:
+        yield (
+            "launcher='submitit_delayed': no jobs were submitted for this process: decorate the main function with "
+            "collectx.submitit_delayed_launcher, or use launcher='submitit'."
+        )
+        return
+    if jobs.num_workers != num_workers:
+        yield (
+            f"{num_workers} workers, but submitit_delayed_launcher(num_jobs={jobs.num_workers}): pass the "
+            "same number to both."
+        )
+    if jobs.backend != backend:
+        yield f"backend={backend!r}, but submitit_delayed_launcher(backend={jobs.backend!r}): pass the same to both."
+    if keywords.on_worker_failure == "restart":
+        yield (
+            "on_worker_failure='restart': with launcher='submitit_delayed' a lost worker's job cannot be replaced: use "
+            "'raise' or 'drop'."
+        )
+
+
+RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
+    _lists,
+    _callables,
+    _envs,
+    _policies,
+    _devices,
+    _configuration,
+    _gpus,
+    _batches,
+    _frames_per_worker,
+    _early_ends,
+    _trajectories,
+    _models,
+    _one_constructor,
+    _collector_class,
+    _ray_actors,
+)

@@ -1,0 +1,78 @@
+"""Converts the forms in which a keyword may be passed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from collectx.config.schema.fields import Unset
+from collectx.policy.exploration import ExplorationType
+
+
+def for_each(value: Any, num_workers: int) -> list[Any]:
+    """One value per worker: the entries of a list or tuple, or the same value for all.
+
+    Raises:
+        Unset: the list has another length, which is a problem of its own.
+    """
+    values = list(value) if isinstance(value, list | tuple) else [value] * num_workers
+    if len(values) != num_workers:
+        raise Unset(f"{len(values)} entries for {num_workers} workers")
+    return values
+
+
+def entries(value: Any) -> list[Any]:
+    """The entries of a list or tuple, or the value alone."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def kwargs_of(value: bool | dict[str, Any] | None) -> dict[str, Any] | None:
+    """Keyword arguments, of a keyword that may be True instead."""
+    return dict(value) if isinstance(value, Mapping) else {} if value else None
+
+
+def positive(count: int | None) -> int | None:
+    """None for 0 and negative numbers, as TorchRL reads them."""
+    return count if count is not None and count > 0 else None
+
+
+def exploration_name(value: Any) -> str:
+    """The name of an exploration type of this package or TorchRL, or a name; None: RANDOM."""
+    return ExplorationType.RANDOM.value if value is None else str(getattr(value, "name", value)).lower()
+
+
+def device_name(device: Any) -> str | None:
+    """
+    Raises:
+        ValueError: torch has no such device; why.
+    """
+    try:
+        return None if device is None else str(torch.device(device))
+    except RuntimeError as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    except TypeError:
+        raise ValueError("must be a torch.device or its name, as 'cpu' or 'cuda:0'.") from None
+
+
+def first_device(value: Any) -> str | None:
+    """The name of a device, or of the first worker's. Raises `ValueError` for one that torch does not have."""
+    return next(iter([device_name(one) for one in entries(value)]), None)
+
+
+def only_device(value: Any) -> str | None:
+    """The name of the device of all workers; None if they have different ones. Raises `ValueError` as `first_device`
+    does."""
+    names = {device_name(one) for one in entries(value)}
+    return names.pop() if len(names) == 1 else None
+
+
+def visible_names(devices: Any) -> list[str] | None:
+    """The names of `visible_devices`, whose GPUs may be numbers. Raises `ValueError` as `first_device`."""
+    if devices is None:
+        return None
+    # torch takes a number only on a machine with a GPU.
+    names = (device_name(f"cuda:{each}" if isinstance(each, int) else each) for each in entries(devices))
+    chosen = [torch.device(name or "cpu") for name in names]
+    return [each.type if each.type == "cpu" else f"{each.type}:{each.index or 0}" for each in chosen]

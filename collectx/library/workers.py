@@ -1,0 +1,159 @@
+"""What each worker of a collector builds, from the keywords of the constructor: env, policy, device, hooks, and the
+user's collector. The rest is the same for all workers, and in the configuration of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from collectx.config.schema.fields import Unset
+from collectx.config.schema.launcher import DevicesConfig
+from collectx.config.schema.policy import PolicyConfig
+from collectx.config.schema.run import RunConfig
+from collectx.env.policy_transforms import WithPolicyTransforms, with_policy_transforms
+from collectx.env.torchrl import is_torchrl_env
+from collectx.library.keywords import Keywords, SingleKeywords
+from collectx.library.nested import user_class
+from collectx.library.values import device_name, exploration_name, for_each, kwargs_of
+from collectx.policy.exploration import ExplorationType
+from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
+from collectx.worker.spec import WorkerOverrides
+
+
+def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[WorkerOverrides]:
+    """What each worker has instead of what `cfg` says. Each has an env."""
+    num_workers = cfg.collector.num_workers
+    has_both = keywords.policy is not None and keywords.policy_factory is not None
+    lists = (keywords.create_env_fn, keywords.create_env_kwargs, keywords.policy_factory)
+    per_worker = zip(
+        *(for_each(each, num_workers) for each in lists), kwargs_of_workers(keywords, num_workers), strict=True
+    )
+    overrides = []
+    for worker, (create, kwargs_of_env, factory, kwargs) in enumerate(per_worker):
+        each = _overrides(keywords, cfg, worker, _env(keywords, create, kwargs_of_env or {}), kwargs)
+        if has_both or keywords.has_individual_policies:
+            each.policy, each.keeps_weights = _policy(keywords, keywords.policy, factory), True
+        overrides.append(each)
+    if isinstance(keywords, SingleKeywords) and keywords.interruptor is not None:
+        overrides[0].should_end = keywords.interruptor.collection_stopped
+    return overrides
+
+
+def overrides_of_added(
+    keywords: Keywords, cfg: RunConfig, create: Callable[..., Any], kwargs: Mapping[str, Any]
+) -> WorkerOverrides:
+    """The same of a worker that is added to a running collector, with the first worker's device."""
+    return _overrides(keywords, cfg, 0, _env(keywords, create, {}), kwargs)
+
+
+def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, Any]) -> UserEnvConfig:
+    """The envs of a worker for which `create` makes them."""
+    if keywords.auto_register_policy_transforms and isinstance(keywords.policy, nn.Module):
+        add = with_policy_transforms if is_torchrl_env(create) else WithPolicyTransforms
+        create = add(create, keywords.policy)
+    return UserEnvConfig(
+        kind="given",
+        num_envs=keywords.num_envs or 0,
+        create=create,
+        kwargs=dict(kwargs),
+        info_keys=list(keywords.info_keys),
+        exclude_keys=list(keywords.exclude_keys),
+    )
+
+
+def _overrides(
+    keywords: Keywords, cfg: RunConfig, worker: int, env: UserEnvConfig, kwargs: Mapping[str, Any]
+) -> WorkerOverrides:
+    """
+    Args:
+        kwargs: `collector_kwargs` of the worker.
+    """
+    device = policy_devices(keywords, cfg.collector.num_workers)[worker]
+    hooks = keywords.hooks
+    if keywords.kind == "single":
+        # It is called with the delivered batch.
+        hooks = replace(hooks, post_collect_hook=None)
+    if (buffer := keywords.shared_buffer) is not None:
+        hooks = replace(hooks, write_batch=buffer.extend)
+    return WorkerOverrides(
+        env=replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {})),
+        devices=DevicesConfig(device=None, storing_device=None, policy_device=device, env_device=None),
+        exploration_type=exploration_name(kwargs["exploration_type"]) if "exploration_type" in kwargs else None,
+        hooks=hooks,
+        user_collector=user_collector(keywords, cfg, worker, kwargs),
+    )
+
+
+def kwargs_of_workers(keywords: Keywords, num_workers: int) -> list[dict[str, Any]]:
+    """`collector_kwargs` by worker. Raises `Unset` if there are too many or too few."""
+    return [kwargs or {} for kwargs in for_each(getattr(keywords, "collector_kwargs", None), num_workers)]
+
+
+def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
+    """The device that was passed for each worker's policy; None: none.
+
+    Raises:
+        Unset: there are too many or too few, or `collector_kwargs` have one that does not exist.
+    """
+    candidates = zip(
+        kwargs_of_workers(keywords, num_workers),
+        for_each(keywords.policy_device, num_workers),
+        for_each(keywords.device, num_workers),
+        strict=True,
+    )
+    try:
+        return [
+            device_name(kwargs.get("policy_device") or kwargs.get("device") or policy or device)
+            for kwargs, policy, device in candidates
+        ]
+    except ValueError as error:
+        raise Unset(str(error)) from error
+
+
+def trainers_policy(keywords: Keywords, num_workers: int) -> PolicyConfig:
+    """The policy of this process, and of workers without another."""
+    factory = for_each(keywords.policy_factory, num_workers)[0]
+    return _policy(keywords, keywords.policy, None if keywords.policy is not None else factory)
+
+
+def _policy(keywords: Keywords, policy: Any, factory: Callable[[], Any] | None) -> PolicyConfig:
+    """A policy that `factory` makes, or `policy` without one."""
+    if policy is None and factory is None:
+        return PolicyConfig(kind="random")
+    return UserPolicyConfig(
+        kind="given",
+        policy=policy if factory is None else None,
+        factory=factory,
+        compile=kwargs_of(keywords.compile_policy),
+        cudagraph=kwargs_of(keywords.cudagraph_policy),
+        skip_signature_check=bool(keywords.trust_policy),
+    )
+
+
+def user_collector(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Mapping[str, Any]) -> UserCollector | None:
+    """The collector that the worker runs, with the keywords that are passed on to it: those that have a value. None if
+    `collector_class` is no user's class."""
+    create = user_class(getattr(keywords, "collector_class", None))
+    if create is None:
+        return None
+    options = cfg.collector
+    random_frames, is_random = options.init_random_frames, options.exploration_type == ExplorationType.RANDOM.value
+    passed_on: dict[str, Any] = {
+        "max_frames_per_traj": options.max_frames_per_traj,
+        "init_random_frames": None if random_frames is None else -(-random_frames // options.num_workers),
+        "reset_at_each_iter": options.reset_at_each_iter or None,
+        "set_truncated": options.set_truncated or None,
+        "exploration_type": None if is_random else keywords.chosen_exploration,
+        "compile_policy": kwargs_of(keywords.compile_policy),
+        "cudagraph_policy": kwargs_of(keywords.cudagraph_policy),
+    }
+    for name in ("device", "policy_device", "env_device"):
+        passed_on[name] = for_each(getattr(keywords, name), options.num_workers)[worker]
+    merged = {name: value for name, value in passed_on.items() if value is not None} | dict(kwargs)
+    # They are passed to `create_env_fn`.
+    merged.pop("create_env_kwargs", None)
+    return UserCollector(create, merged, None if options.inner == "single" else options.num_workers_per_collector)

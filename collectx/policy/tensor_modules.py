@@ -73,7 +73,7 @@ def tensor_modules(
     Args:
         shape: the batch size of the observations.
     """
-    if not _is_librarys(module) or hooked(module):
+    if not _is_library_module(module) or hooked(module):
         return None
     forward = type(module).forward
     if forward is TensorDictModule.forward:
@@ -96,7 +96,7 @@ def tensor_modules(
     return None if forward is None else [_with_values(module, forward, exploration_type, shape)]
 
 
-def _is_librarys(module: Any) -> bool:
+def _is_library_module(module: Any) -> bool:
     """Whether it is a module of tensordict or of TorchRL; torchrl is not imported."""
     return isinstance(module, nn.Module) and type(module).__module__.startswith(("tensordict.", "torchrl."))
 

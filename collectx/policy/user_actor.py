@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from collectx.batch import Leaf
+from collectx.batch import Key, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.policy.call_plan import CallOptions, CallPlan, key_names, make_steps, read_outputs
+from collectx.policy.call_plan import CallOptions, CallPlan, Output, key_names, make_steps, read_outputs
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration, structure
 from collectx.policy.recurrent import StateSpec, find_states, spec_with_states
@@ -69,9 +69,8 @@ class UserActor:
         pass
 
     def accelerate(self, acceleration: Acceleration) -> None:
-        self._acceleration, spec = acceleration, self._spec
-        options = replace(self._options, acceleration=replace(acceleration, one_row=spec.is_single))
-        self.plan = plan = CallPlan(make_steps(self._policy, spec, options, self._written), spec, self._outputs)
+        self._acceleration = acceleration
+        self.plan = plan = self._new_plan(self._spec, acceleration, self._written, self._outputs)
         graph = acceleration.capture(lambda *tensors: plan.run(tensors))
         self._run = plan.run if acceleration.cudagraph is None else lambda tensors: graph(*tensors)
         # Unpacking a tuple takes less time than reading the attributes of a record.
@@ -89,7 +88,7 @@ class UserActor:
         """Calls the policy once, on the first observations of `spec`. Sets `leaves`, which it returns, and the plan."""
         first = [_first(leaf, spec).to(self.device) for leaf in spec.observation]
         versions = [tensor._version for tensor in first]
-        plan = CallPlan(make_steps(self._policy, spec, self._options), spec)
+        plan = self._new_plan(spec, Acceleration(), (), ())
         try:
             values = self._call_once(plan, spec, first)
             outputs = dict(zip(plan.written(), values[len(first) :], strict=True))
@@ -112,6 +111,12 @@ class UserActor:
         self.accelerate(Acceleration())  # a new plan, as one may keep what it was called with
         self.leaves = tuple(each.leaf for each in self._outputs)
         return self.leaves
+
+    def _new_plan(
+        self, spec: EnvSpec, acceleration: Acceleration, written: Sequence[Key], outputs: Sequence[Output]
+    ) -> CallPlan:
+        options = replace(self._options, acceleration=replace(acceleration, one_row=spec.is_single))
+        return CallPlan(make_steps(self._policy, spec, options, written), spec, outputs)
 
     def _call_once(self, plan: CallPlan, spec: EnvSpec, first: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         kind = self._options.exploration_type

@@ -120,21 +120,18 @@ def _crowd(endpoint: Any, num_workers: int, num_active: int) -> None:
 
 def _member(endpoint: Any, worker: int, active: bool) -> None:
     import numpy as np
-    import torch
 
-    from collectx.batch import Layout, Leaf
     from collectx.transport.base import BatchReport
     from collectx.transport.network.link import NetworkLink, join_trainer
 
-    task, config, connection, pair = join_trainer(endpoint, worker, {"host": "crowd", "pid": os.getpid()}, _JOIN_S)
-    leaves = tuple(Leaf(tuple(key), tuple(shape), getattr(torch, kind)) for key, shape, kind in task["leaves"])
-    link = NetworkLink(worker, connection, pair, Layout(leaves, config.rows, config.steps), config)
+    _, config, connection, pair = join_trainer(endpoint, worker, {"host": "crowd", "pid": os.getpid()}, _JOIN_S)
+    link = NetworkLink(worker, connection, pair, config, endpoint.secret)
     version = -1
     nothing = np.empty(0)
-    while (slot := link.acquire()) is not None:
+    while (grant := link.acquire()) is not None:
         version = link.refresh(lambda weights: None, version)
         if active:
-            link.send(slot, BatchReport(version, 0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
+            link.send(grant.slot, BatchReport(version, 0, 0.0, 0.0, nothing, nothing.astype(np.int64)))
 
 
 if __name__ == "__main__":

@@ -106,6 +106,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         while self.pool.are_too_few and not self._restored:
             self._handle_event()
         self._release_slots()
+        if not self.pool.are_too_few:
+            self._grant(self._schedule.request())
         while (parts := self._take_parts()) is None:
             if not self.pool.are_too_few:
                 self._grant(self._schedule.begin())
@@ -147,7 +149,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         for index, slot in grants:
             worker = self.pool.records[index]
             worker.num_granted += 1
-            self.transport.grant(index, slot, worker.take_reset())
+            self.transport.grant(index, slot, worker.take_reset(), self._schedule.version_of(slot))
 
     def _handle_event(self) -> None:
         """Blocks until the transport has an event."""
@@ -187,8 +189,13 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         return self.publish_weights({None: FlatWeights(policy).write})
 
     def publish_weights(self, writes: Writes) -> int:
-        """As `publish`, of weights that are given as functions, for all workers or for some; see
-        `Transport.publish`."""
+        """As `publish`, of weights that functions write, for all workers or for some; see `Transport.publish`.
+
+        Raises:
+            NotImplementedError: for some workers, with `collector.overlap=1`.
+        """
+        if self._schedule.fixes_versions and None not in writes:
+            raise NotImplementedError("with overlap=1 all workers act with the same weights: use overlap=0")
         self.owner.check_process()
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.before_publish())

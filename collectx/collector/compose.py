@@ -34,6 +34,7 @@ from collectx.rollout.options import RolloutOptions
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.bounded_lag import BoundedLagSchedule
+from collectx.schedule.overlap import OverlappedSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import BatchSpec, Transport
@@ -224,6 +225,7 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
         num_slots=schedule.num_slots,
         stacked=schedule.stacked,
         require_latest=schedule.require_latest,
+        fixes_versions=schedule.fixes_versions,
         weights_nbytes=FlatWeights(actor.module).nbytes,
         first_version=first_version,
     )
@@ -232,11 +234,11 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
 def _make_schedule(
     options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, wait_for_all: bool
 ) -> Schedule:
+    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
     if not is_async(options):
         if options.preemptive_threshold is not None:
             return PreemptiveSchedule(num_workers, options.preemptive_threshold)
-        return SyncSchedule(num_workers)
-    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
+        return OverlappedSchedule(num_workers, num_batches) if options.overlap else SyncSchedule(num_workers)
     if recorded is not None:
         return ReplaySchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
     if options.max_policy_lag is not None:

@@ -55,7 +55,8 @@ def save_batch(parts: Iterable[Arrival], memory: torch.Tensor) -> dict[str, Any]
     saved = []
     for part in parts:
         report = {each.name: getattr(part.report, each.name) for each in fields(BatchReport)}
-        tensors = {name: torch.from_numpy(each) for name, each in report.items() if isinstance(each, np.ndarray)}
+        # Copies: the arrays may be views of one message, which torch.save refuses for two dtypes.
+        tensors = {name: torch.from_numpy(each.copy()) for name, each in report.items() if isinstance(each, np.ndarray)}
         saved.append({"worker": part.worker, "report": report | tensors})
     return {"parts": saved, "memory": memory.cpu()}
 

@@ -3,7 +3,8 @@ processes, no clocks, no memory.
 
 A schedule returns grants `(worker, slot)`, which the collector passes to the transport:
 
-    begin()            a batch is requested; returns the slots that may be filled
+    request()          a batch is requested; returns slots that may be filled, whether or not the batch is complete
+    begin()            the requested batch is not complete; returns the slots that may be filled
     before_publish()   while `must_wait_to_publish`: returns the slots to be filled with the current weights
     arrived(arrival)   a slot is full
     take()             returns the arrivals of the next batch, or None while it is incomplete
@@ -15,6 +16,7 @@ A schedule returns grants `(worker, slot)`, which the collector passes to the tr
     joined(worker)     a worker of a new index takes part from now on; the next `begin` or `released` grants its slots
 
     sync:   next() -> grant all -> wait for all -> one stacked batch      workers wait while the trainer learns
+    overlap: sync, with the next batch granted as well (`collectx/schedule/overlap.py`)
     async:  slots are always granted; each arrival is a batch             workers wait only for a free slot
     replay: async in the order of another run (`collectx/schedule/replay.py`)
 """
@@ -36,6 +38,7 @@ class Schedule:
         stacked: whether a batch has a part of every worker that takes part when it is begun.
         require_latest: whether a slot must be filled with the weights that were the newest when it was granted, or with
             newer ones.
+        fixes_versions: whether `version_of` a slot is the version of the weights that act in it.
         num_slots: of each worker.
         must_wait_to_publish: whether slots still have to be filled with the current weights.
     """
@@ -43,13 +46,21 @@ class Schedule:
     stacked: bool
     require_latest: bool
     num_slots: int
+    fixes_versions = False
 
     @property
     def must_wait_to_publish(self) -> bool:
         return False
 
+    def request(self) -> Iterable[Grant]:
+        return ()
+
     def begin(self) -> Iterable[Grant]:
         raise NotImplementedError
+
+    def version_of(self, slot: int) -> int | None:
+        """The version of the weights that act in a slot that is granted. None: the newest at its grant, or newer."""
+        return None
 
     def before_publish(self) -> Iterable[Grant]:
         return ()

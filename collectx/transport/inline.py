@@ -22,49 +22,44 @@ class InlineTransport(SlabTransport):
 
     def __init__(self, spec: BatchSpec):
         super().__init__(spec, shared=False)
-        self._granted: deque[int] = deque()
-        self._arrivals: deque[Arrival] = deque()
-        self._answers: deque[Reply | Departure] = deque()
+        # The worker of each grant and request, in order.
+        self._pending: deque[int] = deque()
+        self._events: deque[Arrival | Reply] = deque()
         self._links: dict[int, InlineLink] = {}
         self._workers: dict[int, Iterator[None]] = {}
 
     def link(self, worker: int) -> InlineLink:
-        self._links[worker] = InlineLink(self.slab, worker, self._arrivals, self._answers)
+        self._links[worker] = InlineLink(self.slab, worker, self._events)
         return self._links[worker]
 
     def attach(self, worker: int, handle: Iterator[None]) -> None:
         self._workers[worker] = handle
 
-    def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
-        self._links[worker].granted.append(Fill(slot, reset))
-        self._granted.append(worker)
+    def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
+        number = 0 if version is None else self.slab.number_of(version)
+        self._send(worker, (Fill(slot, reset), number))
 
     def send_request(self, worker: int, request: Ask) -> None:
-        self._links[worker].request = request
-        try:
-            self._advance(worker)
-        except Exception as error:
-            self._answers.append(Departure(worker, error))
+        self._send(worker, (request, 0))
 
-    def _advance(self, worker: int) -> None:
-        if next(self._workers[worker], _ENDED) is _ENDED:
-            raise WorkerDied(f"worker {worker} has already ended with an error")
-        if (error := self._links[worker].error) is not None:
-            raise error
+    def _send(self, worker: int, message: tuple[Fill | Ask, int]) -> None:
+        self._links[worker].messages.append(message)
+        self._pending.append(worker)
 
     def receive(self) -> Arrival | Departure | Reply:
-        if self._answers:
-            return self._answers.popleft()
-        if not self._granted:
+        if not self._pending:
             raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
-        worker = self._granted[0]
+        worker = self._pending[0]
         try:
-            self._advance(worker)
+            if next(self._workers[worker], _ENDED) is _ENDED:
+                raise WorkerDied(f"worker {worker} has already ended with an error")
+            if (failure := self._links[worker].error) is not None:
+                raise failure
         except Exception as error:
-            self._granted = deque(other for other in self._granted if other != worker)
+            self._pending = deque(other for other in self._pending if other != worker)
             return Departure(worker, error)
-        self._granted.popleft()
-        return self._arrivals.popleft()
+        self._pending.popleft()
+        return self._events.popleft()
 
     def close(self) -> None:
         while self._workers:
@@ -74,24 +69,22 @@ class InlineTransport(SlabTransport):
 class InlineLink(SlabLink):
     """The worker's end."""
 
-    def __init__(self, slab: Slab, worker: int, arrivals: deque[Arrival], answers: deque[Reply | Departure]):
+    def __init__(self, slab: Slab, worker: int, events: deque[Arrival | Reply]):
         super().__init__(slab, worker)
-        self.granted: deque[Fill] = deque()
-        # The request that comes before the granted slots.
-        self.request: Ask | None = None
-        self._arrivals = arrivals
-        self._answers = answers
+        # Grants, each with the number of its weights, and requests.
+        self.messages: deque[tuple[Fill | Ask, int]] = deque()
+        self._events = events
         self.error: BaseException | None = None
 
     def acquire(self) -> Fill | Ask | None:
-        request, self.request = self.request, None
-        return self.granted.popleft() if request is None else request
+        message, self._number = self.messages.popleft()
+        return message
 
     def send(self, slot: int, report: BatchReport) -> None:
-        self._arrivals.append(Arrival(self.worker, slot, report))
+        self._events.append(Arrival(self.worker, slot, report))
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
-        self._answers.append(Reply(self.worker, value, error))
+        self._events.append(Reply(self.worker, value, error))
 
     def fail(self, error: BaseException) -> None:
         """The transport raises it."""

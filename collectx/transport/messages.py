@@ -1,7 +1,7 @@
 """Control messages, as plain bytes. Nothing that arrives over a network is unpickled here. Requests and replies are
 signed, as they carry the states of envs, which a worker that resumes unpickles (`collectx.state`).
 
-trainer -> worker    GRANT   | slot, reset, least version to act with (int64)
+trainer -> worker    GRANT   | slot, reset, version (int64): the least to act with, or exactly that (`fixes_versions`)
                      WEIGHTS | version (int64)
 worker -> trainer    FULL    | slot, version, frames, episodes (int64), seconds (4 float64) | returns (float64)
                              | lengths (int64) | nothing, or `BatchReport.added` as by `pack_tensors`
@@ -65,21 +65,21 @@ def unpack_tensors(message: bytes) -> Any:
     return torch.load(io.BytesIO(message[1:]), map_location="cpu", weights_only=True)
 
 
-def pack_grant(slot: int, reset: Reset | None, least_version: int = 0) -> bytes:
-    """A grant of `slot`, to be filled with weights of `least_version` or newer."""
+def pack_grant(slot: int, reset: Reset | None, version: int = 0) -> bytes:
+    """A grant of `slot`, to be filled with weights of `version` or newer, or with exactly those."""
     code = _NO_RESET
     if reset is not None:
         code = _RESET if reset.seed is None else _RESET + 1 + 2 * reset.seed + reset.static
-    return _NUMBERS.pack(GRANT, slot, code, least_version)
+    return _NUMBERS.pack(GRANT, slot, code, version)
 
 
 def unpack_grant(message: bytes) -> tuple[Fill, int]:
-    """The grant, and the least version of the weights to act with."""
-    _, slot, code, least_version = _NUMBERS.unpack(message)
+    """The grant, and the version of `pack_grant`."""
+    _, slot, code, version = _NUMBERS.unpack(message)
     if code == _NO_RESET:
-        return Fill(slot), least_version
+        return Fill(slot), version
     seed, static = divmod(code - _RESET - 1, 2)
-    return Fill(slot, Reset() if code == _RESET else Reset(seed, bool(static))), least_version
+    return Fill(slot, Reset() if code == _RESET else Reset(seed, bool(static))), version
 
 
 def pack_weights(version: int) -> bytes:

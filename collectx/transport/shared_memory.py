@@ -56,8 +56,8 @@ class SharedMemoryTransport(SlabTransport):
             worker.remote_end.close()
             worker.remote_end = None
 
-    def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
-        self._send(worker, messages.pack_grant(slot, reset))
+    def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
+        self._send(worker, messages.pack_grant(slot, reset, 0 if version is None else self.slab.number_of(version)))
 
     def send_request(self, worker: int, request: Ask) -> None:
         self._send(worker, messages.REQUEST + cloudpickle.dumps((*request,)))
@@ -127,7 +127,8 @@ class SharedMemoryLink(SlabLink):
             return None  # the trainer closed, or is gone
         if message[:1] == messages.REQUEST:
             return Ask(*pickle.loads(message[1:]))
-        return messages.unpack_grant(message)[0]
+        grant, self._number = messages.unpack_grant(message)
+        return grant
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
         try:

@@ -40,6 +40,8 @@ class Slab:
         for place in range(1 + spec.num_workers):
             self._numbers[place] = _NOTHING
         self._numbers[0] = 2 * (spec.first_version - 1)
+        # With `BatchSpec.fixes_versions`: the numbers of the last two versions that were granted.
+        self._granted: dict[int, int] = {}
 
     def _map(self, spec: BatchSpec, shared: SharedMemory | None) -> None:
         self.spec = spec
@@ -113,12 +115,23 @@ class Slab:
         for worker, write in writes.items():
             # Place 0 has the shared weights, place 1 + w the individual ones of worker w.
             place = 0 if worker is None else 1 + worker
-            numbers[place] = 2 * version + 1 - self._numbers[place] % 2
+            kept = [*self._granted.values()][-1] if self._granted else self._numbers[place]
+            numbers[place] = 2 * version + 1 - kept % 2
             write(self._weights(place, numbers[place]))
         barrier()  # the numbers must not become visible before the bytes
         for place, number in numbers.items():
             self._numbers[place] = number
         return version
+
+    def number_of(self, version: int) -> int:
+        """The number of a version that is granted: the newest, or one of the last two that were granted. Its buffer is
+        not overwritten before another version is granted."""
+        if version not in self._granted:
+            assert version == self._numbers[0] >> 1
+            self._granted[version] = self._numbers[0]
+            while len(self._granted) > 2:
+                del self._granted[next(iter(self._granted))]
+        return self._granted[version]
 
     def newest_weights(self) -> torch.Tensor:
         """See `Transport.newest_weights`."""
@@ -136,6 +149,12 @@ class Slab:
             barrier()
             version = newest >> 1
 
+    def read_granted(self, read: Callable[[torch.Tensor], None], version: int, number: int) -> int:
+        """As `refresh`, with the weights of `number_of`."""
+        if number >> 1 != version:
+            read(self._weights(0, number))
+        return number >> 1
+
     def _weights(self, place: int, number: int) -> torch.Tensor:
         start = self._weights_start + (2 * place + number % 2) * self._weights_stride
         return self._memory[start : start + self.spec.weights_nbytes]
@@ -148,6 +167,8 @@ class SlabLink:
         self.batch = slab.spec
         self.worker = worker
         self._slab = slab
+        # With `BatchSpec.fixes_versions`: see `Slab.number_of`.
+        self._number = _NOTHING
 
     @property
     def slots(self) -> list[Slot]:
@@ -162,6 +183,8 @@ class SlabLink:
         return self._slab.preempted
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
+        if self.batch.fixes_versions:
+            return self._slab.read_granted(read, version, self._number)
         return self._slab.refresh(read, version, self.worker)
 
 

@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     collection.frames_per_batch,
     collection.resets,
     collection.least_workers,
+    collection.overlap,
     collection.preemption,
     training.learnable_batches,
     collection.single_collector,

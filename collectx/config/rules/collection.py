@@ -97,6 +97,27 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(path, rule, threshold, "use collector=multi_sync on one machine, or null.")
 
 
+def overlap(cfg: RunConfig) -> Iterator[Problem]:
+    """Only a sync collector waits between batches, and the version of an overlapped batch is fixed when it is begun."""
+    collector = cfg.collector
+    if not collector.overlap:
+        return
+    rule = advice = ""
+    if collector.kind == "single":
+        rule, advice = "collector=single collects in the trainer's process", "use collector=multi_sync, or 0."
+    elif is_async(collector):
+        rule = "async workers do not wait between batches"
+        advice = "use collector=multi_sync or distributed_sync, or 0."
+    elif collector.refresh == "step":
+        rule = "with collector.refresh=step workers take newer weights within a batch"
+        advice = "use collector.refresh=batch, or 0."
+    elif collector.preemptive_threshold is not None:
+        rule = "with collector.preemptive_threshold the end of a batch would end the next one too"
+        advice = "use collector.preemptive_threshold=null, or 0."
+    if rule:
+        yield Problem("collector.overlap", rule, collector.overlap, advice)
+
+
 def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     """A worker that is itself a collector needs a network between it and the trainer."""
     collector, path = cfg.collector, "collector.num_workers_per_collector"

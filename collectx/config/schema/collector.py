@@ -29,6 +29,7 @@ class CollectorConfig(Section):
     reset_at_each_iter: bool
     set_truncated: bool
     refresh: str = one_of("batch", "step")
+    overlap: int = within(0, 1)
     max_policy_lag: int | None = at_least(0)
     preemptive_threshold: float | None = within(0, 1)
     trajs_per_batch: int | None = at_least(1)

@@ -119,13 +119,15 @@ class NetworkLink:
         self._poller = select.poll()
         self._poller.register(connection.fileno(), select.POLLIN)
         self._nbytes = self.batch.weights_nbytes
+        self._fixes_versions = self.batch.fixes_versions
         # Two buffers: one holds the newest weights until `refresh`, the other receives newer ones.
         self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
         for _ in range(2):
             self._receive_weights(message_buffer(self._nbytes))
         self._newest: torch.Tensor | None = None
         self._version = -1
-        self._least_version = 0
+        # Of the last grant.
+        self._least_version = -1 if self._fixes_versions else 0
 
     @property
     def preempted(self) -> bytes:
@@ -143,7 +145,8 @@ class NetworkLink:
     def acquire(self) -> Fill | Ask | None:
         while not self._granted and not self._is_closed:
             # Weights give no sign of their complete arrival, so they are polled for.
-            self._receive_messages(POLL_S if self._announced_version > self._version else None)
+            is_arriving = self._announced_version > self._version and not self._fixes_versions
+            self._receive_messages(POLL_S if is_arriving else None)
             self._take_weights()
         if self._is_closed:
             return None
@@ -178,8 +181,10 @@ class NetworkLink:
         self._receives.append((self._pair.receive(buffer), buffer))
 
     def _take_weights(self) -> None:
-        """Takes weights that have arrived, and acknowledges them."""
+        """Takes weights that have arrived, no newer ones than the grant names, and acknowledges them."""
         while self._receives and self._announced_version > self._version and self._receives[0][0].done():
+            if self._fixes_versions and self._version == self._least_version:
+                return
             incoming, buffer = self._receives.popleft()
             incoming.wait()
             unused, self._newest = self._newest, buffer

@@ -5,6 +5,7 @@ Used by the network transport, admission and weight synchronisation.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +19,13 @@ from collectx.transport.supervisor import Worker
 
 @dataclass(eq=False)
 class Weights:
-    """One version's bytes, stamped with the version plus one, which are being sent to `num_users` workers. `is_newest`:
-    there are no newer ones for some worker."""
+    """One version's bytes, stamped with the version plus one, which are being sent to `num_users` workers. `is_needed`:
+    it is the newest version of some worker, or one of the last two that were granted."""
 
     buffer: torch.Tensor
     version: int = -1
     num_users: int = 0
-    is_newest: bool = False
+    is_needed: bool = False
 
 
 @dataclass(eq=False)
@@ -35,16 +36,18 @@ class RemoteWorker(Worker):
         spec: see `Transport.expect`.
         info: what the worker said of itself when it connected: host, pid, job.
         pair: for slots and weights; None until it has been made.
-        early: slots and resets that were granted, and messages that were sent, before it joined.
+        early: slots, resets and versions that were granted, and messages that were sent, before it joined.
         incoming: receives that were posted, by slot.
         weights_version: the version that is being sent, or was sent last.
         sending: the transfer of weights in progress.
+        versions: with `BatchSpec.fixes_versions`, the weights that its grants name and that are still to be sent.
     """
 
     spec: Callable[[], dict[str, Any]] = dict
     info: dict[str, Any] = field(default_factory=dict)
     pair: Pair | None = None
-    early: list[tuple[int, Reset | None] | bytes] = field(default_factory=list)
+    early: list[tuple[int, Reset | None, int | None] | bytes] = field(default_factory=list)
     incoming: dict[int, Incoming] = field(default_factory=dict)
     weights_version: int = -1
     sending: tuple[Outgoing, Weights] | None = None
+    versions: deque[Weights] = field(default_factory=deque)

@@ -83,7 +83,7 @@ class NetworkTransport:
         # Slots whose FULL has arrived, perhaps before their last bytes.
         self._announced: list[tuple[RemoteWorker, int, BatchReport]] = []
         self._received: deque[Arrival | Departure | Joined | Reply] = deque()
-        self._weight_sync = WeightSync(spec.weights_nbytes, self._workers, supervisor.send, spec.first_version)
+        self._weight_sync = WeightSync(spec, self._workers, supervisor.send)
         self._is_closed = False
         self._admission = Admission(self._workers, self._config, events, endpoint, interface)
         supervisor.watch(self._admission.readable, self._add_worker)
@@ -95,15 +95,15 @@ class NetworkTransport:
     def attach(self, worker: int, handle: Handle) -> None:
         self._supervisor.attach(self._workers[worker], handle)
 
-    def grant(self, worker: int, slot: int, reset: Reset | None = None) -> None:
+    def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
         record = self._workers[worker]
         if record.state is State.GONE:
             return  # `receive` is about to return its departure
         self._supervisor.granted(record)
         if record.state is State.JOINED:
-            self._send_grant(record, slot, reset)
+            self._send_grant(record, slot, reset, version)
         else:
-            record.early.append((slot, reset))
+            record.early.append((slot, reset, version))
 
     def send_request(self, worker: int, request: Ask) -> None:
         record, message = self._workers[worker], self._pack(request)
@@ -118,13 +118,16 @@ class NetworkTransport:
     def _pack(self, request: Ask) -> bytes:
         return messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
 
-    def _send_grant(self, worker: RemoteWorker, slot: int, reset: Reset | None) -> None:
+    def _send_grant(self, worker: RemoteWorker, slot: int, reset: Reset | None, version: int | None) -> None:
         key = worker.index, slot
         if key not in self._memory:
             self._memory[key] = message_buffer(self._layout.nbytes, self._config.devices[TRAINER])
-        least_version = self._weight_sync.newest_version(worker.index) if self.spec.require_latest else 0
+        if version is not None:
+            self._weight_sync.send_version(worker, version)
+        else:
+            version = self._weight_sync.newest_version(worker.index) if self.spec.require_latest else 0
         # First, as the worker may be waiting for it; its bytes come much later.
-        self._supervisor.send(worker, messages.pack_grant(slot, reset, least_version))
+        self._supervisor.send(worker, messages.pack_grant(slot, reset, version))
         assert worker.pair is not None
         # If the pair is broken, so is the connection, which the supervisor notices.
         with contextlib.suppress(RuntimeError):

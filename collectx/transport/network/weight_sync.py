@@ -1,4 +1,5 @@
-"""Sends weights to remote workers: the newest version only, one transfer per worker at a time, few workers at a time.
+"""Sends weights to remote workers: one transfer per worker at a time, few workers at a time. Sends the newest version
+only or, with `BatchSpec.fixes_versions`, the versions that the worker's grants name.
 
 Used by the trainer's end of the network transport.
 """
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from collectx.transport import messages
-from collectx.transport.base import Write, Writes
+from collectx.transport.base import BatchSpec, Write, Writes
 from collectx.transport.network.p2p import message_buffer, set_stamp
 from collectx.transport.network.remote_worker import RemoteWorker, Weights
 from collectx.transport.supervisor import State
@@ -28,18 +29,20 @@ class WeightSync:
 
     def __init__(
         self,
-        nbytes: int,
+        spec: BatchSpec,
         workers: dict[int, RemoteWorker],
         send_message: Callable[[RemoteWorker, bytes], None],
-        first_version: int = 0,
     ):
-        self.version = first_version - 1
-        self._nbytes = nbytes
+        self.version = spec.first_version - 1
+        self._nbytes = nbytes = spec.weights_nbytes
+        self._fixes_versions = spec.fixes_versions
         self._workers = workers
         self._send_message = send_message
         # The weights of all workers, and newer ones of some indices, where no worker may have joined yet.
         self._shared: Weights | None = None
         self._individual: dict[int | None, Weights] = {}
+        # With `BatchSpec.fixes_versions`: the last two versions that were granted.
+        self._granted: dict[int, Weights] = {}
         self._spare: list[Weights] = []
         # Transfers share the network card: many at a time would all end late.
         self._num_sending = 0
@@ -47,7 +50,7 @@ class WeightSync:
         self._queued: OrderedDict[RemoteWorker, None] = OrderedDict()
 
     def publish(self, writes: Writes) -> int:
-        """Sends a new version, to all workers or to some; see `Transport.publish`."""
+        """Sends a new version, to all workers or to some, or where it is granted; see `Transport.publish`."""
         filled = {index: self._fill(write) for index, write in writes.items()}
         self.version += 1
         if None in filled:
@@ -59,10 +62,25 @@ class WeightSync:
             self._individual |= filled
             chosen = [worker for index, worker in self._workers.items() if index in filled]
         for weights in previous:
-            self._retire(weights)
+            if weights not in self._granted.values():
+                self._retire(weights)
         for worker in chosen:
             self.send(worker)
         return self.version
+
+    def send_version(self, worker: RemoteWorker, version: int) -> None:
+        """Sends the weights that a grant names, the newest or one of the last two that were granted, unless the worker
+        has them from an earlier grant."""
+        if version not in self._granted:
+            assert self._shared is not None
+            assert self._shared.version == version
+            self._granted[version] = self._shared
+            while len(self._granted) > 2:
+                self._retire(self._granted.pop(next(iter(self._granted))))
+        last = worker.versions[-1].version if worker.versions else worker.weights_version
+        if last != version:
+            worker.versions.append(self._granted[version])
+            self.send(worker)
 
     def newest_weights(self) -> torch.Tensor:
         """Returns a copy of the newest weights of all workers."""
@@ -78,19 +96,19 @@ class WeightSync:
         """Weights of the next version."""
         weights = self._spare.pop() if self._spare else Weights(message_buffer(self._nbytes))
         write(weights.buffer[: self._nbytes])
-        weights.version, weights.is_newest = self.version + 1, True
+        weights.version, weights.is_needed = self.version + 1, True
         set_stamp(weights.buffer, weights.version + 1)
         return weights
 
     def _retire(self, weights: Weights | None) -> None:
         """Notes that there are newer weights."""
         if weights is not None:
-            weights.is_newest = False
+            weights.is_needed = False
             self._release(weights)
 
     def _release(self, weights: Weights) -> None:
         """Keeps the buffer for another version, unless it is still needed."""
-        if not weights.num_users and not weights.is_newest:
+        if not weights.num_users and not weights.is_needed:
             self._spare.append(weights)
 
     def acknowledge(self, worker: RemoteWorker) -> None:
@@ -120,8 +138,11 @@ class WeightSync:
             self._send_queued()
 
     def send(self, worker: RemoteWorker) -> None:
-        """Sends the newest weights to a worker that has joined and has older ones; queues it if enough are sending."""
-        weights = self._individual.get(worker.index, self._shared)
+        """Sends the next weights to a worker that has joined and has older ones; queues it if enough are sending."""
+        if self._fixes_versions:
+            weights = worker.versions[0] if worker.versions else None
+        else:
+            weights = self._individual.get(worker.index, self._shared)
         if worker.state is not State.JOINED or weights is None:
             return
         if worker.sending is not None or worker.weights_version == weights.version:
@@ -136,6 +157,8 @@ class WeightSync:
             return  # the connection is broken as well
         self._num_sending += 1
         weights.num_users += 1
+        if self._fixes_versions:
+            worker.versions.popleft()
         worker.weights_version = weights.version
         self._send_message(worker, messages.pack_weights(weights.version))
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from worlds.toyworker import writer
+from worlds.toyworker import batch_spec, writer
 
 from collectx.transport.network import weight_sync
 from collectx.transport.network.p2p import stamp_of
@@ -11,7 +11,7 @@ from collectx.transport.network.remote_worker import RemoteWorker
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.supervisor import State
 
-NBYTES = 8
+SPEC = batch_spec(4, weights_nbytes=8)
 
 
 class Channel:
@@ -36,7 +36,7 @@ def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_send
     monkeypatch.setattr(weight_sync, "_LEAST_TRANSFERS", most_sending)
     monkeypatch.setattr(weight_sync, "_TRANSFER_BYTES", 0)
     workers = {index: RemoteWorker(index, state=State.JOINED, pair=Channel()) for index in range(4)}
-    sync, draw, buffers, expected = WeightSync(NBYTES, workers, lambda *message: None), random.Random(0), set(), {}
+    sync, draw, buffers, expected = WeightSync(SPEC, workers, lambda *message: None), random.Random(0), set(), {}
 
     def check():
         for worker in workers.values():

@@ -1,0 +1,127 @@
+"""The overlapped sync schedule: workers fill the next batch while the trainer learns from the last one.
+
+When the trainer requests batch k, the workers may also fill batch k + 1, each as soon as its part of batch k is full:
+
+    trainer   next(): waits for batch k | learns, publishes v | next(): waits for batch k + 1 | learns, publishes w
+    worker    part k ------------------ | part k + 1 -------------- | part k + 2 -------------------------
+              weights before v           weights before v             weights v
+
+The weights of batch k + 1 are the newest ones when batch k is requested. They do not depend on time, so a run is
+reproducible. Their lag is one version if the trainer publishes once per batch.
+
+Source: Liu et al., "High-Throughput Synchronous Deep RL", NeurIPS 2020, arXiv:2012.09849.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from collectx.schedule.base import Grant, Schedule
+from collectx.transport.base import Arrival
+
+
+@dataclass
+class _Batch:
+    """A batch that is being filled or complete.
+
+    Attributes:
+        slot: of every worker; negative for a batch of an earlier process of the run.
+        version: of the weights that act in it.
+        missing: the workers whose part has not arrived.
+        parts: by worker.
+    """
+
+    slot: int
+    version: int
+    missing: set[int]
+    parts: dict[int, Arrival] = field(default_factory=dict)
+
+    @property
+    def arrivals(self) -> tuple[Arrival, ...] | None:
+        """The parts in the order of the workers; None while any is missing."""
+        return None if self.missing or not self.parts else tuple(self.parts[worker] for worker in sorted(self.parts))
+
+
+class OverlappedSchedule(Schedule):
+    """One part of every worker, stacked in order of worker index; at most two batches are being filled.
+
+    Args:
+        num_batches: how many batches will be delivered; None: without end. No batch beyond them is begun early.
+    """
+
+    stacked = fixes_versions = True
+    require_latest = False
+    num_slots = 2
+
+    def __init__(self, num_workers: int, num_batches: int | None):
+        self._workers = list(range(num_workers))
+        self._num_left = num_batches
+        self._version = -1
+        # The next batch to be delivered, then the one after it.
+        self._batches: deque[_Batch] = deque()
+
+    def request(self) -> Iterable[Grant]:
+        grants: list[Grant] = []
+        while self._workers and len(self._batches) < 2 and (self._num_left != 0 or not self._batches):
+            slot = int(any(batch.slot == 0 for batch in self._batches))
+            self._batches.append(_Batch(slot, self._version, set(self._workers)))
+            if self._num_left:
+                self._num_left -= 1
+            grants += [(worker, slot) for worker in self._workers]
+        return grants
+
+    @property
+    def must_wait_to_publish(self) -> bool:
+        # Only after an interrupted wait: a worker may still have to read the older one of two versions.
+        return len(self._batches) == 2 and bool(self._batches[0].missing)
+
+    def begin(self) -> Iterable[Grant]:
+        return self.request()  # if there was no worker before, or the batch has lost all of them
+
+    def version_of(self, slot: int) -> int:
+        return next(batch.version for batch in self._batches if batch.slot == slot)
+
+    def arrived(self, arrival: Arrival) -> None:
+        batch = next(batch for batch in self._batches if batch.slot == arrival.slot)
+        batch.parts[arrival.worker] = arrival
+        batch.missing.discard(arrival.worker)
+
+    def take(self) -> tuple[Arrival, ...] | None:
+        arrivals = self._batches[0].arrivals if self._batches else None
+        if arrivals is not None:
+            self._batches.popleft()
+        return arrivals
+
+    def undelivered(self) -> list[tuple[Arrival, ...]]:
+        return [arrivals for batch in self._batches if (arrivals := batch.arrivals) is not None]
+
+    def restore(self, arrivals: tuple[Arrival, ...]) -> None:
+        parts = {arrival.worker: arrival for arrival in arrivals}
+        self._batches.append(_Batch(arrivals[0].slot, arrivals[0].report.policy_version, set(), parts))
+        self.skip(1)
+
+    def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
+        return ()
+
+    def replaced(self, worker: int) -> Iterable[Grant]:
+        return [(worker, batch.slot) for batch in self._batches if worker in batch.missing]
+
+    def dropped(self, worker: int) -> None:
+        # Parts that the worker delivered before are complete and stay in their batches.
+        self._workers.remove(worker)
+        for batch in list(self._batches):
+            batch.missing.discard(worker)
+            if not batch.missing and not batch.parts:
+                self._batches.remove(batch)
+
+    def joined(self, worker: int) -> None:
+        self._workers.append(worker)
+
+    def published(self, version: int) -> None:
+        self._version = version
+
+    def skip(self, batches: int) -> None:
+        if self._num_left is not None:
+            self._num_left = max(0, self._num_left - batches)

@@ -1,0 +1,81 @@
+"""`collector.overlap=1`: batches that do not depend on time, over every transport, also after failures and a cut."""
+
+import itertools
+import random
+import time
+
+import pytest
+import torch
+import ways
+from collecting import faulty, gym, mlp, start, through_a_file
+from ways import over
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.cli.compose import compose
+from collectx.collector import build
+from collectx.run.digest import digest_of
+
+_SHAPE = {"overlap": 1, "frames_per_batch": 64, "total_frames": 640, "seed": 3}
+
+
+def learn(collector, policy, draw=None, num_batches=None):
+    """Publishes other weights after every batch, and twice after some; returns the batches' digests and versions."""
+    digests, versions = [], []
+    for batch in itertools.islice(collector, num_batches):
+        number = collector.num_batches - 1
+        digests.append(digest_of(batch))
+        versions.append(batch["collector", "policy_version"].unique().tolist())
+        if draw is not None:
+            time.sleep(draw.choice([0.0, 0.001, 0.05]))
+        for _ in range(1 + number % 2):
+            with torch.no_grad():
+                for parameter in policy.parameters():
+                    parameter.add_(0.01 * (1 + number))
+            collector.publish(policy)
+    return digests, versions
+
+
+def run(kind, place, env, draw=None, **knobs):
+    with start(kind, place, env, mlp(), **_SHAPE | knobs) as collector:
+        spec = envs.read_spec(env, False)
+        return learn(collector, policies.build(mlp(), spec, 3), draw)
+
+
+@over(ways.SYNC, smoke=True)
+def test_batches_do_not_depend_on_time(way):
+    expected, versions = run("multi_sync", "inline", gym(2))
+    # One publication after the batches 0, 2, ..., two after the others: the last one acts in the batch after the next.
+    assert versions == [[0], [0], [1], [3], [4], [6], [7], [9], [10], [12]]
+    assert run(way.kind, way.place, gym(2), random.Random(way.name)) == (expected, versions)
+    plain, _ = run("multi_sync", "inline", gym(2), overlap=0)
+    assert plain[0] == expected[0]
+    assert not set(plain[2:]) & set(expected)
+
+
+@over([ways.SHARED_SYNC, ways.GLOO_SYNC, ways.RPC_SYNC], smoke=True)
+def test_a_killed_worker_is_replaced_with_the_same_batches(way):
+    """Its replacements act with the versions of the batches that they fill."""
+    env = {name: faulty(name, at_step=75, num_envs=2) for name in ("raises", "killed")}
+    knobs = {"on_worker_failure": "restart", "max_restarts": 20}
+    expected = run("multi_sync", "inline", env["raises"], **knobs)
+    assert run(way.kind, way.place, env["killed"], random.Random(way.name), **knobs) == expected
+
+
+@pytest.mark.parametrize("place", ["inline", "local"])
+@pytest.mark.parametrize("cut", [1, 4])
+def test_a_resumed_collector_continues_the_batches(place, cut):
+    words = ["collector=multi_sync", f"launcher={place}", "trainer=meter", "collector.overlap=1"]
+    cfg = compose([*words, "collector.frames_per_batch=64", "collector.total_frames=512"])
+    spec = envs.read_spec(cfg.env, False)
+    policy = policies.build(cfg.policy, spec, cfg.seed)
+    with build(cfg, policy, spec) as uncut:
+        digests = learn(uncut, policy)[0]
+    policy = policies.build(cfg.policy, spec, cfg.seed)
+    with build(cfg, policy, spec) as first:
+        before = learn(first, policy, num_batches=cut)[0]
+        state = through_a_file(first.state())
+    assert len(state["undelivered"]) == 1
+    with build(cfg, policy, spec, resume=state) as second:
+        assert second.load(state, cfg.seed) == {}
+        assert before + learn(second, policy)[0] == digests

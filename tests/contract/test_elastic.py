@@ -173,7 +173,7 @@ def test_a_resumed_run_begins_with_the_workers_that_are_there(way, gates):
     gates.open(2)
     with runs.start(state) as run:
         run.until(checker, lambda run: run.has_joined(0, 2))
-        assert not run.has_joined(1)
+        assert run.collector.workers == [0, 2]  # batches of worker 1 may have been full in the first part
         state = run.save()
     assert run.reasons == {}
     assert state["lives"] == {0: 0, 1: 0, 2: 0}

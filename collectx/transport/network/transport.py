@@ -33,7 +33,7 @@ import torch
 
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Joined, Reply, Reset, Writes
+from collectx.transport.base import Arrival, Ask, BatchSpec, Departure, Joined, Reply, Reset, Writes
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
@@ -80,8 +80,8 @@ class NetworkTransport:
         self._workers = supervisor.workers
         # Of each worker and slot. It outlives the worker, as its last batches may not have been gathered yet.
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
-        # Slots whose FULL has arrived, perhaps before their last bytes.
-        self._announced: list[tuple[RemoteWorker, int, BatchReport]] = []
+        # Slots whose FULL has arrived, perhaps before their last bytes, and replies that were sent after them.
+        self._announced: list[tuple[RemoteWorker, Arrival | Reply]] = []
         self._received: deque[Arrival | Departure | Joined | Reply] = deque()
         self._weight_sync = WeightSync(spec, self._workers, supervisor.send)
         self._is_closed = False
@@ -177,7 +177,7 @@ class NetworkTransport:
                 slot, report = messages.unpack_full(message)
                 if not 0 <= report.frames <= self.spec.rows * self.spec.steps:
                     raise ValueError(f"{report.frames} frames")
-                self._announced.append((worker, slot, report))
+                self._announced.append((worker, Arrival(worker.index, slot, report)))
                 # It was in time, even if the trainer did not listen for long and the last bytes are still to come.
                 self._supervisor.restart_timer(worker)
                 return
@@ -185,8 +185,7 @@ class NetworkTransport:
                 value, failure = messages.unpack_signed(message, self.endpoint.secret)
                 name = self._supervisor.describe(worker)
                 cause = failure and RemoteFailure.from_json(failure.encode()).rebuild(name)
-                self._supervisor.replied(worker)
-                self._received.append(Reply(worker.index, value, cause))
+                self._announced.append((worker, Reply(worker.index, value, cause)))
                 return
             error = RemoteFailure.from_json(message[1:]).rebuild(self._supervisor.describe(worker))
         except Exception as failure:
@@ -196,26 +195,37 @@ class NetworkTransport:
         self._remove_worker(worker, error)
 
     def _complete_arrivals(self) -> None:
-        """Delivers the slots that have arrived completely, those of one worker in the order in which it sent them."""
+        """Delivers the slots that have arrived completely, and the replies. The events of one worker keep the order in
+        which it sent them."""
         announced, self._announced = self._announced, []
         incomplete: set[RemoteWorker] = set()
-        for worker, slot, report in announced:
-            incoming = worker.incoming.get(slot)
-            if worker.state is State.GONE or incoming is None:
+        for worker, event in announced:
+            if worker.state is State.GONE:
                 continue
-            if worker in incomplete or not incoming.done():
+            if worker in incomplete:
+                self._announced.append((worker, event))
+                continue
+            if isinstance(event, Reply):
+                self._supervisor.replied(worker)
+                self._received.append(event)
+                continue
+            incoming = worker.incoming.get(event.slot)
+            if incoming is None:
+                continue
+            if not incoming.done():
                 incomplete.add(worker)
-                self._announced.append((worker, slot, report))
+                self._announced.append((worker, event))
                 continue
             try:
-                self._memory[worker.index, slot] = incoming.wait()
+                self._memory[worker.index, event.slot] = incoming.wait()
             except RuntimeError as error:
+                incomplete.add(worker)
                 if not self._supervisor.has_message(worker):
                     self._remove_worker(worker, WorkerDied(f"{self._supervisor.describe(worker)}: {error}"))
                 continue
-            del worker.incoming[slot]
+            del worker.incoming[event.slot]
             self._supervisor.delivered(worker)
-            self._received.append(Arrival(worker.index, slot, report))
+            self._received.append(event)
 
     def _remove_worker(self, worker: RemoteWorker, error: Exception) -> None:
         if worker.info and worker.state is not State.JOINED and isinstance(error, WorkerTimeout):

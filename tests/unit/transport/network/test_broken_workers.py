@@ -20,7 +20,7 @@ from worlds.toyworker import SECRET, Toys, batch_spec
 from collectx import state as states
 from collectx.errors import NotRestorable, RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import Ask, BatchReport, Fill, Reset
+from collectx.transport.base import Arrival, Ask, BatchReport, Fill, Reply, Reset
 from collectx.transport.network.link import NetworkLink
 from collectx.transport.network.p2p import LinkConfig
 
@@ -91,8 +91,8 @@ def test_a_broken_message_is_the_end_of_its_worker_alone(cases, tmp_path):
             if removed:
                 text = "".join([str(removed[0]), *getattr(removed[0], "__notes__", [])])
                 assert "worker 0" in text
-            for _, _, report in transport._announced:
-                assert 0 <= report.frames <= 6
+            arrivals = [event for _, event in transport._announced if isinstance(event, Arrival)]
+            assert all(0 <= arrival.report.frames <= 6 for arrival in arrivals)
             transport._announced.clear()
             transport._received.clear()
 
@@ -101,6 +101,24 @@ def test_a_broken_message_is_the_end_of_its_worker_alone(cases, tmp_path):
         check()
         del transport._remove_worker
     assert not path.exists()
+
+
+def test_a_reply_does_not_overtake_the_bytes_of_a_slot():
+    report = BatchReport(0, 6, 0.0, 0.0, np.array([]), np.array([], np.int64))
+    with Toys("gloo", batch_spec(1)) as toys:
+        toys.start(0)
+        toys.deliver()
+        transport, bytes_of_slot = toys.transport, Mock()
+        worker = transport._workers[0]
+        worker.incoming[1], bytes_of_slot.done.return_value = bytes_of_slot, False
+        worker.num_outstanding += 2
+        transport._handle_message(worker, messages.pack_full(1, report))
+        transport._handle_message(worker, messages.pack_signed(messages.REPLY, ("state", None), SECRET))
+        transport._complete_arrivals()
+        assert not transport._received
+        bytes_of_slot.done.return_value = True
+        transport._complete_arrivals()
+        assert [type(event) for event in transport._received] == [Arrival, Reply]
 
 
 @CASES

@@ -19,6 +19,7 @@ import pytest
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.bounded_lag import BoundedLagSchedule
+from collectx.schedule.overlap import OverlappedSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Arrival
@@ -237,6 +238,33 @@ class BoundedLagModel(Model):
         return [event for event in super().events() if event != ("publish",) or self.may_publish]
 
 
+@dataclass
+class OverlappedModel(Model):
+    """Two batches may be filled at a time; all parts of one have the same version, no older than that of the last."""
+
+    last_version: int = 0
+
+    def next(self) -> bool:
+        if self.delivered or self.is_over:
+            return super().next()
+        grants = list(self.schedule.request())
+        assert not grants or {worker for worker, _ in grants} == set(self.granted), "a batch is begun without a worker"
+        self.grant(grants)
+        parts = self.schedule.take()
+        if parts is None:
+            return bool(grants)
+        assert {(part.worker, part.slot) for part in parts} <= self.full
+        (version,) = {part.report.policy_version for part in parts}
+        assert self.last_version <= version <= self.version
+        self.delivered, self.num_delivered, self.last_version = parts, self.num_delivered + 1, version
+        return True
+
+    def fill(self, worker: int) -> None:
+        slot = self.granted[worker].popleft()
+        self.full.add((worker, slot))
+        self.schedule.arrived(Arrival(worker, slot, Acted(self.schedule.version_of(slot))))
+
+
 class Acted(NamedTuple):
     """The part of a report that a schedule reads."""
 
@@ -264,6 +292,15 @@ def _bounded(max_lag: int, late: int = 0) -> Model:
     return _model(lambda ready: BoundedLagSchedule(ready, 2, None, False, max_lag), late=late, model=BoundedLagModel)
 
 
+def _overlapped(num_batches: int | None = None, late: int = 0) -> Model:
+    def make(ready: int) -> Schedule:
+        schedule = OverlappedSchedule(ready, num_batches)
+        schedule.published(0)
+        return schedule
+
+    return _model(make, num_batches, late, OverlappedModel)
+
+
 def _async(num_slots: int, num_batches: int | None = None, exact: bool = False, late: int = 0) -> Model:
     return _model(lambda ready: AsyncSchedule(ready, num_slots, num_batches, exact), num_batches, late)
 
@@ -279,6 +316,9 @@ def _replay() -> Model:
 
 _MODELS = {
     "sync": lambda: _model(SyncSchedule, late=1),
+    "overlap": lambda: _overlapped(late=1),
+    "overlap-3-batches": lambda: _overlapped(3),
+    "overlap-all-late": lambda: _overlapped(late=3),
     "sync-all-late": lambda: _model(SyncSchedule, late=3),
     "async-1-slot": lambda: _async(1),
     "async-all-late": lambda: _async(2, 5, late=3),

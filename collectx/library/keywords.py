@@ -305,6 +305,8 @@ class WorkerKeywords(Keywords):
         num_threads: torch threads of this process; None: unchanged.
         num_sub_threads: torch threads of each worker.
         num_slots: batches that an async worker may have filled or in progress at once.
+        overlap: 1: sync workers fill the next batch while this process learns from the last one, with the weights from
+            before the last one was requested; see docs/RUNS.md, "Overlap".
         on_worker_failure: "raise", "restart" or "drop"; see docs/RUNS.md, "Worker failures".
         max_restarts: maximal number of restarts, over all workers.
         start_timeout_s, worker_timeout_s, close_timeout_s: seconds within which a worker must start, send a batch, and
@@ -315,6 +317,7 @@ class WorkerKeywords(Keywords):
     num_threads: int | None = limited(None, minimum=1)
     num_sub_threads: int = option("launcher.num_threads", 1)
     num_slots: int = option("collector.num_slots", 2)
+    overlap: int = option("collector.overlap", 0)
     on_worker_failure: str = option("collector.on_worker_failure", "raise")
     max_restarts: int = option("collector.max_restarts", 10)
     start_timeout_s: float = option("collector.start_timeout_s", 60.0)

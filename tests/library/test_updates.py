@@ -40,6 +40,22 @@ def test_newer_weights_act_in_every_worker(way):
                 assert batch[key].unique().tolist() == [version + 1]
 
 
+@over((SHARED_SYNC, GLOO_SYNC), smoke=True)
+def test_overlapped_batches_have_a_lag_of_one_version(way):
+    policy = Constant()
+    with make(way, policy=policy, frames_per_batch=20, total_frames=100, overlap=1) as collector:
+        assert collector.overlap == 1
+        for number, batch in enumerate(collector):
+            acted = max(0, number - 1)
+            assert batch["collector", "policy_version"].unique().tolist() == [acted]
+            assert actions_of(batch) == [acted % 2]
+            policy.action.data.fill_((number + 1) % 2)
+            if way is SHARED_SYNC:
+                collector.update_policy_weights_()
+        with pytest.raises(NotImplementedError, match="use overlap=0"):
+            collector.update_policy_weights_({0: weights_of(policy)})
+
+
 @pytest.mark.difference(
     "`DistributedCollector`, async, `update_after_each_batch`, or any `max_weight_update_interval`",
     "`collector.policy_version` without `track_policy_version`",

@@ -24,8 +24,8 @@ from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, folder_of, parsed
 from collectx.cli.overrides import Checked, quoted
-from collectx.cli.task import Stopped, Task
-from collectx.config.derived import ELSEWHERE
+from collectx.cli.task import SweepStopped, Task
+from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
@@ -139,7 +139,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
     root, is_complete = Path(prepared.folder), True
     try:
         call_hydra(words, task, composer.config_name, composer.config_dir)
-    except Stopped:
+    except SweepStopped:
         pass  # the outcomes say so
     except BrokenPipeError:
         raise
@@ -234,7 +234,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
         return
     (status,) = statuses([files])
     if (job := read_job(files)) is not None and not status.has_ended:
-        if cfg.launcher.kind in ELSEWHERE:
+        if cfg.launcher.kind in JOB_LAUNCHERS:
             return  # the command watches this job, unless its configuration differs
         known = f", as far as is known ({status.detail})" if status.status is Status.UNKNOWN else ""
         advice = f"cancel it with scancel {job}, or choose another folder."
@@ -246,7 +246,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
 def _machine_problems(cfg: RunConfig, shows_warnings: bool = True) -> list[str]:
     """Checks a valid configuration against this machine; prints warnings."""
     problems = preflight.launcher_problems(cfg)
-    if cfg.launcher.kind not in ELSEWHERE:
+    if cfg.launcher.kind not in JOB_LAUNCHERS:
         problems += preflight.device_problems(cfg) + preflight.backend_problems(cfg)
     if not problems and shows_warnings:
         for text in warnings_of(cfg):

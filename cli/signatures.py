@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from collectx.config.derived import ELSEWHERE
+from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig, TorchrlEnvConfig
 from collectx.config.schema.fields import Unset
@@ -31,7 +31,7 @@ def problems(cfg: RunConfig) -> list[str]:
     messages = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):
-        calls.extend(_calls(cfg) if cfg.launcher.kind not in ELSEWHERE else ())
+        calls.extend(_calls(cfg) if cfg.launcher.kind not in JOB_LAUNCHERS else ())
     for path, target, kwargs, extra in calls:
         names = parameters(target)
         for key in kwargs:

@@ -29,8 +29,8 @@ from omegaconf.errors import OmegaConfBaseException
 from collectx.cli import foreign_code, signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
-from collectx.cli.task import PointFailed, Stopped, Task, objective, submitted
-from collectx.config.derived import ELSEWHERE
+from collectx.cli.task import PointFailed, SweepStopped, Task, objective, submitted
+from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
@@ -206,7 +206,7 @@ class PointRunner:
         points. For a sweeper that only enumerates, a failed point is no failed job, which would end the sweep.
 
         Raises:
-            Stopped: a point was interrupted, or the sweeper needs the results of jobs that run on.
+            SweepStopped: a point was interrupted, or the sweeper needs the results of jobs that run on.
         """
         task = self._task
         # The names must also differ from those of points that come later.
@@ -221,15 +221,15 @@ class PointRunner:
         jobs: list[SubmittedRun] = []
         for number, point in enumerate(points, start=1):
             if point.job is None:
-                if point.composed.cfg.launcher.kind not in ELSEWHERE:
+                if point.composed.cfg.launcher.kind not in JOB_LAUNCHERS:
                     print(f"\nsweep: point {number} of {len(points)}: {point.name}", flush=True)
                 point.job = self._start(point, jobs)
                 if task.is_interrupted:
-                    raise Stopped
+                    raise SweepStopped
         task.execute(jobs, self._folder)
         sys.stdout.flush()
         if not self._is_enumerated and (task.is_detached or task.is_interrupted):
-            raise Stopped
+            raise SweepStopped
         return [self._returned(point) for point in points]
 
     def _point(self, words: Sequence[str], name: str, done: dict[str, Path]) -> _Point:
@@ -274,7 +274,7 @@ class PointRunner:
         def start(node: DictConfig) -> None:
             try:
                 run = submitted(node, HydraConfig.get(), point.name)
-                if run.cfg.launcher.kind in ELSEWHERE:
+                if run.cfg.launcher.kind in JOB_LAUNCHERS:
                     jobs.append(run)
                 else:
                     self._task.execute([run])

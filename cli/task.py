@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from collectx.cli import foreign_code
 from collectx.cli.compose import Composed, is_enumerated, typed
-from collectx.config.derived import ELSEWHERE
+from collectx.config.derived import JOB_LAUNCHERS
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import Outcome, SubmittedRun
 from collectx.run import RunFolder, Status, preflight
@@ -34,7 +34,7 @@ class PointFailed(CollectxError):
     """A point of a sweep failed, or its result has no objective; Hydra's sweeper decides whether to continue."""
 
 
-class Stopped(KeyboardInterrupt):
+class SweepStopped(KeyboardInterrupt):
     """The user interrupted a point, so no other point starts. Not an `Exception`, which a sweeper would count as a
     failed point."""
 
@@ -72,14 +72,14 @@ class Task:
         Raises:
             ConfigError: the configuration is wrong.
             PointFailed: the run has failed, or has no objective although the sweeper chooses points by it.
-            Stopped: the run was interrupted, in the process of the command.
+            SweepStopped: the run was interrupted, in the process of the command.
         """
         hydra: Any = HydraConfig.get()
         run = submitted(node, hydra)
         foreign_code.check_checkpoints(RunFolder(run.folder))
         self.execute([run])
         if self.is_interrupted and self._is_in_command:
-            raise Stopped
+            raise SweepStopped
         return objective(RunFolder(run.folder), run.name, str(node.sweep.objective), not is_enumerated(hydra))
 
     def alone(self, node: DictConfig) -> None:
@@ -92,7 +92,7 @@ class Task:
     def execute(self, runs: Sequence[SubmittedRun], sweep: Path | None = None) -> None:
         """Executes runs in this process, or submits those that are jobs together and watches them; blocks until they
         have ended. `sweep` is the folder of the sweep that they belong to."""
-        jobs = [run for run in runs if run.cfg.launcher.kind in ELSEWHERE]
+        jobs = [run for run in runs if run.cfg.launcher.kind in JOB_LAUNCHERS]
         if jobs:
             from collectx.jobs.submit import run_jobs
 

@@ -48,7 +48,7 @@ class Checkpoints:
 
     def write(self, number: int, facts: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> Path:
         """Writes a checkpoint, syncs it to the disk, and removes the oldest ones, and those that a killed process
-        has not completed. Does nothing if there is one of this number. Blocks for the disk. Nobody but the owner may
+        has not completed. Does nothing if there is one of this number. Blocks for the disk. Only the owner may
         write to the files, whatever the umask.
 
         Args:

@@ -14,7 +14,7 @@ NETWORK_BACKENDS = tuple(name for name, kind in KINDS["backend"].items() if kind
 GROUP_BACKENDS = tuple(name for name in NETWORK_BACKENDS if name not in ("rpc", "ray"))
 
 # Launchers that submit trainer and workers as one job: the trainer runs on another machine than the command.
-ELSEWHERE = tuple(name for name, kind in KINDS["launcher"].items() if issubclass(kind.schema, SlurmLauncherConfig))
+JOB_LAUNCHERS = tuple(name for name, kind in KINDS["launcher"].items() if issubclass(kind.schema, SlurmLauncherConfig))
 
 # Collectors that always deliver the first complete batch of any worker; `rpc` and `ray` do unless `sync` is true.
 ASYNC = ("multi_async", "distributed")

@@ -142,7 +142,7 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:
     """One group, as in `group_from_dict("env", as_dict(cfg.env))`."""
-    if values.get("kind") == "given":
+    if values.get("kind") == "python":
         return env.EnvConfig(**values) if group == "env" else policy.PolicyConfig(**values)
     cls = schemas(group)[values.get("kind", "cpu")]
     hints = get_type_hints(cls)

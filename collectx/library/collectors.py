@@ -1,5 +1,5 @@
 """The collector classes, with TorchRL's names and keywords. Their base classes: `attributes.py`, what can be read;
-`base.py`, what a collector does; `stateful.py`, its state.
+`base.py`, the methods of a collector; `stateful.py`, its state.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def for_each(value: Any, num_workers: int) -> list[Any]:
     """One value per worker: the entries of a list or tuple, or the same value for all.
 
     Raises:
-        Unset: the list has another length, which is a problem of its own.
+        Unset: the list has another length, which is another problem.
     """
     values = list(value) if isinstance(value, list | tuple) else [value] * num_workers
     if len(values) != num_workers:

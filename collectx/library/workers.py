@@ -56,7 +56,7 @@ def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, An
         add = with_policy_transforms if is_torchrl_env(create) else WithPolicyTransforms
         create = add(create, keywords.policy)
     return UserEnvConfig(
-        kind="given",
+        kind="python",
         num_envs=keywords.num_envs or 0,
         create=create,
         kwargs=dict(kwargs),
@@ -125,7 +125,7 @@ def _policy(keywords: Keywords, policy: Any, factory: Callable[[], Any] | None) 
     if policy is None and factory is None:
         return PolicyConfig(kind="random")
     return UserPolicyConfig(
-        kind="given",
+        kind="python",
         policy=policy if factory is None else None,
         factory=factory,
         compile=kwargs_of(keywords.compile_policy),

@@ -33,7 +33,7 @@ PolicyInput = tuple[torch.Tensor, ...]
 PolicyOutput = tuple[np.ndarray, ...]
 
 
-class Stopped(Exception):
+class WorkerStopped(Exception):
     """The trainer stops the worker; the current slot is incomplete and must not be sent."""
 
 
@@ -164,7 +164,7 @@ class Rollout:
             policy_version: of the current weights.
 
         Raises:
-            Stopped: `stop` became nonzero.
+            WorkerStopped: `stop` became nonzero.
             ShapeError: an env or the policy returned what its spec does not allow; names the step.
         """
         infer, env, stop, ends_early = self._next_inference(), self._env, self._stop, self._ends_early
@@ -184,7 +184,7 @@ class Rollout:
                 for step, (seen, written, out) in enumerate(views.step_arrays()):
                     following = observations[step + 1]
                     if stop[0]:
-                        raise Stopped
+                        raise WorkerStopped
                     started = perf_counter()
                     infer(seen, written)
                     acted = perf_counter()

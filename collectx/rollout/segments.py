@@ -22,7 +22,7 @@ import torch
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array, as_tensor
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.errors import ShapeError
-from collectx.rollout.loop import Rollout, Stopped, raise_at_step
+from collectx.rollout.loop import Rollout, WorkerStopped, raise_at_step
 from collectx.transport.base import BatchReport
 
 
@@ -91,7 +91,7 @@ class RaggedRollout(Rollout):
             with torch.inference_mode():
                 while len(self._complete) < num_envs:
                     if self._stop[0]:
-                        raise Stopped
+                        raise WorkerStopped
                     version = next(versions)
                     started = perf_counter()
                     infer(self._carry_tensors, self._written)

@@ -75,7 +75,7 @@ class Checkpointer:
         """To be called before a batch is requested. Blocks while a checkpoint is written.
 
         Raises:
-            Stopped: a signal has stopped the run, and a checkpoint was written.
+            RunStopped: a signal has stopped the run, and a checkpoint was written.
         """
         if self._signals.last is not None or self._is_due():
             self.write()

@@ -88,7 +88,7 @@ class RunFolder:
         with folder_errors(self.path):
             for folder in (self.path, self.snapshot, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
-            self.checkpoints.mkdir(mode=0o755, exist_ok=True)  # nobody but the owner may write to checkpoints
+            self.checkpoints.mkdir(mode=0o755, exist_ok=True)  # only the owner may write to checkpoints
             for folder in (self.path, self.snapshot, self.checkpoints, *(() if keep_logs else (self.jobs,))):
                 for path in folder.glob(f"{INCOMPLETE}*"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 
 from collectx.config import rules
-from collectx.config.derived import ELSEWHERE, NETWORK_BACKENDS, backend_of, is_async
+from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, is_async
 from collectx.config.problem import Problem
 from collectx.config.schema.launcher import RayLauncherConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
@@ -62,7 +62,7 @@ def backend_problems(cfg: RunConfig) -> list[str]:
 
     reason = availability.why_not(backend)
     problems = [] if reason is None else [f"backend={backend} cannot work on this machine: {reason}."]
-    if backend == "mpi" and cfg.launcher.kind in ELSEWHERE and "PMIX_NAMESPACE" not in os.environ:
+    if backend == "mpi" and cfg.launcher.kind in JOB_LAUNCHERS and "PMIX_NAMESPACE" not in os.environ:
         problems = [
             f"backend=mpi: launcher={cfg.launcher.kind} has started the roles without MPI's PMIx: "
             "use launcher.srun.mpi=pmix where `srun --mpi=list` names it, or backend=gloo."
@@ -110,7 +110,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
 def _backend(cfg: RunConfig) -> Iterator[Problem]:
     """The backend works on this machine, if the trainer runs here."""
     backend = cfg.backend.kind
-    if backend not in NETWORK_BACKENDS or backend == "gloo" or cfg.launcher.kind in ELSEWHERE:
+    if backend not in NETWORK_BACKENDS or backend == "gloo" or cfg.launcher.kind in JOB_LAUNCHERS:
         return
     if reason := availability.why_not(backend):
         yield Problem("backend", f"cannot work on this machine: {reason}.", backend)

@@ -53,7 +53,7 @@ class JobSpec:
         files.jobs.mkdir(parents=True, exist_ok=True)
         if objects is not None:
             write_private(files.job_objects, pickle.dumps(objects))
-            cfg = dataclasses.replace(cfg, env=EnvConfig(kind="given", num_envs=0), policy=PolicyConfig(kind="given"))
+            cfg = dataclasses.replace(cfg, env=EnvConfig(kind="python", num_envs=0), policy=PolicyConfig(kind="python"))
         write_json(files.job_spec, {"cfg": as_dict(cfg), "argv": self.argv, "token": self.token})
 
     @classmethod

@@ -112,7 +112,7 @@ class ResumePoint:
             return []
 
     def rewind(self, files: RunFolder) -> None:
-        """Removes what the folder has about batches after the checkpoint."""
+        """Removes lines and checkpoints of batches after the checkpoint."""
         Checkpoints(files.checkpoints).remove_after(self.batches)
         if files.metrics.exists():
             with open(files.metrics, "rb") as file:

@@ -61,8 +61,8 @@ def is_equal_run(config: Path, cfg: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class Change:
-    """What a resume has changed: the run gives the same batches as an uncut one up to `batches`, but not further, for
-    this `reason`."""
+    """A change that a resume has made: for this `reason`, the run gives the same batches as an uncut one up to
+    `batches` only."""
 
     batches: int
     reason: str

@@ -2,7 +2,7 @@
 and SIGUSR2 ask for a checkpoint; where the process had a handler for one of them before, as that of submitit, which
 requeues its job, the signal ends the run like the first three, and the handler is called after the end.
 
-    running      the first signal raises `Stopped` in the main thread; the second is only counted, so that closing
+    running      the first signal raises `RunStopped` in the main thread; the second is only counted, so that closing
                  continues; the third raises a second time, for a user who does not want to wait
     held         a signal raises at the end of the block, which must not be interrupted
     deferred     the first signal lets the run complete its batch, see `check`; after some seconds, or at the second
@@ -37,7 +37,7 @@ def ignore_requests() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-class Stopped(KeyboardInterrupt):
+class RunStopped(KeyboardInterrupt):
     """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it. `signal` is
     its name, as in "SIGTERM"."""
 
@@ -117,7 +117,7 @@ class Signals:
             self._held = False
         if self._is_pending and self.last is not None:
             self._is_pending = False
-            raise Stopped(self.last)
+            raise RunStopped(self.last)
 
     def defer(self, grace_s: float, note: Callable[[], None]) -> None:
         """From now on the first signal raises in `check` only, or after `grace_s` seconds.
@@ -129,10 +129,10 @@ class Signals:
         self._grace_s, self._note = grace_s, note
 
     def check(self) -> None:
-        """Raises `Stopped` if a signal came that has not raised."""
+        """Raises `RunStopped` if a signal came that has not raised."""
         if self.last is not None and not self._shielded:
             self._end_grace()
-            raise Stopped(self.last)
+            raise RunStopped(self.last)
 
     def shield(self) -> None:
         """From now on only a third signal raises."""
@@ -171,7 +171,7 @@ class Signals:
             if self._held:
                 self._is_pending = True
                 return
-            raise Stopped(signum)
+            raise RunStopped(signum)
 
     def _stop_for_requeue(self, signum: int, frame: FrameType | None) -> None:
         is_ending = self._count > 0 and self._requeue_signal is None

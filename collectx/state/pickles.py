@@ -1,6 +1,6 @@
 """Pickles envs as one graph with all that they share, and makes them anew from the bytes.
 
-Whoever calls `loads` executes what the bytes say: only the worker that resumes does, with bytes of a trainer that it
+A process that calls `loads` executes the bytes: only the worker that resumes does, with bytes of a trainer that it
 has authenticated (docs/NETWORK.md). The trainer passes them on unread.
 """
 
@@ -54,7 +54,7 @@ def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] =
     """Returns what was saved, made anew. Executes what the bytes say.
 
     Args:
-        current: what the process has in the place of the saved value, which was built as that was. Its objects that
+        current: the object in the place of the saved value, which was built as that was. Its objects that
             cannot be made anew, such as processes, are part of the result.
 
     Raises:

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Protocol
 
 from collectx.errors import text_of
-from collectx.rollout.loop import Stopped
+from collectx.rollout.loop import WorkerStopped
 from collectx.transport.base import Ask, BatchReport, Fill, Link
 
 
@@ -27,7 +27,7 @@ class BatchSource(Protocol):
         """Does the reset of the grant, then fills its slot. Sets all fields of the report but `wait_s` and `send_s`.
 
         Raises:
-            Stopped: the trainer stops the worker; the slot is incomplete.
+            WorkerStopped: the trainer stops the worker; the slot is incomplete.
         """
 
     def reply(self, request: Ask) -> None:
@@ -44,7 +44,7 @@ def run_worker_loop(link: Link, make_source: Callable[[], BatchSource]) -> Gener
     source = make_source()
     try:
         yield from _fill_slots(link, source)
-    except (Stopped, GeneratorExit):
+    except (WorkerStopped, GeneratorExit):
         source.close()
         raise
     except BaseException as error:
@@ -94,7 +94,7 @@ def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> Non
     try:
         for _ in run_worker_loop(link, make_source):
             pass
-    except Stopped:
+    except WorkerStopped:
         pass
     except BaseException as error:
         link.fail(error)

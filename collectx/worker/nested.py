@@ -24,7 +24,7 @@ from collectx.config.schema.collector import CollectorConfig
 from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
-from collectx.rollout.loop import Stopped
+from collectx.rollout.loop import WorkerStopped
 from collectx.rollout.options import RolloutOptions
 from collectx.transport.base import Ask, BatchReport, Fill
 from collectx.transport.network.link import NetworkLink
@@ -79,7 +79,7 @@ class NestedSource:
             batch = next(collector)
         except WorkerError:
             if self._link.stop[0]:
-                raise Stopped from None  # the interrupt ended its workers
+                raise WorkerStopped from None  # the interrupt ended its workers
             raise
         for key, tensor in tensors.items():
             tensor.copy_(batch.get(key).reshape(tensor.shape))

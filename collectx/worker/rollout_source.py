@@ -21,7 +21,7 @@ from collectx.policy.user_actor import UserActor
 from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
-from collectx.rollout.loop import EndsEarly, Stopped
+from collectx.rollout.loop import EndsEarly, WorkerStopped
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.wrappers import RecurrentStateEnv, with_time_limit
 from collectx.transport.base import Ask, BatchReport, BatchSpec, Fill, Link, Reset
@@ -146,7 +146,7 @@ class RolloutSource:
             try:
                 report = self._rollout.collect(self._prepared[slot], self._version)
             except Exception as error:
-                if self._check is not None and not isinstance(error, Stopped):
+                if self._check is not None and not isinstance(error, WorkerStopped):
                     self._check.explain(slot, error)
                 raise
             steps = report.frames // self._spec.num_envs

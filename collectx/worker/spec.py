@@ -116,9 +116,9 @@ class WorkerSpec:
         """Returns plain data, for workers on other hosts, which get `user_objects` by another way."""
         objects, cfg = self.user_objects, self.cfg
         if objects.env is not None:
-            cfg = replace(cfg, env=EnvConfig(kind="given", num_envs=cfg.env.num_envs))
+            cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=cfg.env.num_envs))
         if objects.policy is not None:
-            cfg = replace(cfg, policy=PolicyConfig(kind="given"))
+            cfg = replace(cfg, policy=PolicyConfig(kind="python"))
         return {
             "cfg": as_dict(cfg),
             "placement": asdict(self.placement),

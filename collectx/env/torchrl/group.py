@@ -179,5 +179,5 @@ def _check(env: Any, alone: bool) -> None:
         )
     if env.batch_size and not alone:
         raise ConfigError(
-            [f"{name} has the batch size {list(env.batch_size)}: it is a group of its own: pass it alone."]
+            [f"{name} has the batch size {list(env.batch_size)}: it is a group by itself: pass it alone."]
         )

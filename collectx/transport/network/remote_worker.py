@@ -36,7 +36,7 @@ class RemoteWorker(Worker):
         spec: see `Transport.expect`.
         info: what the worker said of itself when it connected: host, pid, job.
         pair: for slots and weights; None until it has been made.
-        early: slots, resets and versions that were granted, and messages that were sent, before it joined.
+        queued_before_join: slots, resets and versions that were granted, and messages that were sent, before it joined.
         incoming: receives that were posted, by slot.
         weights_version: the version that is being sent, or was sent last.
         sending: the transfer of weights in progress.
@@ -46,7 +46,7 @@ class RemoteWorker(Worker):
     spec: Callable[[], dict[str, Any]] = dict
     info: dict[str, Any] = field(default_factory=dict)
     pair: Pair | None = None
-    early: list[tuple[int, Reset | None, int | None] | bytes] = field(default_factory=list)
+    queued_before_join: list[tuple[int, Reset | None, int | None] | bytes] = field(default_factory=list)
     incoming: dict[int, Incoming] = field(default_factory=dict)
     weights_version: int = -1
     sending: tuple[Outgoing, Weights] | None = None

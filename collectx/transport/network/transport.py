@@ -103,7 +103,7 @@ class NetworkTransport:
         if record.state is State.JOINED:
             self._send_grant(record, slot, reset, version)
         else:
-            record.early.append((slot, reset, version))
+            record.queued_before_join.append((slot, reset, version))
 
     def send_request(self, worker: int, request: Ask) -> None:
         record, message = self._workers[worker], self._pack(request)
@@ -113,7 +113,7 @@ class NetworkTransport:
         if record.state is State.JOINED:
             self._supervisor.send(record, message)
         else:
-            record.early.append(message)
+            record.queued_before_join.append(message)
 
     def _pack(self, request: Ask) -> bytes:
         return messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
@@ -160,12 +160,12 @@ class NetworkTransport:
         self._supervisor.connect(worker, connection)
         self._received.append(Joined(worker.index, worker.info))
         self._weight_sync.send(worker)
-        for early in worker.early:
-            if isinstance(early, bytes):
-                self._supervisor.send(worker, early)
+        for queued in worker.queued_before_join:
+            if isinstance(queued, bytes):
+                self._supervisor.send(worker, queued)
             else:
-                self._send_grant(worker, *early)
-        worker.early.clear()
+                self._send_grant(worker, *queued)
+        worker.queued_before_join.clear()
         self._supervisor.restart_timer(worker)
 
     def _handle_message(self, worker: RemoteWorker, message: bytes) -> None:

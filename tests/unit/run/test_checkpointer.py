@@ -13,7 +13,7 @@ from collectx.run import Status, checkpointer, execute
 from collectx.run.checkpointer import Checkpointer
 from collectx.run.result import Record
 from collectx.run.resume import ResumePoint
-from collectx.run.signals import Signals, Stopped
+from collectx.run.signals import RunStopped, Signals
 from collectx.run.statistics import Statistics
 
 
@@ -99,7 +99,7 @@ def test_a_signal_while_a_checkpoint_is_written_ends_the_run_after_it(start, mon
 
     monkeypatch.setattr(Checkpoints, "write", interrupted)
     run.signals.defer(100.0, lambda: None)
-    with pytest.raises(Stopped, match="SIGTERM"):
+    with pytest.raises(RunStopped, match="SIGTERM"):
         run.batch()
     assert run.events == ["checkpoint"]
     assert [path.name for path in run.checkpoints.all()] == ["000000001"]
@@ -115,7 +115,7 @@ def test_a_second_signal_ends_the_wait_for_workers(start):
 
     run.collector.wait_until_filled = interrupted
     run.signals.defer(100.0, lambda: None)
-    with pytest.raises(Stopped, match="SIGTERM"):
+    with pytest.raises(RunStopped, match="SIGTERM"):
         run.batch()
     assert run.events == []
 

@@ -6,7 +6,7 @@ import pytest
 
 from collectx.errors import JobEnded
 from collectx.run import entry
-from collectx.run.signals import Signals, Stopped, ignore_requests
+from collectx.run.signals import RunStopped, Signals, ignore_requests
 
 pytestmark = pytest.mark.usefixtures("hangups")
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -16,7 +16,7 @@ def raises(number) -> bool:
     """Whether that signal to this process raises."""
     try:
         os.kill(os.getpid(), number)
-    except Stopped as stopped:
+    except RunStopped as stopped:
         return stopped.signal == signal.Signals(number).name
     return False
 
@@ -36,14 +36,14 @@ def test_which_signals_raise(first, state, expected):
         numbers = [first, *ALL, *ALL][: len(expected)]
         assert [raises(number) for number in numbers] == expected
         # An exception that was lost is found.
-        with nullcontext() if state else pytest.raises(Stopped):
+        with nullcontext() if state else pytest.raises(RunStopped):
             signals.check()
     assert [signal.getsignal(number) for number in ALL] == before
 
 
 def test_held_it_raises_at_the_end_of_the_block():
     with Signals() as signals:
-        with pytest.raises(Stopped), signals.hold():
+        with pytest.raises(RunStopped), signals.hold():
             assert not raises(signal.SIGINT)
         with signals.hold():
             assert not raises(signal.SIGINT)  # the second one only counts, here too
@@ -53,7 +53,7 @@ def test_deferred_the_first_only_counts_and_the_second_raises():
     with Signals() as signals:
         signals.defer(100.0, lambda: None)
         assert [raises(signal.SIGTERM), raises(signal.SIGINT)] == [False, True]
-        with pytest.raises(Stopped, match="SIGINT"):
+        with pytest.raises(RunStopped, match="SIGINT"):
             signals.check()
 
 
@@ -85,7 +85,7 @@ def test_a_signal_for_which_the_process_has_a_handler_ends_the_run_before_it(ear
             assert not (earlier and raises(earlier))
             assert not raises(signal.SIGUSR2)
             assert (signals.last == signal.SIGUSR2, requeued) == (expected, [])
-            with pytest.raises(Stopped):
+            with pytest.raises(RunStopped):
                 signals.check()
         assert requeued == [signal.SIGUSR2]
     finally:
@@ -97,7 +97,7 @@ def test_when_the_grace_is_over_it_raises_also_in_a_system_call():
     with Signals() as signals:
         signals.defer(0.05, lambda: None)
         assert not raises(signal.SIGTERM)
-        with pytest.raises(Stopped, match="SIGTERM"):
+        with pytest.raises(RunStopped, match="SIGTERM"):
             os.read(read, 1)
     os.close(read)
     os.close(write)

@@ -194,7 +194,7 @@ def test_initial_weights_do_not_depend_on_the_number_of_threads():
         modules = (
             actor,
             Critic(actor, SPEC, 0),
-            policy.build(UserPolicyConfig(kind="given", policy=None, factory=orthogonal), SPEC, 0),
+            policy.build(UserPolicyConfig(kind="python", policy=None, factory=orthogonal), SPEC, 0),
         )
         assert torch.get_num_threads() == threads
         weights.append([parameter for module in modules for parameter in module.parameters()])

@@ -23,7 +23,7 @@ def test_a_spec_travels_as_plain_json(kind):
 
 
 def test_user_objects_travel_another_way():
-    policy = UserPolicyConfig(kind="given", policy=print)
+    policy = UserPolicyConfig(kind="python", policy=print)
     overrides = WorkerOverrides(policy=policy, hooks=Hooks(init_fn=print), keeps_weights=True)
     spec = SpecMaker(config("distributed", env=counting()), [overrides], 1).make(0, 0)
     message = json.loads(json.dumps(spec.to_json()))

@@ -113,7 +113,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         while self.pool.are_too_few and not self._restored:
             self._handle_event()
         self._release_slots()
-        if not self.pool.are_too_few:
+        # After an interrupted call the complete batch may not be read yet, and its slots not be granted.
+        if self._next_parts is None and not self.pool.are_too_few:
             self._grant(self._schedule.request())
         while (parts := self._take_parts()) is None:
             if not self.pool.are_too_few:
@@ -190,9 +191,9 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
 
     def publish(self, policy: nn.Module | None) -> int:
         """Makes the current weights of the policy the newest; returns their version, 0 the first time. They are copied
-        before this returns. A worker takes them before its next batch; an async worker over a network does not wait for
-        them. When a run is reproduced, blocks until all batches of the previous version have arrived, and raises what
-        `next` raises."""
+        before this returns. A worker takes them before its next batch, with `collector.overlap=1` before the one after
+        it; an async worker over a network does not wait for them. When a run is reproduced, blocks until all batches of
+        the previous version have arrived, and raises what `next` raises."""
         return self.publish_weights({None: FlatWeights(policy).write})
 
     def publish_weights(self, writes: Writes) -> int:

@@ -16,6 +16,8 @@ class Background:
         self._changed = threading.Condition()
         self._num_holders = 0
         self._is_stepping = False
+        # The thread waits for the end of a block.
+        self._is_waiting = False
         self._stopping = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -54,6 +56,8 @@ class Background:
             Exception: on entering: the error that ended the thread, raised once.
         """
         with self._changed:
+            # After a block, the thread takes a step before another block begins.
+            self._changed.wait_for(lambda: self._num_holders or not self._is_waiting, timeout_s)
             self._num_holders += 1
         try:
             with self._changed:
@@ -106,6 +110,8 @@ class Background:
         with self._changed:
             self._is_stepping = False
             self._changed.notify_all()
+            self._is_waiting = True
             self._changed.wait_for(lambda: not self._num_holders or self._stopping)
+            self._is_waiting = False
             self._is_stepping = not self._stopping
             return self._is_stepping

@@ -180,9 +180,10 @@ class BaseCollector(ReadableCollector):
             yield
 
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
-        """Waits for the current batch of the background thread, unless weights are in shared memory."""
+        """Waits for the current batch of the background thread, unless weights are in shared memory and the next batch
+        is not being filled with older ones."""
         self._core.owner.check_process()
-        if backend_of(self._cfg) != "shared_memory":
+        if backend_of(self._cfg) != "shared_memory" or self._cfg.collector.overlap:
             return self._exclusive()
         self._background.check()
         return contextlib.nullcontext()
@@ -200,8 +201,9 @@ class BaseCollector(ReadableCollector):
         wait: bool = True,
         strict: bool = False,
     ) -> None:
-        """Publishes weights; workers act with them from their next batch. Copies the weights before it returns. Does
-        not block, except after `start()` without shared memory: then it waits for the current batch.
+        """Publishes weights; workers act with them from their next batch, with `overlap=1` from the one after it.
+        Copies the weights before it returns. Does not block, except after `start()` without shared memory or with
+        `overlap=1`: then it waits for the current batch.
 
         Args:
             policy_or_weights: a module with the architecture of the policy, or weights by name (a state dict, or a
@@ -313,7 +315,7 @@ class BaseCollector(ReadableCollector):
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """Resets envs before the next batch that a worker begins. An async collector delivers up to `num_slots` earlier
-        batches of each worker first.
+        batches of each worker first, one with `overlap=1` the batch that is being filled.
 
         Args:
             reset_idx: for each worker, whether to reset its envs; None: all.

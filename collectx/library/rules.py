@@ -221,6 +221,12 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"frames_per_batch={frames}: {rule}: give cat_results=-1, or one number."
 
 
+def _overlap(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """A grant names the version of all workers' weights."""
+    if cfg.collector.overlap and keywords.has_individual_policies:
+        yield "overlap=1 with a policy_factory for each worker: all workers act with the same weights: use overlap=0."
+
+
 def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
     """Batches that end early have different numbers of frames."""
     interruptor, share = getattr(keywords, "interruptor", None), cfg.collector.preemptive_threshold
@@ -382,6 +388,7 @@ RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _batches,
     _frames_per_worker,
     _early_ends,
+    _overlap,
     _trajectories,
     _models,
     _one_constructor,

@@ -101,6 +101,10 @@ class Checkpointer:
         statistics = self._record.statistics
         if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
             return
+        if self._collector.num_batches != statistics.batches:
+            message = "a signal came while a batch was delivered"
+            self._events("checkpoint_failed", batches=statistics.batches, message=message)
+            return
         began_s = time.monotonic()
         buffers = getattr(self._trainer, "replay_buffers", {})
         facts = {

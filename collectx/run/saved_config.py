@@ -33,6 +33,7 @@ _FIXED: dict[str, tuple[str, ...]] = {
     "collector": (
         *("kind", "sync", "num_workers", "num_workers_per_collector", "inner", "frames_per_batch"),
         *("max_frames_per_traj", "reset_at_each_iter", "preemptive_threshold", "trajs_per_batch", "traj_format"),
+        *("compact_obs", "overlap"),
     ),
     "trainer": ("kind", "target"),
 }
@@ -117,7 +118,8 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
         changed += [
             f"{group}.{name}={after.get(name)}: is {before.get(name)}"
             for name in dict.fromkeys(names)
-            if before.get(name) != after.get(name)
+            # An older configuration lacks newer options.
+            if (name in before or name not in after) and before.get(name) != after.get(name)
         ]
     rule = "a resumed run keeps its seed, env, policy, kind of trainer, and number and batches of workers"
     return [f"{text} in {files.path}, and {rule}: start a new run in another folder." for text in changed]

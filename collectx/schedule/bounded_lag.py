@@ -40,16 +40,16 @@ class BoundedLagSchedule(AsyncSchedule):
         return super().begin()
 
     def take(self) -> tuple[Arrival, ...] | None:
+        acted = self._arrivals[0].report.policy_version if self._arrivals else self._version
+        if self._version - acted > self._max_lag:
+            raise RuntimeError(
+                f"collector.max_policy_lag={self._max_lag}: version {acted} acted in the next batch, and version "
+                f"{self._version} is published: publish at most once per batch, or raise max_policy_lag"
+            )
         parts = super().take()
         for part in parts or ():
             del self._versions[part.worker, part.slot]
             self._may_publish = True
-            acted = part.report.policy_version
-            if self._version - acted > self._max_lag:
-                raise RuntimeError(
-                    f"collector.max_policy_lag={self._max_lag}: version {acted} acted in the next batch, and version "
-                    f"{self._version} is published: publish at most once per batch, or raise max_policy_lag"
-                )
         return parts
 
     def restore(self, arrivals: tuple[Arrival, ...]) -> None:

@@ -74,7 +74,7 @@ class OverlappedSchedule(Schedule):
 
     @property
     def must_wait_to_publish(self) -> bool:
-        # Only after an interrupted wait: a worker may still have to read the older one of two versions.
+        # After an interrupted wait: a worker may still have to read the older one of two versions.
         return len(self._batches) == 2 and bool(self._batches[0].missing)
 
     def begin(self) -> Iterable[Grant]:

@@ -55,7 +55,8 @@ class Collection(Protocol):
 
     def publish(self, policy: nn.Module) -> int:
         """Publishes the weights of `policy` to the workers and returns their version. Copies them before it returns, so
-        the module may be modified afterwards. Sync workers act with them from the next batch."""
+        the module may be modified afterwards. Sync workers act with them from the next batch, with
+        `collector.overlap=1` from the one after it."""
 
     def log(self, **scalars: float) -> None:
         """Adds scalars to the line of metrics.jsonl for the current batch, and to the progress display."""

@@ -77,7 +77,9 @@ class InlineLink(SlabLink):
         self.error: BaseException | None = None
 
     def acquire(self) -> Fill | Ask | None:
-        message, self._number = self.messages.popleft()
+        message, number = self.messages.popleft()
+        if isinstance(message, Fill):
+            self._number = number
         return message
 
     def send(self, slot: int, report: BatchReport) -> None:

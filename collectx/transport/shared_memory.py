@@ -81,8 +81,9 @@ class SharedMemoryTransport(SlabTransport):
         if isinstance(message, bytes) and message[:1] == messages.FAILED:
             message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(worker))
         if not isinstance(message, bytes):
-            self._supervisor.remove(worker)
+            # First, as Ctrl-C may end the wait for the process.
             self._events.append(Departure(worker.index, message))
+            self._supervisor.remove(worker)
             return
         if message[:1] == messages.FULL:
             event = Arrival(worker.index, *messages.unpack_full(message))

@@ -121,6 +121,7 @@ class Slab:
         barrier()  # the numbers must not become visible before the bytes
         for place, number in numbers.items():
             self._numbers[place] = number
+        barrier()  # nor the bytes of the next version before the numbers
         return version
 
     def number_of(self, version: int) -> int:
@@ -150,9 +151,10 @@ class Slab:
             version = newest >> 1
 
     def read_granted(self, read: Callable[[torch.Tensor], None], version: int, number: int) -> int:
-        """As `refresh`, with the weights of `number_of`."""
-        if number >> 1 != version:
-            read(self._weights(0, number))
+        """As `refresh`, with the weights of `number_of`, or of no grant yet."""
+        if number == _NOTHING or number >> 1 == version:
+            return version
+        read(self._weights(0, number))
         return number >> 1
 
     def _weights(self, place: int, number: int) -> torch.Tensor:

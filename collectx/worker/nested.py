@@ -119,6 +119,7 @@ def nested_options(options: CollectorConfig) -> CollectorConfig:
         "on_worker_failure": "raise",
         "min_workers": None,
         "max_policy_lag": None,
+        "overlap": 0,
         "num_workers_per_collector": 1,
         "init_random_frames": -(-(options.init_random_frames or 0) // options.num_workers),
     }

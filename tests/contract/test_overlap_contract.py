@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -78,3 +79,23 @@ def test_a_resumed_collector_continues_the_batches(place, cut):
     with build(cfg, policy, spec, resume=state) as second:
         assert second.load(state, cfg.seed) == {}
         assert before + learn(second, policy)[0] == digests
+
+
+def test_a_worker_that_is_a_collector_acts_with_the_version_of_its_grant():
+    with start("distributed_sync", "local", gym(2), mlp(), num_workers_per_collector=2, **_SHAPE) as collector:
+        policy = policies.build(mlp(), envs.read_spec(gym(2), False), 3)
+        _, versions = learn(collector, policy)
+    assert versions == [[0], [0], [1], [3], [4], [6], [7], [9], [10], [12]]
+
+
+def test_a_batch_that_could_not_be_read_is_delivered_by_the_next_call(monkeypatch):
+    expected, _ = run("multi_sync", "inline", gym(2))
+    with start("multi_sync", "local", gym(2), mlp(), **_SHAPE) as collector:
+        policy = policies.build(mlp(), envs.read_spec(gym(2), False), 3)
+        digests = learn(collector, policy, num_batches=3)[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(collector, "_gather", Mock(side_effect=MemoryError))
+            for _ in range(2):
+                with pytest.raises(MemoryError):
+                    next(collector)
+        assert digests + learn(collector, policy)[0] == expected

@@ -98,6 +98,8 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("single", {"policy_factory": Argmax, "policy": Argmax()}, "policy policy_factory one"),
         ("sync", {"policy_factory": [Argmax]}, "policy_factory 1 2"),
         ("sync", {"policy_factory": [Argmax, 3]}, "policy_factory=3"),
+        ("sync", {"policy_factory": [Argmax, lambda: Argmax()], "overlap": 1}, "overlap=1 policy_factory overlap=0"),
+        ("async", {"overlap": 1}, "overlap=1: async"),
         ("sync", {"policy": Argmax}, "policy= class policy_factory"),
         ("sync", {"create_env_kwargs": [{}]}, "create_env_kwargs 1 2"),
         ("sync", {"create_env_kwargs": "render"}, "create_env_kwargs='render' dict"),

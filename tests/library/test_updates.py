@@ -14,7 +14,7 @@ from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC,
 from worlds.cartpoles import Constant, cartpole
 from worlds.faulty import FaultyEnv
 
-from collectx import Collector
+from collectx import Collector, ReplayBuffer
 
 
 def weights_of(module):
@@ -54,6 +54,21 @@ def test_overlapped_batches_have_a_lag_of_one_version(way):
                 collector.update_policy_weights_()
         with pytest.raises(NotImplementedError, match="use overlap=0"):
             collector.update_policy_weights_({0: weights_of(policy)})
+
+
+def test_weights_are_published_while_overlapped_batches_are_collected_in_the_background():
+    policy, buffer = Constant(), ReplayBuffer(2000)
+    with make(SHARED_SYNC, policy=policy, frames_per_batch=20, overlap=1, replay_buffer=buffer) as collector:
+        collector.start()
+        for version in range(1, 101):
+            policy.action.data.fill_(version % 2)
+            collector.update_policy_weights_()
+        while buffer.write_count < 200:
+            collector.update_policy_weights_()
+        collector.async_shutdown()
+    frames = buffer[:]
+    versions = frames["collector", "policy_version"]
+    assert (versions[versions <= 100] % 2 == frames["action"][versions <= 100]).all()
 
 
 @pytest.mark.difference(

@@ -107,13 +107,16 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
         rule, advice = "collector=single collects in the trainer's process", "use collector=multi_sync, or 0."
     elif is_async(collector):
         rule = "async workers do not wait between batches"
-        advice = "use collector=multi_sync or distributed_sync, or 0."
+        advice = "use a sync collector, or 0."
     elif collector.refresh == "step":
         rule = "with collector.refresh=step workers take newer weights within a batch"
         advice = "use collector.refresh=batch, or 0."
     elif collector.preemptive_threshold is not None:
         rule = "with collector.preemptive_threshold the end of a batch would end the next one too"
         advice = "use collector.preemptive_threshold=null, or 0."
+    elif collector.num_workers_per_collector > 1 and collector.inner == "async":
+        rule = "a worker that is itself an async collector (collector.inner=async) runs ahead already"
+        advice = "use collector.inner=sync, or 0."
     if rule:
         yield Problem("collector.overlap", rule, collector.overlap, advice)
 

@@ -97,6 +97,8 @@ class NetworkTransport:
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
         record = self._workers[worker]
+        if version is not None:
+            self._weight_sync.keep(version)
         if record.state is State.GONE:
             return  # `receive` is about to return its departure
         self._supervisor.granted(record)
@@ -236,6 +238,8 @@ class NetworkTransport:
                 "other. It must let all TCP ports through, or choose another network with backend.interface."
             )
         has_joined = worker.state is State.JOINED
+        # First, as Ctrl-C may end the wait for the process.
+        self._received.append(Departure(worker.index, error))
         self._admission.withdraw(worker)
         self._supervisor.remove(worker)
         if has_joined:
@@ -245,7 +249,6 @@ class NetworkTransport:
             # The memory may still be written to until the pair is closed.
             for slot in worker.incoming:
                 self._memory.pop((worker.index, slot), None)
-        self._received.append(Departure(worker.index, error))
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         memories = [self._memory[part.worker, part.slot][: self._layout.nbytes] for part in parts]

@@ -68,15 +68,17 @@ class WeightSync:
             self.send(worker)
         return self.version
 
-    def send_version(self, worker: RemoteWorker, version: int) -> None:
-        """Sends the weights that a grant names, the newest or one of the last two that were granted, unless the worker
-        has them from an earlier grant."""
+    def keep(self, version: int) -> None:
+        """Keeps the weights that a grant names: the newest or one of the last two that were granted."""
         if version not in self._granted:
             assert self._shared is not None
             assert self._shared.version == version
             self._granted[version] = self._shared
             while len(self._granted) > 2:
                 self._retire(self._granted.pop(next(iter(self._granted))))
+
+    def send_version(self, worker: RemoteWorker, version: int) -> None:
+        """Sends weights that were kept, unless the worker has them from an earlier grant."""
         last = worker.versions[-1].version if worker.versions else worker.weights_version
         if last != version:
             worker.versions.append(self._granted[version])

@@ -25,7 +25,7 @@ class Run:
         monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         folder.metrics.touch()
         self.checkpoints = Checkpoints(folder.checkpoints)
-        self.collector = SimpleNamespace(policy_version=1, wait_until_filled=self._fill, state=self._save)
+        self.collector = SimpleNamespace(policy_version=1, num_batches=0, wait_until_filled=self._fill, state=self._save)
         self.record, self.signals = Record(cfg, signals), signals
         given = CheckpointOptions(**{"every_min": None, **options})
         self.checkpointer = Checkpointer(
@@ -49,6 +49,7 @@ class Run:
         """Delivers a batch; returns the new events."""
         self.now_s += seconds
         self.record.statistics.batches += 1
+        self.collector.num_batches += 1
         before = len(self.events)
         self.checkpointer.before_batch()
         return self.events[before:]
@@ -63,6 +64,14 @@ def start(monkeypatch, cfg, folder):
 def test_due_by_batches(start):
     run = start(every_batches=3)
     assert [len(run.batch()) for _ in range(7)] == [0, 0, 1, 0, 0, 1, 0]
+
+
+def test_nothing_is_saved_of_a_collector_that_is_a_batch_ahead(start):
+    run = start(every_batches=1)
+    assert run.batch() == ["checkpoint"]
+    run.collector.num_batches += 1
+    assert run.batch() == ["checkpoint_failed"]
+    assert [path.name for path in run.checkpoints.all()] == ["000000001"]
 
 
 def test_due_by_time_and_postponed_where_it_would_cost_more_than_a_hundredth(start):

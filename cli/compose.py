@@ -195,7 +195,7 @@ def _with_hydras_keys(problems: Sequence[str], hydra: DictConfig) -> Iterator[st
 
 
 def _launcher_conflicts(hydra: DictConfig, cfg: RunConfig) -> list[str]:
-    """The problem that a launcher of Hydra's submits jobs, and so does that of the run."""
+    """The problem that Hydra's launcher and the launcher of the run both submit jobs."""
     theirs = hydra.runtime.choices["hydra/launcher"]
     with suppress(Unset):
         if ".hydra_submitit_launcher." in hydra.launcher._target_ and isinstance(cfg.launcher, SlurmResources):

@@ -34,7 +34,6 @@ from collectx.rollout.options import RolloutOptions
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.bounded_lag import BoundedLagSchedule
-from collectx.schedule.overlap import OverlappedSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import BatchSpec, Transport
@@ -238,7 +237,7 @@ def _make_schedule(
     if not is_async(options):
         if options.preemptive_threshold is not None:
             return PreemptiveSchedule(num_workers, options.preemptive_threshold)
-        return OverlappedSchedule(num_workers, num_batches) if options.overlap else SyncSchedule(num_workers)
+        return SyncSchedule(num_workers, options.overlap, num_batches)
     if recorded is not None:
         return ReplaySchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
     if options.max_policy_lag is not None:

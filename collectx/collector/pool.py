@@ -5,8 +5,8 @@ ready, are asked, fail, and are replaced or dropped.
 
 Where a run waits for all workers, they are ready as soon as they are started, and there are no first requests. Where it
 begins with some of them (`collector.min_workers`), each is sent requests, the next one after the reply to the one
-before, as a worker that has not started reads nothing. It is ready when it has replied to all; so is one whose job is
-submitted again.
+before, as a worker that has not started reads nothing. It is ready when it has replied to all. A worker whose job is
+submitted another time is sent a request too.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class ReadableCollector:
 
     @property
     def init_random_frames(self) -> int:
-        """Frames with random actions at the begin, as passed to the constructor; 0: none."""
+        """Frames with random actions at the beginning, as passed to the constructor; 0: none."""
         return self._keywords.init_random_frames or 0
 
     @property

@@ -16,7 +16,7 @@ A schedule returns grants `(worker, slot)`, which the collector passes to the tr
     joined(worker)     a worker of a new index takes part from now on; the next `begin` or `released` grants its slots
 
     sync:   next() -> grant all -> wait for all -> one stacked batch      workers wait while the trainer learns
-    overlap: sync, with the next batch granted as well (`collectx/schedule/overlap.py`)
+    sync with overlap: the next batch is granted as well (`collectx/schedule/sync.py`)
     async:  slots are always granted; each arrival is a batch             workers wait only for a free slot
     replay: async in the order of another run (`collectx/schedule/replay.py`)
 """

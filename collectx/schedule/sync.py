@@ -1,70 +1,132 @@
-"""Sync schedules: every batch has a part of every worker that takes part when the batch is begun."""
+"""Sync schedules: every batch has a part of every worker that takes part when the batch is begun.
+
+With overlap, the workers fill the next batch while the trainer learns from the last one. When the trainer requests
+batch k, the workers may also fill batch k + 1, each as soon as its part of batch k is full:
+
+    trainer   next(): waits for batch k | learns, publishes v | next(): waits for batch k + 1 | learns, publishes w
+    worker    part k ------------------ | part k + 1 -------------- | part k + 2 -------------------------
+              weights before v           weights before v             weights v
+
+The weights of batch k + 1 are the newest ones when batch k is requested. They do not depend on time, so a run is
+reproducible. Their lag is one version if the trainer publishes once per batch.
+
+Source: Liu et al., "High-Throughput Synchronous Deep RL", NeurIPS 2020, arXiv:2012.09849.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import Arrival
 
 
+@dataclass
+class _Batch:
+    """A batch that is being filled or complete.
+
+    Attributes:
+        slot: of every worker; negative for a batch of an earlier process of the run.
+        version: of the weights that act in it.
+        missing: the workers whose part has not arrived.
+        parts: by worker.
+    """
+
+    slot: int
+    version: int
+    missing: set[int]
+    parts: dict[int, Arrival] = field(default_factory=dict)
+
+    @property
+    def arrivals(self) -> tuple[Arrival, ...] | None:
+        """The parts in the order of the workers; None while any is missing."""
+        return None if self.missing or not self.parts else tuple(self.parts[worker] for worker in sorted(self.parts))
+
+
 class SyncSchedule(Schedule):
-    """One part of every worker, stacked in order of worker index. Each worker has one slot."""
+    """One part of every worker, stacked in order of worker index.
 
-    stacked = require_latest = True
-    num_slots = 1
+    Args:
+        overlap: how many batches beyond the requested one may be filled, 0 or 1.
+        num_batches: how many batches will be delivered; None: without end. No batch beyond them is begun early.
+    """
 
-    def __init__(self, num_workers: int):
+    stacked = True
+
+    def __init__(self, num_workers: int, overlap: int = 0, num_batches: int | None = None):
+        self.num_slots = 1 + overlap
+        self.fixes_versions, self.require_latest = bool(overlap), not overlap
         self._workers = list(range(num_workers))
-        self._parts: dict[int, Arrival] = {}
-        # Workers whose part of the requested batch has not arrived.
-        self._missing: set[int] = set()
-        self._is_requested = False
+        self._num_left = num_batches
+        self._version = -1
+        # The next batch to be delivered, then the one after it.
+        self._batches: deque[_Batch] = deque()
+
+    def request(self) -> Iterable[Grant]:
+        grants: list[Grant] = []
+        while self._workers and len(self._batches) < self.num_slots and (self._num_left != 0 or not self._batches):
+            slot = int(any(batch.slot == 0 for batch in self._batches))
+            self._batches.append(_Batch(slot, self._version, set(self._workers)))
+            if self._num_left:
+                self._num_left -= 1
+            grants += [(worker, slot) for worker in self._workers]
+        return grants
+
+    @property
+    def must_wait_to_publish(self) -> bool:
+        # After an interrupted wait: a worker may still have to read the older one of two versions.
+        return len(self._batches) == 2 and bool(self._batches[0].missing)
 
     def begin(self) -> Iterable[Grant]:
-        # After an interrupted wait the slots are still granted; their frames belong to the next batch.
-        if self._is_requested or not self._workers:
-            return ()
-        self._is_requested = True
-        self._missing.update(self._workers)
-        return [(worker, 0) for worker in self._workers]
+        return self.request()  # if there was no worker before, or the batch has lost all of them
+
+    def version_of(self, slot: int) -> int | None:
+        return next(batch.version for batch in self._batches if batch.slot == slot) if self.fixes_versions else None
 
     def arrived(self, arrival: Arrival) -> None:
-        self._parts[arrival.worker] = arrival
-        self._missing.discard(arrival.worker)
+        batch = next(batch for batch in self._batches if batch.slot == arrival.slot)
+        batch.parts[arrival.worker] = arrival
+        batch.missing.discard(arrival.worker)
 
     def take(self) -> tuple[Arrival, ...] | None:
-        if not self._is_requested or self._missing or not self._parts:
-            return None
-        parts = tuple(self._parts[worker] for worker in sorted(self._parts))
-        self._parts.clear()
-        self._is_requested = False
-        return parts
+        arrivals = self._batches[0].arrivals if self._batches else None
+        if arrivals is not None:
+            self._batches.popleft()
+        return arrivals
 
     def undelivered(self) -> list[tuple[Arrival, ...]]:
-        return (
-            [] if self._missing or not self._parts else [tuple(self._parts[worker] for worker in sorted(self._parts))]
-        )
+        return [arrivals for batch in self._batches if (arrivals := batch.arrivals) is not None]
 
     def restore(self, arrivals: tuple[Arrival, ...]) -> None:
-        self._parts = {arrival.worker: arrival for arrival in arrivals}
-        self._is_requested = True
+        parts = {arrival.worker: arrival for arrival in arrivals}
+        self._batches.append(_Batch(arrivals[0].slot, arrivals[0].report.policy_version, set(), parts))
+        self.skip(1)
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
         return ()
 
     def replaced(self, worker: int) -> Iterable[Grant]:
-        return [(worker, 0)] if worker in self._missing else ()
+        return [(worker, batch.slot) for batch in self._batches if worker in batch.missing]
 
     def dropped(self, worker: int) -> None:
-        # A part that the worker delivered before is complete and stays in its batch.
+        # Parts that the worker delivered before are complete and stay in their batches.
         self._workers.remove(worker)
-        self._missing.discard(worker)
-        if not self._missing and not self._parts:
-            self._is_requested = False  # nothing is left of the batch: workers that have joined meanwhile begin another
+        for batch in list(self._batches):
+            batch.missing.discard(worker)
+            if not batch.missing and not batch.parts:
+                self._batches.remove(batch)
 
     def joined(self, worker: int) -> None:
         self._workers.append(worker)
+
+    def published(self, version: int) -> None:
+        self._version = version
+
+    def skip(self, batches: int) -> None:
+        if self._num_left is not None:
+            self._num_left = max(0, self._num_left - batches)
 
 
 class PreemptiveSchedule(SyncSchedule):
@@ -85,8 +147,17 @@ class PreemptiveSchedule(SyncSchedule):
 
     def arrived(self, arrival: Arrival) -> None:
         super().arrived(arrival)
-        if self._missing and len(self._parts) >= max(1, self._threshold * (len(self._parts) + len(self._missing))):
-            self.preempt(True)
+        self._preempt_if_due()
+
+    def dropped(self, worker: int) -> None:
+        super().dropped(worker)
+        self._preempt_if_due()
+
+    def _preempt_if_due(self) -> None:
+        for batch in self._batches:
+            num_parts, num_missing = len(batch.parts), len(batch.missing)
+            if num_missing and num_parts >= max(1, self._threshold * (num_parts + num_missing)):
+                self.preempt(True)
 
     def take(self) -> tuple[Arrival, ...] | None:
         parts = super().take()

@@ -25,7 +25,9 @@ class Run:
         monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         folder.metrics.touch()
         self.checkpoints = Checkpoints(folder.checkpoints)
-        self.collector = SimpleNamespace(policy_version=1, num_batches=0, wait_until_filled=self._fill, state=self._save)
+        self.collector = SimpleNamespace(
+            policy_version=1, num_batches=0, wait_until_filled=self._fill, state=self._save
+        )
         self.record, self.signals = Record(cfg, signals), signals
         given = CheckpointOptions(**{"every_min": None, **options})
         self.checkpointer = Checkpointer(

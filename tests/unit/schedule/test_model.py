@@ -19,7 +19,6 @@ import pytest
 from collectx.schedule.asynchronous import AsyncSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.bounded_lag import BoundedLagSchedule
-from collectx.schedule.overlap import OverlappedSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Arrival
@@ -134,7 +133,7 @@ class Model:
     def fill(self, worker: int) -> None:
         slot = self.granted[worker].popleft()
         self.full.add((worker, slot))
-        self.schedule.arrived(Arrival(worker, slot, None))
+        self.schedule.arrived(Arrival(worker, slot, Acted(0)))
 
     def replace(self, worker: int) -> None:
         lost = sorted(self.granted[worker])
@@ -294,7 +293,7 @@ def _bounded(max_lag: int, late: int = 0) -> Model:
 
 def _overlapped(num_batches: int | None = None, late: int = 0) -> Model:
     def make(ready: int) -> Schedule:
-        schedule = OverlappedSchedule(ready, num_batches)
+        schedule = SyncSchedule(ready, 1, num_batches)
         schedule.published(0)
         return schedule
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collectx.schedule.overlap import OverlappedSchedule
+from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Arrival, BatchReport
 
 
@@ -18,7 +18,7 @@ def fill(schedule, slot, workers=(0, 1)):
 
 @pytest.fixture
 def schedule():
-    schedule = OverlappedSchedule(2, None)
+    schedule = SyncSchedule(2, 1)
     schedule.published(0)
     return schedule
 
@@ -52,7 +52,7 @@ def test_a_worker_may_be_a_batch_ahead_and_a_batch_waits_for_all(schedule):
 
 
 def test_no_batch_is_begun_that_will_not_be_delivered():
-    schedule = OverlappedSchedule(2, 2)
+    schedule = SyncSchedule(2, 1, 2)
     assert len(schedule.request()) == 4
     fill(schedule, 0)
     assert schedule.take()
@@ -93,7 +93,7 @@ def test_batches_that_lose_all_workers_are_begun_anew_by_others(schedule):
 
 
 def test_a_restored_batch_is_delivered_first():
-    schedule = OverlappedSchedule(2, 3)
+    schedule = SyncSchedule(2, 1, 3)
     schedule.skip(1)
     schedule.published(7)
     schedule.restore((arrival(0, -1, 5), arrival(1, -1, 5)))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +29,11 @@ from collectx.batch import Layout, Leaf, Slot
 
 # Fills a flat uint8 buffer of `BatchSpec.weights_nbytes` bytes with weights.
 Write: TypeAlias = Callable[[torch.Tensor], object]
-# By worker; None: for all workers, and then there is no other one.
+# By worker; or with the key None alone: for all workers.
 Writes: TypeAlias = Mapping[int | None, Write]
+
+# Where the weights of a version are, as a transport keeps them.
+_Weights = TypeVar("_Weights")
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,21 @@ class Fill:
 
     slot: int
     reset: Reset | None = None
+
+
+def keep_granted(granted: dict[int, _Weights], version: int, newest: _Weights) -> list[_Weights]:
+    """Keeps the weights of a version that is granted, with `BatchSpec.fixes_versions`. Workers fill two batches at a
+    time, so only the last two versions are kept.
+
+    Args:
+        granted: the weights of the versions that are kept, the oldest first.
+        newest: the weights of `version`, if they are not kept already.
+
+    Returns:
+        The weights that are not kept any more.
+    """
+    granted.setdefault(version, newest)
+    return [granted.pop(next(iter(granted))) for _ in range(len(granted) - 2)]
 
 
 class Transport(Protocol):

@@ -19,7 +19,7 @@ import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Slot
 from collectx.memory import SharedMemory, barrier
-from collectx.transport.base import Arrival, BatchSpec, Writes
+from collectx.transport.base import Arrival, BatchSpec, Writes, keep_granted
 
 _NUMBER_BYTES = 8
 # The number of weights that were never published (version -1).
@@ -127,11 +127,8 @@ class Slab:
     def number_of(self, version: int) -> int:
         """The number of a version that is granted: the newest, or one of the last two that were granted. Its buffer is
         not overwritten before another version is granted."""
-        if version not in self._granted:
-            assert version == self._numbers[0] >> 1
-            self._granted[version] = self._numbers[0]
-            while len(self._granted) > 2:
-                del self._granted[next(iter(self._granted))]
+        assert version in self._granted or version == self._numbers[0] >> 1
+        keep_granted(self._granted, version, self._numbers[0])
         return self._granted[version]
 
     def newest_weights(self) -> torch.Tensor:

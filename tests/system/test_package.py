@@ -33,6 +33,8 @@ def test_the_wheel_runs_without_the_repository(tmp_path):
     run("twine", "check", "--strict", *files)
     run("pip", "install", "--quiet", "--no-deps", "--target", "installed", files[0])
     installed = {"PYTHONPATH": str(tmp_path / "installed")}
+    version = run("collectx", "--version", **installed).split()[1]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert str(tmp_path / "installed") in run("pip", "show", "--files", "collectx", **installed)
     assert "cartpole" in run("collectx", "list", "env", **installed)
     assert "completed" in run("collectx", "run", "debug=tiny", "env=counting", "trainer=meter", **installed)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from collectx.transport import messages
-from collectx.transport.base import BatchSpec, Write, Writes
+from collectx.transport.base import BatchSpec, Write, Writes, keep_granted
 from collectx.transport.network.p2p import message_buffer, set_stamp
 from collectx.transport.network.remote_worker import RemoteWorker, Weights
 from collectx.transport.supervisor import State
@@ -70,12 +70,10 @@ class WeightSync:
 
     def keep(self, version: int) -> None:
         """Keeps the weights that a grant names: the newest or one of the last two that were granted."""
-        if version not in self._granted:
-            assert self._shared is not None
-            assert self._shared.version == version
-            self._granted[version] = self._shared
-            while len(self._granted) > 2:
-                self._retire(self._granted.pop(next(iter(self._granted))))
+        assert self._shared is not None
+        assert version in self._granted or version == self._shared.version
+        for weights in keep_granted(self._granted, version, self._shared):
+            self._retire(weights)
 
     def send_version(self, worker: RemoteWorker, version: int) -> None:
         """Sends weights that were kept, unless the worker has them from an earlier grant."""

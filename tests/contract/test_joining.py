@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import gymnasium
@@ -22,6 +23,7 @@ from collectx.errors import RendezvousError, WorkerTimeout
 from collectx.transport.network.availability import why_not
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.link import join_trainer
+from collectx.transport.network.process_group import ConnectionStore
 
 REMOTE = [way for way in TRANSPORTS if way.kind == "distributed"]
 TESTS = Path(__file__).parents[1]
@@ -62,6 +64,22 @@ def test_a_peer_does_not_take_the_index_of_a_worker_that_has_joined(way):
         with pytest.raises(RendezvousError, match="refused: worker 0 is not expected: it has joined already"):
             join_trainer(toys.transport.endpoint, 0, {}, 60.0)
         toys.deliver(3)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.1])
+def test_close_leaves_no_thread_of_a_worker_that_is_making_its_pair(delay_s, monkeypatch):
+    is_received, receive_value = threading.Event(), ConnectionStore._receive_value
+
+    def receive_and_wait(store):
+        value = receive_value(store)
+        is_received.set()
+        time.sleep(delay_s)
+        return value
+
+    monkeypatch.setattr(ConnectionStore, "_receive_value", receive_and_wait)
+    with Toys("gloo", batch_spec(1)) as toys:
+        toys.start(0)
+        assert is_received.wait(60)
 
 
 @over(REMOTE)

@@ -207,14 +207,17 @@ class Listener:
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
             server.close()
-        with self._lock:
-            threads = [*self._threads, *self._peers]
-            for peer in self._peers.values():
-                with contextlib.suppress(OSError):
-                    peer.shutdown(socket.SHUT_RDWR)
         deadline_s = time.monotonic() + _CLOSE_S
-        for thread in threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+        # At first peers can go on to read: one that is making its pair completes it. Where it failed in the middle,
+        # gloo would wait here for its connection until that times out.
+        for how, until_s in ((socket.SHUT_RD, deadline_s - _CLOSE_S / 2), (socket.SHUT_RDWR, deadline_s)):
+            with self._lock:
+                threads = [*self._threads, *self._peers]
+                for peer in self._peers.values():
+                    with contextlib.suppress(OSError):
+                        peer.shutdown(how)
+            for thread in threads:
+                thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connection, str]:

@@ -283,8 +283,8 @@ class NetworkTransport:
             return
         self._is_closed = True
         joined = self._joined()
-        self._supervisor.kill_unconnected()
         self._admission.close()
+        self._supervisor.kill_unconnected()
         self._supervisor.close()
         for worker in joined:
             assert worker.pair is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
+from collectx.config.schema.inference import ServerInferenceConfig
 from collectx.config.schema.launcher import DevicesConfig, SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 
@@ -28,6 +29,12 @@ def is_async(collector: CollectorConfig) -> bool:
     if isinstance(collector, EitherCollectorConfig):
         return not collector.sync
     return collector.kind in ASYNC
+
+
+def acts_in_fixed_order(cfg: RunConfig) -> bool:
+    """Whether the inference server acts for all envs in a fixed order."""
+    order = cfg.inference.order if isinstance(cfg.inference, ServerInferenceConfig) else "fixed"
+    return order == "fixed" or (order == "auto" and not is_async(cfg.collector))
 
 
 def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:

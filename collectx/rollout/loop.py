@@ -119,6 +119,8 @@ class Rollout:
         ends_early: called after every step but the last; the batch ends where it returns true. None for a ragged group.
     """
 
+    # Of the last batch of `steps`.
+    report: BatchReport
     # Attributes that are saved.
     _saved: tuple[str, ...] = ("_env", "_carry")
 
@@ -167,11 +169,24 @@ class Rollout:
             WorkerStopped: `stop` became nonzero.
             ShapeError: an env or the policy returned what its spec does not allow; names the step.
         """
-        infer, env, stop, ends_early = self._next_inference(), self._env, self._stop, self._ends_early
-        num_actions = len(env.spec.action)
+        infer, step = self._next_inference(), 0
         views.policy_version[:] = policy_version
         if self._refresh is not None:
             infer = refreshing(infer, self._refresh, views.policy_version)
+        try:
+            with torch.inference_mode():
+                for step, (seen, written) in enumerate(self.steps(views)):
+                    infer(seen, written)
+        except ShapeError as error:
+            raise_at_step(error, step)
+        return self.report
+
+    def steps(self, views: SlotViews) -> Iterator[tuple[PolicyInput, PolicyOutput]]:
+        """Fills the slot as `collect` does, but for the policy's outputs and `policy_version`: yields, at each step,
+        what the policy reads and where its outputs have to be written before the next step. Sets `report` at the end.
+        Run under `torch.inference_mode`."""
+        env, stop, ends_early = self._env, self._stop, self._ends_early
+        num_actions = len(env.spec.action)
         views.terminated[:] = False
         views.truncated[:] = False
         for array, carry in zip(views.observation, self._carry, strict=True):
@@ -179,26 +194,22 @@ class Rollout:
         observations = [*views.by_step(views.observation), self._carry]
         env_s = policy_s = 0.0
         step, last = 0, views.steps - 1
-        try:
-            with torch.inference_mode():
-                for step, (seen, written, out) in enumerate(views.step_arrays()):
-                    following = observations[step + 1]
-                    if stop[0]:
-                        raise WorkerStopped
-                    started = perf_counter()
-                    infer(seen, written)
-                    acted = perf_counter()
-                    any_ended = env.step(written[:num_actions], out)
-                    for array, final in zip(following, out.observation, strict=True):
-                        array[...] = final
-                    if any_ended:
-                        env.restart(out.terminated | out.truncated, following)
-                    env_s += perf_counter() - acted
-                    policy_s += acted - started
-                    if ends_early is not None and step < last and ends_early():
-                        break
-        except ShapeError as error:
-            raise_at_step(error, step)
+        for step, (seen, written, out) in enumerate(views.step_arrays()):
+            following = observations[step + 1]
+            if stop[0]:
+                raise WorkerStopped
+            started = perf_counter()
+            yield seen, written
+            acted = perf_counter()
+            any_ended = env.step(written[:num_actions], out)
+            for array, final in zip(following, out.observation, strict=True):
+                array[...] = final
+            if any_ended:
+                env.restart(out.terminated | out.truncated, following)
+            env_s += perf_counter() - acted
+            policy_s += acted - started
+            if ends_early is not None and step < last and ends_early():
+                break
         num_steps = step + 1
         if num_steps < views.steps:
             for carry, array in zip(self._carry, observations[num_steps], strict=True):
@@ -209,7 +220,8 @@ class Rollout:
         ends = self._end_batch(done, [flag[:num_steps] for flag in views.cuts])
         env_s += perf_counter() - started
         self._episodes.record(slice(None), views.reward[:num_steps], ends, views.traj_ids[:num_steps])
-        return BatchReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
+        version = int(views.policy_version[0, 0])
+        self.report = BatchReport(version, done.size, env_s, policy_s, *self._episodes.take())
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Begins new trajectories in all envs, with a seed for each; None: with the envs' current random state."""
@@ -223,6 +235,11 @@ class Rollout:
         """Begins new trajectories in some envs, `[E]` bool, of a group with `can_restart_early`."""
         self._env.restart(chosen, self._carry)
         self._episodes.abandon(chosen)
+
+    @property
+    def acts_randomly(self) -> bool:
+        """Whether the next batch has random actions."""
+        return self._num_random > 0
 
     @property
     def group(self) -> Env:

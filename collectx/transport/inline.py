@@ -79,7 +79,7 @@ class InlineLink(SlabLink):
     def acquire(self) -> Fill | Ask | None:
         message, number = self.messages.popleft()
         if isinstance(message, Fill):
-            self._number = number
+            self.number = number
         return message
 
     def send(self, slot: int, report: BatchReport) -> None:

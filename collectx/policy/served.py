@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -13,14 +13,14 @@ from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServedActor:
     """See `collectx.policy.base.Actor`. `act` is not called: the server writes the outputs."""
 
     leaves: tuple[Leaf, ...]
     states: tuple[StateSpec, ...]
     module: nn.Module | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         raise NotImplementedError

@@ -175,7 +175,7 @@ class Rollout:
             infer = refreshing(infer, self._refresh, views.policy_version)
         try:
             with torch.inference_mode():
-                for step, (seen, written) in enumerate(self.steps(views)):
+                for step, (seen, written) in enumerate(self.steps(views)):  # noqa: B007
                     infer(seen, written)
         except ShapeError as error:
             raise_at_step(error, step)

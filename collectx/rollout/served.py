@@ -8,6 +8,7 @@ server acts for the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from collectx.transport.inference import END, InferenceClient
 def split(num_envs: int, num_groups: int) -> list[slice]:
     """The rows of each group in a slot."""
     bounds = [num_envs * group // num_groups for group in range(num_groups + 1)]
-    return [slice(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 class ServedRollout:
@@ -48,11 +49,9 @@ class ServedRollout:
         """The views of the next slot."""
         self._num_slots += 1
         parts = [slot.narrow(rows.start, rows.stop - rows.start) for rows in self._rows]
-        return self._num_slots - 1, [
-            rollout.prepare(part) for rollout, part in zip(self._rollouts, parts, strict=True)
-        ]
+        return self._num_slots - 1, [rollout.prepare(part) for rollout, part in zip(self._rollouts, parts, strict=True)]
 
-    def collect(self, prepared: tuple[int, list[SlotViews]], policy_version: int) -> BatchReport:
+    def collect(self, prepared: Any, policy_version: int) -> BatchReport:
         """See `Rollout.collect`. The server writes the versions. `policy_version` is that of random actions, which are
         drawn here."""
         slot, views = prepared
@@ -71,7 +70,8 @@ class ServedRollout:
             sum(report.frames for report in reports),
             sum(report.env_s for report in reports),
             self._client.wait_s,
-            *(np.concatenate([getattr(report, name) for report in reports]) for name in ("returns", "lengths")),
+            np.concatenate([report.returns for report in reports]),
+            np.concatenate([report.lengths for report in reports]),
         )
 
     def _step(self, slot: int, views: Sequence[SlotViews], number: int) -> None:

@@ -4,8 +4,8 @@ slots; a request says where, and is sent back when the actions are there.
     worker 0 --request--.                                     .--request--> worker 0
     worker 1 --request--+--> one pipe --> inference server ---+--request--> worker 1
 
-Writes to a pipe of up to 512 bytes are atomic, so a worker that is killed leaves no part of a request. The trainer keeps
-all ends: the process that replaces a worker uses the same pipes.
+Writes to a pipe of up to 512 bytes are atomic, so a worker that is killed leaves no part of a request. The trainer
+keeps all ends: the process that replaces a worker uses the same pipes.
 """
 
 from __future__ import annotations

@@ -150,7 +150,8 @@ class InferenceServer:
             for taken in iter(self._order.take, ()):
                 self._act(taken)
         elif request.name == "seed":
-            seed_policy(*request.arguments, self._spec.placement, is_inline=False)
+            (seed,) = request.arguments
+            seed_policy(seed, self._spec.placement, is_inline=False)
         self._link.reply(reply)
 
 

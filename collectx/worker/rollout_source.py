@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -52,6 +53,7 @@ class RolloutSource:
         self._random_state = torch.get_rng_state()
         self._actor: Actor
         self._rollout: Rollout | ServedRollout
+        self._prepared: list[Any]
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
         with self._installed():
             self._build()

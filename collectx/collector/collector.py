@@ -200,8 +200,10 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """As `publish`, of weights that functions write, for all workers or for some; see `Transport.publish`.
 
         Raises:
-            NotImplementedError: for some workers, with `collector.overlap=1`.
+            NotImplementedError: for some workers, with `collector.overlap=1` or `inference=server`.
         """
+        if self.pool.server is not None and None not in writes:
+            raise NotImplementedError("one policy acts for all workers, so its weights are published for all of them")
         if self._schedule.fixes_versions and None not in writes:
             raise NotImplementedError("with overlap=1 all workers act with the same weights: use overlap=0")
         self.owner.check_process()

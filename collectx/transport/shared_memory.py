@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from collectx.errors import RemoteFailure
+from collectx.errors import RemoteFailure, WorkerTimeout
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Fill, Reply, Reset
 from collectx.transport.inference import InferenceChannel, InferenceClient
@@ -90,6 +90,8 @@ class SharedMemoryTransport(SlabTransport):
 
     def _handle_message(self, worker: _LocalWorker, message: bytes | Exception) -> None:
         event: Arrival | Reply
+        if isinstance(message, WorkerTimeout):
+            worker, message = self._find_late(worker, message)
         if isinstance(message, bytes) and message[:1] == messages.FAILED:
             message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(worker))
         if not isinstance(message, bytes):
@@ -104,6 +106,19 @@ class SharedMemoryTransport(SlabTransport):
             event = self._unpack_reply(worker, message[1:])
             self._supervisor.replied(worker)
         self._events.append(event)
+
+    def _find_late(self, worker: _LocalWorker, error: WorkerTimeout) -> tuple[_LocalWorker, Exception]:
+        """The process that is the reason why a worker is late, and its error: if the worker waits for actions, another
+        one that does not ask for any, as the inference server waits for it, or else the server."""
+        limit = worker.limit
+        if self.inference is None or limit is None or not self.inference.is_waiting(worker.index):
+            return worker, error
+        others = [each for index, each in self._workers.items() if index < self.spec.num_workers and each.limit]
+        busy = [each for each in others if not self.inference.is_waiting(each.index)]
+        late = busy[0] if busy else self._workers[self.spec.num_workers]
+        for each in others:
+            self._supervisor.restart_timer(each)
+        return late, self._supervisor.timeout_error(late, limit)
 
     def _unpack_reply(self, worker: _LocalWorker, pickled: bytes) -> Reply:
         try:

@@ -304,7 +304,7 @@ def _connect(
         from collectx.worker.entry import run_worker
         from collectx.worker.inference_server import run_inference_server
 
-        channel = None if specs.served is None else InferenceChannel.create(options.num_workers)
+        channel = None if specs.served is None else InferenceChannel(options.num_workers)
         shared = SharedMemoryTransport(batch, supervisor, channel)
 
         def run(spec: WorkerSpec) -> Entry:

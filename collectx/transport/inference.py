@@ -47,44 +47,36 @@ class Request(NamedTuple):
     slot: int
 
 
-@dataclass(frozen=True)
 class InferenceChannel:
-    """All ends, in the trainer's process.
+    """All ends, in the trainer's process."""
 
-    Attributes:
-        requests: both ends of the pipe to the server, reading and writing.
-        replies: both ends of the pipe to each worker.
-        waiting: a byte for each worker, nonzero while it waits for actions.
-    """
-
-    requests: tuple[Connection, Connection]
-    replies: Sequence[tuple[Connection, Connection]]
-    waiting: SharedMemory
-
-    @classmethod
-    def create(cls, num_workers: int) -> InferenceChannel:
-        pipes = [Pipe(duplex=False) for _ in range(num_workers)]
-        return cls(Pipe(duplex=False), pipes, SharedMemory("inference"))
+    def __init__(self, num_workers: int):
+        # The two ends of each pipe, for reading and for writing.
+        self._requests = Pipe(duplex=False)
+        self._replies = [Pipe(duplex=False) for _ in range(num_workers)]
+        # A byte for each worker, nonzero while it waits for actions.
+        self._shared = [SharedMemory("inference")]
+        self._waiting = self._shared[0].map(num_workers).numpy()
 
     def client(self, worker: int, incarnation: int) -> InferenceClient:
         """The ends of one process of a worker, to be pickled as an argument of the process."""
-        waiting = self.waiting.map(len(self.replies)).numpy()
-        waiting[worker] = 0
-        return InferenceClient(self.requests[1], self.replies[worker][0], self.waiting, worker, incarnation)
+        self._waiting[worker] = 0
+        return InferenceClient(self._requests[1], self._replies[worker][0], *self._shared, worker, incarnation)
 
     def server(self) -> InferenceEnd:
         """The server's end, to be pickled as an argument of its process."""
-        return InferenceEnd(self.requests[0], [reply for _, reply in self.replies])
+        return InferenceEnd(self._requests[0], [reply for _, reply in self._replies])
 
     def is_waiting(self, worker: int) -> bool:
         """Whether the worker waits for actions."""
-        return bool(self.waiting.map(len(self.replies))[worker])
+        return bool(self._waiting[worker])
 
     def close(self) -> None:
         """Closes the ends in this process."""
-        for ends in (self.requests, *self.replies):
+        for ends in (self._requests, *self._replies):
             for end in ends:
                 end.close()
+        self._shared.clear()
 
 
 @dataclass

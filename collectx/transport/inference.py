@@ -55,13 +55,14 @@ class InferenceChannel:
         self._requests = Pipe(duplex=False)
         self._replies = [Pipe(duplex=False) for _ in range(num_workers)]
         # A byte for each worker, nonzero while it waits for actions.
-        self._shared = [SharedMemory("inference")]
-        self._waiting = self._shared[0].map(num_workers).numpy()
+        self._shared: SharedMemory | None = SharedMemory("inference")
+        self._waiting = self._shared.map(num_workers).numpy()
 
     def client(self, worker: int, incarnation: int) -> InferenceClient:
         """The ends of one process of a worker, to be pickled as an argument of the process."""
+        assert self._shared is not None
         self._waiting[worker] = 0
-        return InferenceClient(self._requests[1], self._replies[worker][0], *self._shared, worker, incarnation)
+        return InferenceClient(self._requests[1], self._replies[worker][0], self._shared, worker, incarnation)
 
     def server(self) -> InferenceEnd:
         """The server's end, to be pickled as an argument of its process."""
@@ -76,7 +77,7 @@ class InferenceChannel:
         for ends in (self._requests, *self._replies):
             for end in ends:
                 end.close()
-        self._shared.clear()
+        self._shared = None
 
 
 @dataclass

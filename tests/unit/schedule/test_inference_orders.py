@@ -24,10 +24,8 @@ def calls(num_workers, num_groups, seed, batches=3, steps=4):
     """The calls of the policy where the members step at random speeds: each posts the next step when it was acted for,
     and the next batch at once."""
     draw, order, found = random.Random(seed), FixedOrder(members(num_workers, num_groups)), []
-    scripts = {
-        member: itertools.chain.from_iterable([[*range(steps), END]] * batches)
-        for member in members(num_workers, num_groups)
-    }
+    script = [*range(steps), END] * batches
+    scripts = {member: iter(script) for member in members(num_workers, num_groups)}
     able = set(scripts)
     while able:
         member = draw.choice(sorted(able))

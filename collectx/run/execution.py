@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,10 @@ from collectx.run.signals import Signals
 if TYPE_CHECKING:
     from collectx.collector import Collector
     from collectx.launcher.base import Launcher
+    from collectx.loggers import Logger
     from collectx.run.checkpointer import Checkpointer
     from collectx.run.collection import RunCollection
+    from collectx.run.logger_threads import LoggerThreads
     from collectx.trainer.base import Trainer
 
 # After this time of closing the envs of this process, the error that ended the run is shown.
@@ -155,6 +157,8 @@ class _Execution:
         self._trainer: Trainer
         self._workers_write = False
         self._close_note: threading.Timer | None = None
+        self._make_loggers: dict[str, Callable[[], Logger]]
+        self._loggers: LoggerThreads | None = None
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[Collector]:
         """Makes the policy and the trainer, and starts the workers; does not wait for them."""
@@ -162,6 +166,7 @@ class _Execution:
         import torch
 
         from collectx import collector, env, policy, trainer
+        from collectx.run import logger_threads
         from collectx.run.checkpointer import announce_unsaved
         from collectx.trainer.base import overrides_of_workers
 
@@ -172,6 +177,8 @@ class _Execution:
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)
         snapshot.write_numerics(self._files, device)
+        frames = None if self._point is None else self._record.statistics.frames
+        self._make_loggers = logger_threads.factories(cfg, self._files, frames)
         spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
         # Of what a policy's initialisation or a user's trainer draws from; envs and workers have separate seeds.
         random.seed(cfg.seed)
@@ -203,6 +210,7 @@ class _Execution:
         from collectx.collector.trajectories import Assembler
         from collectx.run.checkpointer import Checkpointer
         from collectx.run.collection import RunCollection
+        from collectx.run.logger_threads import LoggerThreads
         from collectx.trainer.base import written_batches
 
         options = self._cfg.collector
@@ -219,6 +227,7 @@ class _Execution:
             self._add_event,
             assembler,
         )
+        self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
         collection = RunCollection(
             collector,
             self._files,
@@ -230,6 +239,7 @@ class _Execution:
             assembler=assembler,
             batches=written_batches(collector) if self._workers_write else None,
             max_batches=self._cfg.run.max_batches,
+            loggers=self._loggers,
         )
         try:
             if self._point is not None:
@@ -275,7 +285,9 @@ class _Execution:
             checkpointer.write_final(self._files.final_checkpoint)
 
     def close(self) -> None:
-        """Called when the workers are closed."""
+        """Called when the workers are closed. Blocks until the loggers have written everything."""
+        if self._loggers is not None:
+            self._loggers.close()
         if self._close_note is not None:
             self._close_note.cancel()
             self._close_note.join(_CLOSE_S)  # it may wait for a pipe that no process reads

@@ -11,6 +11,7 @@
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
     <run>/checkpoints/
+    <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id, by which they continue a run
 
 Used by the trainer's process while a run lives, and by the command line afterwards.
 """
@@ -56,6 +57,10 @@ class RunFolder:
         self.job_note = self.jobs / "slurm.json"
         self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tensorboard"
+        self.wandb = self.path / "wandb"
+        self.progress = self.path / "progress.csv"
+        self.logger_id = self.path / "logger_id"
         self.final_checkpoint = self.checkpoints / "final.pt"
 
     @property
@@ -92,7 +97,7 @@ class RunFolder:
             for folder in (self.path, self.snapshot, self.checkpoints, *(() if keep_logs else (self.jobs,))):
                 for path in folder.glob(f"{INCOMPLETE}*"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            lines = (self.metrics, self.events)
+            lines = (self.metrics, self.events, self.progress, self.logger_id)
             notes = () if keep_logs else (self.job_note, self.worker_jobs)
             logs = () if keep_logs else self.logs.glob("*.log")
             configs = (path for _, path in self.configs[1:])
@@ -100,8 +105,9 @@ class RunFolder:
             for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
                 stale.unlink(missing_ok=True)
             if not keep_run:
-                for checkpoint in self.checkpoints.glob("[0-9]*"):
-                    shutil.rmtree(checkpoint)
+                for folder in (*self.checkpoints.glob("[0-9]*"), self.tensorboard, self.wandb):
+                    if folder.exists():
+                        shutil.rmtree(folder)
 
     def log(self, role: str) -> Path:
         """The log file of a role, `trainer`, `job` or `worker-0`."""

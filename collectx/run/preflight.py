@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from collectx.config import rules
 from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, is_async
@@ -78,8 +79,17 @@ def rule_problems(cfg: RunConfig) -> list[str]:
     """The messages of all rules that `cfg` breaks; empty if it can run."""
     broken = rules.problems(cfg)
     is_backend_wrong = any(problem.path == "backend" for problem in broken)
-    machine_rules = (_recorded_order, _ray, *(() if is_backend_wrong else (_backend,)))
+    machine_rules = (_recorded_order, _ray, _loggers, *(() if is_backend_wrong else (_backend,)))
     return [problem.text() for problem in (*broken, *rules.problems(cfg, machine_rules))]
+
+
+def _loggers(cfg: RunConfig) -> Iterator[Problem]:
+    """The packages of the loggers are installed, if the trainer runs on this machine."""
+    if cfg.launcher.kind in JOB_LAUNCHERS:
+        return
+    for name in ("tensorboard", "wandb", "mlflow"):
+        if getattr(cfg.logger, name) is not None and find_spec(name) is None:
+            yield Problem("logger", "its package is not installed", name, f"pip install 'collectx[{name}]'.")
 
 
 def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:

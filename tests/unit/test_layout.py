@@ -22,7 +22,7 @@ RULES = {
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
     {"errors", "batch", "memory", "random_state"},
-    {"checkpoints"},
+    {"checkpoints", "loggers"},
     {"config"},
     {"state", "user_objects"},
     {"env", "policy", "transport", "replay"},

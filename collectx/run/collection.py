@@ -220,9 +220,9 @@ class RunCollection:
 
 
 def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
-    """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run. A batch in which no
-    episode ended has no returns and lengths; `mean_return` is in every line after the first episode, `resumed` in the
-    first line after a resume."""
+    """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run. The line of a
+    batch in which no episode ended has no returns and lengths. Every line after the first episode has `mean_return`,
+    the first line after a resume has `resumed`."""
     line = {
         "batch": delivery.index,
         "time": round(time.time(), 3),

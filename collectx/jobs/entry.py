@@ -194,7 +194,7 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
     node = files.node_note(requeue.job_id(os.environ))
     ended = files.jobs / f"exit_status.{os.environ['SLURM_JOB_ID']}"
     # Together, the workers of a run ask SLURM every few seconds.
-    period_s = _ASK_S * num_workers_of(cfg)
+    period_s = _ASK_S * num_workers_of(cfg.collector)
     next_s = time.monotonic() + random.uniform(0, period_s)
     while node.exists() and not ended.exists():
         time.sleep(_POLL_S)

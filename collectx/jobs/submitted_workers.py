@@ -47,7 +47,7 @@ def submitted_workers(
     scheduler = JobArray(launcher, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     watcher = JobWatcher(
         scheduler,
-        num_workers_of(cfg),
+        num_workers_of(cfg.collector),
         lambda worker: files.log(f"worker-{worker}"),
         cfg.collector.close_timeout_s,
         show,

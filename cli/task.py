@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,12 @@ class Task:
 
         for run in runs:
             if run not in jobs:
-                result = execute(run.cfg, run.folder, self.argv)
+                open_launcher = None
+                if run.cfg.launcher.kind == "submitit":
+                    from collectx.jobs.submitted_workers import submitted_workers
+
+                    open_launcher = partial(submitted_workers, run.cfg, RunFolder(run.folder))
+                result = execute(run.cfg, run.folder, self.argv, open_launcher)
                 self.outcomes.append(Outcome(result.status, result.folder))
 
 

@@ -19,7 +19,14 @@ from collectx.collector.collector import Collector
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import FailurePolicy, Role
 from collectx.collector.saved_state import first_incarnations, first_requests
-from collectx.config.derived import backend_of, is_async, is_elastic, is_stacked, num_workers_of, resolve_devices
+from collectx.config.derived import (
+    backend_of,
+    frames_per_part,
+    is_elastic,
+    num_workers_of,
+    resolve_devices,
+    schedule_of,
+)
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
@@ -71,7 +78,7 @@ def build(
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` asks.
         LauncherError: the workers cannot be started.
     """
-    options, num_workers = cfg.collector, num_workers_of(cfg)
+    options, num_workers = cfg.collector, num_workers_of(cfg.collector)
     devices = resolve_devices(cfg.devices)
     is_joining = is_elastic(options) and recorded is None
     # A batch that a worker has written elsewhere has to be delivered.
@@ -84,7 +91,7 @@ def build(
         slots=batch,
         shape=part_shape(spec, options),
         nested_dims=nested_dims(spec.nested_dims, batch.leaves),
-        stacked=is_stacked(options),
+        stacked=schedule_of(options) == "sync",
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
@@ -140,7 +147,7 @@ class SpecMaker:
         self._cfg = _config_of_workers(cfg)
         self._overrides = overrides
         self._num_envs = num_envs
-        self._num_workers = num_workers_of(cfg)
+        self._num_workers = num_workers_of(cfg.collector)
         self._visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
         num_processes = self._num_workers * cfg.collector.num_workers_per_collector
         self._outer = outer or Placement(worker=0, index=0, num_workers=num_processes)
@@ -210,7 +217,7 @@ def _make_actor(cfg: RunConfig, policy: Callable | None, spec: EnvSpec, ends_ear
 
 
 def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> BatchSpec:
-    options, num_workers = cfg.collector, num_workers_of(cfg)
+    options = cfg.collector
     rows = math.prod(part_shape(spec, options))
     observation = spec_with_states(spec, actor.states).observation
     omitted = {leaf.key[1:] for leaf in spec.deltas}
@@ -219,8 +226,8 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
     return BatchSpec(
         leaves=batch_leaves(observation, actor.leaves, omitted, spec.next_only_leaves),
         rows=rows,
-        steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
-        num_workers=num_workers,
+        steps=frames_per_part(options) // rows,
+        num_workers=num_workers_of(options),
         num_slots=schedule.num_slots,
         stacked=schedule.stacked,
         require_latest=schedule.require_latest,
@@ -234,7 +241,7 @@ def _make_schedule(
     options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, wait_for_all: bool
 ) -> Schedule:
     num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
-    if not is_async(options):
+    if schedule_of(options) != "async":
         if options.preemptive_threshold is not None:
             return PreemptiveSchedule(num_workers, options.preemptive_threshold)
         return SyncSchedule(num_workers, options.overlap, num_batches)

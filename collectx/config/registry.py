@@ -3,7 +3,7 @@ its module, its dataclass, its YAML file and an entry here.
 
     env        build(cfg, first_index, life) -> collectx.env.base.Env
     policy     build(cfg, spec) -> torch.nn.Module or another callable
-    backend    a module with make(setup) -> Pair and why_not(), see collectx.transport.network.p2p
+    backend    a module with make(...) -> Pair and why_not(), see collectx.transport.network.p2p
     launcher   build(cfg, log_dir) -> collectx.launcher.base.Launcher, with `cfg` a RunConfig
     trainer    build(cfg, policy, spec, seed, device) -> collectx.trainer.base.Trainer
 """

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from collectx.config import rules
-from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, is_async
+from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, schedule_of
 from collectx.config.problem import Problem
 from collectx.config.schema.launcher import RayLauncherConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
@@ -98,7 +98,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
     if folder is None:
         return
     path, advice = "collector.order_of", "use collector.order_of=null."
-    if not is_async(collector):
+    if schedule_of(collector) != "async":
         rule = f"collector={collector.kind} is sync, and its order is always the same"
         yield Problem(path, rule, folder, advice)
         return

@@ -19,7 +19,7 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
-from collectx.config.derived import is_stacked
+from collectx.config.derived import frames_per_part
 from collectx.config.schema.collector import CollectorConfig
 from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
@@ -113,7 +113,7 @@ def nested_options(options: CollectorConfig) -> CollectorConfig:
     values |= {
         "kind": f"multi_{options.inner}",
         "num_workers": options.num_workers_per_collector,
-        "frames_per_batch": options.frames_per_batch // (options.num_workers if is_stacked(options) else 1),
+        "frames_per_batch": frames_per_part(options),
         "total_frames": -1,
         "zero_copy": True,
         "on_worker_failure": "raise",

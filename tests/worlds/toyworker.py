@@ -12,7 +12,7 @@ from collectx.launcher.local import LocalLauncher
 from collectx.transport.base import BatchReport, BatchSpec, Departure, Joined
 from collectx.transport.inline import InlineTransport
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.network.link import NetworkLink, join_trainer
+from collectx.transport.network.link import join_trainer
 from collectx.transport.network.transport import NetworkTransport
 from collectx.transport.shared_memory import SharedMemoryTransport
 from collectx.transport.supervisor import Supervisor
@@ -147,5 +147,5 @@ def serve(worker, link, fails_at):
 
 def run_remote_worker(endpoint, worker, fails_at):
     socket.setdefaulttimeout(60.0)
-    _, config, connection, pair = join_trainer(endpoint, worker, {"pid": os.getpid()}, 60.0)
-    serve(worker, NetworkLink(worker, connection, pair, config, endpoint.secret), fails_at)
+    _, link = join_trainer(endpoint, worker, {"pid": os.getpid()}, 60.0)
+    serve(worker, link, fails_at)

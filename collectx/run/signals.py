@@ -49,7 +49,8 @@ class RunStopped(KeyboardInterrupt):
 class Signals:
     """Handles SIGINT, SIGTERM and SIGHUP, and SIGUSR1 and SIGUSR2, while the `with` block lasts. Outside the main
     thread, where Python allows no handlers, it does nothing; of the first three, one that the parent process set to be
-    ignored (`nohup`) stays ignored. After a SIGHUP of a closed terminal, output to it is dropped.
+    ignored (`nohup`) stays ignored. A handler that is no
+    Python function stays, as Python cannot set it again. After a SIGHUP of a closed terminal, output to it is dropped.
 
     Attributes:
         last: the signal that came last, or None.
@@ -76,12 +77,14 @@ class Signals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for signum in _SIGNALS:
-                if signal.getsignal(signum) is not signal.SIG_IGN:
+                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
                     self._old_handlers[signum] = signal.signal(signum, self._handle)
             for signum in _REQUESTS:
-                is_free = signal.getsignal(signum) in (signal.SIG_DFL, signal.SIG_IGN)
-                handler = self._request_checkpoint if is_free else self._stop_for_requeue
-                self._old_handlers[signum] = signal.signal(signum, handler)
+                earlier = signal.getsignal(signum)
+                is_free = earlier in (signal.SIG_DFL, signal.SIG_IGN)
+                if earlier is not None:
+                    handler = self._request_checkpoint if is_free else self._stop_for_requeue
+                    self._old_handlers[signum] = signal.signal(signum, handler)
         return self
 
     def __exit__(self, *error: object) -> None:

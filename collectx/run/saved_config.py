@@ -19,7 +19,7 @@ from collectx.config.check import check
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
-from collectx.run.folder import RunFolder
+from collectx.run.folder import RunFolder, runs_below
 from collectx.run.result import Result, Status
 
 # Sections, and options of the collector, without an effect on the content of the batches.
@@ -181,10 +181,9 @@ def saved_text(files: RunFolder) -> str | None:
 
 
 def completed(root: Path) -> dict[str, Path]:
-    """The folder of each completed run in `root`, by its configuration as `config_text`."""
+    """The folder of each completed run below `root`, by its configuration as `config_text`."""
     folders = {}
-    for config in sorted(root.absolute().glob("*/snapshot/config.yaml")):
-        files = RunFolder(config.parent.parent)
+    for files in runs_below(root, includes_root=False):
         try:
             result = files.read_result()
         except DamagedFile:

@@ -245,7 +245,7 @@ def test_workers_wait_rather_than_exceed_max_policy_lag(way, limit):
 
 
 def test_max_policy_lag_is_refused_where_batches_have_frames_that_were_collected_earlier():
-    with pytest.raises(ConfigError, match="collector.max_policy_lag=2: .*autoreset_mode=disabled"):
+    with pytest.raises(ConfigError, match=r"collector.max_policy_lag=2: .*autoreset_mode=disabled"):
         start("multi_async", "local", gym_vector(2, "next_step"), max_policy_lag=2)
 
 

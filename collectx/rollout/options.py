@@ -41,7 +41,8 @@ class RolloutOptions:
 
     @classmethod
     def of(cls, options: CollectorConfig, incarnation: int = 0, has_interruptor: bool = False) -> RolloutOptions:
-        """The options of one process of a worker, of an incarnation of which only the first acts randomly."""
+        """The options of one process of a worker. `init_random_frames` counts in incarnation 0 only: a process that
+        replaces another one takes no random actions."""
         num_workers = 1 if options.kind == "single" else options.num_workers
         frames_per_part = options.frames_per_batch // (num_workers if is_stacked(options) else 1)
         num_random_batches = -(-(options.init_random_frames or 0) // (num_workers * frames_per_part))

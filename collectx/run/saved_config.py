@@ -56,7 +56,7 @@ def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: i
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
-    """Whether a saved configuration gives the same batches as `cfg`, as far as their first ones go."""
+    """Whether runs of a saved configuration and of `cfg` have the same batches, up to the end of the shorter run."""
     return not _effects(_read(config), _plain(cfg))
 
 

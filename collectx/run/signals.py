@@ -1,6 +1,6 @@
 """Raises SIGINT, SIGTERM and SIGHUP as one exception in the main thread, and protects blocks that must finish. SIGUSR1
-and SIGUSR2 ask for a checkpoint; where the process had a handler for one of them before, as that of submitit, which
-requeues its job, the signal ends the run like the first three, and the handler is called after the end.
+and SIGUSR2 request a checkpoint. If the process already had a Python handler for one of these two, that signal ends the
+run as SIGINT does, and the earlier handler is called when the run has ended: submitit's handler requeues the job.
 
     running      the first signal raises `RunStopped` in the main thread; the second is only counted, so that closing
                  continues; the third raises a second time, for a user who does not want to wait

@@ -8,9 +8,10 @@ from pathlib import Path
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.run import exit_status
 from collectx.errors import ConfigError
-from collectx.jobs.status import read_job, runs_below, statuses, submitted
+from collectx.jobs.status import read_job, statuses, submitted
 from collectx.jobs.watcher import Watcher
 from collectx.run import RunFolder, Status, printing
+from collectx.run.folder import runs_below
 
 _USAGE = """\
 collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they have ended, as the command shows

@@ -32,6 +32,7 @@ from collectx.config.schema.launcher import BackendConfig, DevicesConfig, Launch
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Entry, Launcher
 from collectx.policy.base import Actor
@@ -208,6 +209,14 @@ def _make_actor(cfg: RunConfig, policy: Callable | None, spec: EnvSpec, ends_ear
     """An actor of which only the leaves and the layout of its weights are used, on the trainer's device; and the spec
     of a worker's envs as the actor sees it."""
     options, device = cfg.collector, device_of(policy)
+    if options.max_policy_lag is not None and spec.ragged:
+        raise ConfigError(
+            [
+                f"collector.max_policy_lag={options.max_policy_lag}: this vector env spends steps on resets, so that a "
+                "batch may begin with frames that were collected with earlier batches: make it with "
+                "autoreset_mode=disabled or same_step, or use null."
+            ]
+        )
     has_device = resolve_devices(cfg.devices).policy_device is not None
     spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
     spec = dataclasses.replace(spec, data_device=device if has_device else None)

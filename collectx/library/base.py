@@ -120,7 +120,8 @@ class BaseCollector(ReadableCollector):
 
     def __next__(self) -> TensorDictBase:
         """Returns the next batch; blocks until it is complete. Returns None if batches go to `replay_buffer`; the
-        annotation omits that, so that other loops need no check for None."""
+        annotation omits that, so that other loops need no check for None. After Ctrl-C, call it again: it returns the
+        batch that it was waiting for; without workers, it collects that batch anew, with new episodes."""
         self._core.owner.check_process()
         if self.is_running():
             raise RuntimeError("this collector collects in the background since start(): sample from its replay buffer")

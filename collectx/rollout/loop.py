@@ -143,7 +143,7 @@ class Rollout:
         self._options = options
         self._refresh = refresh if options.refresh_each_step else None
         self._ends_early = ends_early
-        # The first observations of the next batch. A copy, as the slot is sent before that.
+        # The observations with which the next batch begins. Not views of a slot, which is sent before that batch.
         self._carry = tuple(
             as_array(torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype)) for leaf in env.spec.observation
         )

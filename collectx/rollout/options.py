@@ -41,7 +41,8 @@ class RolloutOptions:
 
     @classmethod
     def of(cls, options: CollectorConfig, incarnation: int = 0, has_interruptor: bool = False) -> RolloutOptions:
-        """The options of one process of a worker, of an incarnation of which only the first acts randomly."""
+        """The options of one process of a worker. `init_random_frames` counts in incarnation 0 only: a process that
+        replaces another one takes no random actions."""
         frames = num_workers_of(options) * frames_per_part(options)
         num_random_batches = -(-(options.init_random_frames or 0) // frames)
         return cls(

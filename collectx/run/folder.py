@@ -33,6 +33,9 @@ from collectx.run import lock
 from collectx.run.files import decode, read_lines
 from collectx.run.result import ENDED
 
+# Folders between a folder and the runs below it: outputs, date, sweep, point.
+_MAX_DEPTH = 4
+
 
 class RunFolder:
     """Paths of one run. Creating the object touches nothing on disk; `begin` makes the folders."""
@@ -216,6 +219,17 @@ def holder(files: RunFolder) -> tuple[int | None, str]:
         return None, "its host"
     is_here = host == socket.gethostname() and pid > 1 and lock.is_held_by(files.lock, pid)
     return (pid if is_here else None), host
+
+
+def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = True) -> list[RunFolder]:
+    """The runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False` only
+    those below it, for the folder of a sweep, which may have a run in it too."""
+    runs, folders = [], [root.absolute()]
+    for depth in range(max_depth + 1):
+        runs += [folder for folder in folders if (depth or includes_root) and (folder / "snapshot").is_dir()]
+        inner = (path for folder in folders if folder not in runs for path in folder.glob("[!.]*"))
+        folders = [path for path in inner if path.is_dir()]
+    return [RunFolder(folder) for folder in sorted(runs)]
 
 
 def new_folder() -> RunFolder:

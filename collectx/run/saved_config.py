@@ -19,7 +19,7 @@ from collectx.config.check import check
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
-from collectx.run.folder import RunFolder
+from collectx.run.folder import RunFolder, runs_below
 from collectx.run.result import Result, Status
 
 # Sections, and options of the collector, without an effect on the content of the batches.
@@ -56,7 +56,7 @@ def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: i
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
-    """Whether a saved configuration gives the same batches as `cfg`, as far as their first ones go."""
+    """Whether runs of a saved configuration and of `cfg` have the same batches, up to the end of the shorter run."""
     return not _effects(_read(config), _plain(cfg))
 
 
@@ -181,10 +181,9 @@ def saved_text(files: RunFolder) -> str | None:
 
 
 def completed(root: Path) -> dict[str, Path]:
-    """The folder of each completed run in `root`, by its configuration as `config_text`."""
+    """The folder of each completed run below `root`, by its configuration as `config_text`."""
     folders = {}
-    for config in sorted(root.absolute().glob("*/snapshot/config.yaml")):
-        files = RunFolder(config.parent.parent)
+    for files in runs_below(root, includes_root=False):
         try:
             result = files.read_result()
         except DamagedFile:

@@ -283,8 +283,8 @@ class Link(Protocol):
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
         batch: the slots and the weights.
-        stop: whether the worker should stop; cheap enough for every step.
-        preempted: whether the current batch should end with the frames that it has; as cheap.
+        stop: whether the worker should stop. Reading it costs less than a microsecond: the loop does so in every step.
+        preempted: whether the current batch should end with the frames that it has. As fast to read as `stop`.
     """
 
     @property

@@ -125,8 +125,8 @@ class Slab:
         return version
 
     def number_of(self, version: int) -> int:
-        """The number of a version that is granted: the newest, or one of the last two that were granted. Its buffer is
-        not overwritten before another version is granted."""
+        """The number of the weights of a version, which is granted now: the newest version, or one of the last two that
+        were granted. The buffer that has these weights is overwritten only after another version was granted."""
         assert version in self._granted or version == self._numbers[0] >> 1
         keep_granted(self._granted, version, self._numbers[0])
         return self._granted[version]

@@ -13,6 +13,7 @@ from typing import Any
 
 from collectx.errors import RendezvousError
 from collectx.transport.base import Link
+from collectx.transport.inline import InlineLink
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import join_trainer
 from collectx.transport.stacks import write_on_signal
@@ -24,9 +25,9 @@ from collectx.worker.spec import WorkerSpec
 from collectx.worker.user_collector import UserCollectorSource
 
 
-def inline_worker(spec: WorkerSpec, link: Link) -> Generator[None]:
+def inline_worker(spec: WorkerSpec, link: InlineLink) -> Generator[None]:
     """A worker in the trainer's process: a generator that fills a slot each time it is advanced."""
-    return run_worker_loop(link, lambda: _make_source(spec, link, is_inline=True))
+    return run_worker_loop(link, lambda: _make_source(spec, link, is_inline=True), link.put_back)
 
 
 def run_worker(spec: WorkerSpec, link: Link) -> None:

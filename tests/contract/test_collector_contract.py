@@ -244,6 +244,11 @@ def test_workers_wait_rather_than_exceed_max_policy_lag(way, limit):
     assert limit is None or max(lags) == limit
 
 
+def test_max_policy_lag_is_refused_where_batches_have_frames_that_were_collected_earlier():
+    with pytest.raises(ConfigError, match=r"collector.max_policy_lag=2: .*autoreset_mode=disabled"):
+        start("multi_async", "local", gym_vector(2, "next_step"), max_policy_lag=2)
+
+
 def record(cfg, again=None):
     """Digests and order of a run whose policy learns something from every batch: of as many batches as `again` has, or
     until both workers have delivered some, and some with weights older than the newest."""

@@ -109,6 +109,19 @@ def test_an_ignored_signal_stays_ignored():
     assert not raised
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_handler_in_c_which_python_cannot_set_again_stays(number, monkeypatch):
+    known = signal.getsignal
+    before = signal.signal(number, handler := lambda signum, frame: None)
+    try:
+        # The result for a handler that was there before Python.
+        monkeypatch.setattr(signal, "getsignal", lambda each: None if each == number else known(each))
+        with Signals():
+            assert known(number) is handler
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_a_forked_process_ends_it_and_is_not_the_runs(number):

@@ -107,7 +107,7 @@ class RolloutSource:
         if options.may_end_early:
             preempted = link.preempted
             ends_early = spec.should_end or (lambda: preempted[0])
-        self._rollout = rollout = rollout_class(env.spec)(
+        self._rollout = rollout = rollout_class(env.spec, actor)(
             env, actor, episodes, seeds, link.stop, options, self.refresh, ends_early
         )
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]

@@ -32,7 +32,8 @@ def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None):
     env = build(cfg)
     size = env.spec.num_envs
     actor = make_actor(policy, env.spec, torch.device("cpu"), ExplorationType.RANDOM)
-    rollout = rollout_class(env.spec)(env, actor, Episodes(0, size, size), range(size), memoryview(stop), spec, refresh)
+    kind = rollout_class(env.spec, actor)
+    rollout = kind(env, actor, Episodes(0, size, size), range(size), memoryview(stop), spec, refresh)
     layout = Layout(batch_leaves(env.spec.observation, actor.leaves), size, steps)
     slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
     return rollout, slot, rollout.prepare(slot)

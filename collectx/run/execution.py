@@ -4,8 +4,8 @@
     collect   the trainer takes batches from the collector
     finish    the last lines, the checkpoint; the workers are closed -> result.json
 
-Called by the command line, or by `collectx.jobs.entry` in a job. torch is imported only after the fork server has
-started, so that both import it at the same time.
+Called by the command line, or by `collectx.jobs.entry` in a job. torch is imported here, or with what the fork server
+of local workers needs.
 """
 
 from __future__ import annotations
@@ -109,10 +109,11 @@ def _run(
 ) -> None:
     """From the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
     if cfg.launcher.kind == "local" and backend_of(cfg) != "inline":
-        from collectx.launcher.local import warm_up
+        from collectx.launcher import local
 
+        local.preload()
         with signals.ignored_by_children():
-            warm_up()
+            local.warm_up()
     if point is None:
         snapshot.write(cfg, files, argv)
     else:

@@ -6,9 +6,9 @@
     lives                               the workers' incarnations, by index; see `Placement`
     workers                             by worker: what `RequestHandler.state` returns
 
-A worker that is starting has the state of an earlier process of the run, if there is one, and one that was never ready
-has no life. A worker that has a state continues in the same incarnation: its envs, or, where they cannot be saved, its
-trajectory ids, in new episodes. A worker that has none begins the next incarnation.
+A worker that is starting has the state of an earlier process of the run, if there is one; one that was never ready has
+no entry in `lives`. A worker that has a state continues in the same incarnation: its envs, or, where they cannot be
+saved, its trajectory ids, in new episodes. A worker that has none begins the next incarnation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) ->
 
 def first_incarnations(state: Mapping[str, Any]) -> dict[int, int]:
     """The incarnations with which the workers continue after `state`."""
-    return {worker: life + (worker not in state["workers"]) for worker, life in state["lives"].items()}
+    return {worker: last + (worker not in state["workers"]) for worker, last in state["lives"].items()}
 
 
 def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Ask]:

@@ -37,7 +37,7 @@ _CLOSE_S = 2.0
 _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 
-def build(cfg: GymVectorEnvConfig, first_index: int, life: int) -> GymVectorEnv:
+def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int) -> GymVectorEnv:
     """See `collectx.env.build`."""
     with explain_errors(cfg):
         return GymVectorEnv(_make(cfg), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode)

@@ -221,7 +221,7 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
         num_slots=schedule.num_slots,
         stacked=schedule.stacked,
         require_latest=schedule.require_latest,
-        fixes_versions=schedule.fixes_versions,
+        grants_name_version=schedule.grants_name_version,
         weights_nbytes=FlatWeights(actor.module).nbytes,
         first_version=first_version,
     )

@@ -28,7 +28,7 @@ from collectx.env.infos import InfoKeys
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
-from collectx.env.spaces import SpaceLeaves, check, checked_values, numpy_dtype, write_env
+from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
 
@@ -217,7 +217,7 @@ class CheckedEnv(gymnasium.Wrapper):
     def _checked(self, result: Any) -> Any:
         if self._observation is not None:
             for (leaf, dtype), value in zip(self._leaves, self._observation.flatten(result[0]), strict=True):
-                check(leaf, value, dtype, self._index)
+                check_value(leaf, value, dtype, self._index)
         return result
 
 

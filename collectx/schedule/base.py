@@ -26,7 +26,7 @@ class Schedule:
         stacked: whether a batch has a part of every worker that takes part when it is begun.
         require_latest: whether a slot must be filled with the weights that were the newest when it was granted, or with
             newer ones.
-        fixes_versions: whether `version_of` a slot is the version of the weights that act in it.
+        grants_name_version: whether `version_of` a slot is the version of the weights that act in it.
         num_slots: of each worker.
         must_wait_to_publish: whether slots still have to be filled with the current weights.
     """
@@ -34,7 +34,7 @@ class Schedule:
     stacked: bool
     require_latest: bool
     num_slots: int
-    fixes_versions = False
+    grants_name_version = False
 
     @property
     def must_wait_to_publish(self) -> bool:
@@ -60,7 +60,7 @@ class Schedule:
         """A slot is full."""
         raise NotImplementedError
 
-    def take(self) -> tuple[Arrival, ...] | None:
+    def next_batch(self) -> tuple[Arrival, ...] | None:
         """Returns the arrivals of the next batch, or None while it is incomplete."""
         raise NotImplementedError
 

@@ -26,9 +26,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import signatures
-from collectx.cli.overrides import Checked, check
-from collectx.config.check import UNSET, Unresolved
-from collectx.config.check import check as check_config
+from collectx.cli.overrides import Checked, check_overrides
+from collectx.config.check import UNSET, Unresolved, check_config
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import Unset, incomplete
 from collectx.config.schema.launcher import SlurmResources
@@ -110,7 +109,7 @@ class Composer:
         if paths := [text for text in overrides if text.lstrip("+").startswith("hydra.searchpath=")]:
             with _config_errors():
                 self.groups = self.choices(paths)
-        return check(overrides, self.groups)
+        return check_overrides(overrides, self.groups)
 
     def load(
         self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, master: DictConfig | None = None
@@ -257,9 +256,8 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str], str]:
     """The typed configuration of a composition, of which `hydra` is Hydra's part; its problems, see
-    `collectx.config.check.check`; and the message about keys that were left out, or "". The composition itself is
-    untyped: Hydra would stop at the first problem, and its advice to put a `+` before an unknown key would switch this
-    check off."""
+    `check_config`; and the message about keys that were left out, or "". The composition itself is untyped: Hydra would
+    stop at the first problem, and its advice to put a `+` before an unknown key would switch this check off."""
     values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}
     note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
     cfg, problems = check_config(values, ignore)

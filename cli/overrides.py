@@ -35,7 +35,7 @@ def quoted(value: object) -> str:
     return f"'{text}'"
 
 
-def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
+def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
     """Parses `overrides`; `groups` has the choices of every group."""
     parser = OverridesParser.create()
     usable: list[str] = []

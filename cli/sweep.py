@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from collectx.cli import foreign_code, signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
-from collectx.cli.task import PointFailed, SweepStopped, Task, objective, submitted
+from collectx.cli.task import PointFailed, SweepStopped, Task, objective, run_of
 from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -274,7 +274,7 @@ class PointRunner:
 
         def start(node: DictConfig) -> None:
             try:
-                run = submitted(node, HydraConfig.get(), point.name)
+                run = run_of(node, HydraConfig.get(), point.name)
                 if run.cfg.launcher.kind in JOB_LAUNCHERS:
                     jobs.append(run)
                 else:

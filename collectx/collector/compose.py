@@ -86,7 +86,17 @@ def build(
     wait_for_all = any(each.hooks.write_batch is not None for each in overrides)
     schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
     ends_early = any(each.should_end is not None for each in overrides)
-    actor, spec = _make_actor(cfg, policy, spec, ends_early)
+    spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
+    if options.max_policy_lag is not None and spec.ragged:
+        raise ConfigError(
+            [
+                f"collector.max_policy_lag={options.max_policy_lag}: this vector env spends steps on resets, so that a "
+                "batch may begin with frames that were collected with earlier batches: make it with "
+                "autoreset_mode=disabled or same_step, or use null."
+            ]
+        )
+    # Only the leaves and the layout of the weights of this actor are used.
+    actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     batch = _batch_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
     delivery = DeliverySpec(
         slots=batch,
@@ -205,26 +215,6 @@ def _config_of_workers(cfg: RunConfig) -> RunConfig:
     )
 
 
-def _make_actor(cfg: RunConfig, policy: Callable | None, spec: EnvSpec, ends_early: bool) -> tuple[Actor, EnvSpec]:
-    """An actor of which only the leaves and the layout of its weights are used, on the trainer's device; and the spec
-    of a worker's envs as the actor sees it."""
-    options, device = cfg.collector, device_of(policy)
-    if options.max_policy_lag is not None and spec.ragged:
-        raise ConfigError(
-            [
-                f"collector.max_policy_lag={options.max_policy_lag}: this vector env spends steps on resets, so that a "
-                "batch may begin with frames that were collected with earlier batches: make it with "
-                "autoreset_mode=disabled or same_step, or use null."
-            ]
-        )
-    has_device = resolve_devices(cfg.devices).policy_device is not None
-    spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
-    spec = dataclasses.replace(spec, data_device=device if has_device else None)
-    exploration = policies.ExplorationType(options.exploration_type)
-    actor = policies.make_actor(policy, spec, device, exploration, policies.skips_signature_check(cfg.policy))
-    return actor, spec
-
-
 def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> BatchSpec:
     options = cfg.collector
     rows = math.prod(part_shape(spec, options))
@@ -240,7 +230,7 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
         num_slots=schedule.num_slots,
         stacked=schedule.stacked,
         require_latest=schedule.require_latest,
-        fixes_versions=schedule.fixes_versions,
+        grants_name_version=schedule.grants_name_version,
         weights_nbytes=FlatWeights(actor.module).nbytes,
         first_version=first_version,
     )

@@ -39,7 +39,7 @@ def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) ->
 
 def first_incarnations(state: Mapping[str, Any]) -> dict[int, int]:
     """The incarnations with which the workers continue after `state`."""
-    return {worker: life + (worker not in state["workers"]) for worker, life in state["lives"].items()}
+    return {worker: last + (worker not in state["workers"]) for worker, last in state["lives"].items()}
 
 
 def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Ask]:

@@ -28,7 +28,7 @@ class Unresolved:
     reason: str
 
 
-def check(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunConfig, list[Problem]]:
+def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunConfig, list[Problem]]:
     """Checks a complete configuration.
 
     Args:

@@ -1,7 +1,7 @@
 """Every `kind` of every group: the dataclass of its options, and the function or class that builds it. A new kind is
 its module, its dataclass, its YAML file and an entry here.
 
-    env        build(cfg, first_index, life) -> collectx.env.base.Env
+    env        build(cfg, first_index, incarnation) -> collectx.env.base.Env
     policy     build(cfg, spec) -> torch.nn.Module or another callable
     backend    a module with make(...) -> Pair and why_not(), see collectx.transport.network.p2p
     launcher   build(cfg, log_dir) -> collectx.launcher.base.Launcher, with `cfg` a RunConfig

@@ -22,7 +22,7 @@ from collectx.env.spaces import SpaceLeaves, checked_values, write_env
 from collectx.errors import ShapeError
 
 
-def build(cfg: GymEnvConfig, first_index: int, life: int) -> GymEnv:
+def build(cfg: GymEnvConfig, first_index: int, incarnation: int) -> GymEnv:
     """See `collectx.env.build`."""
     with explain_errors(cfg):
         make = env_factory(cfg)

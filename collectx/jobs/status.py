@@ -97,7 +97,7 @@ class SubmittedRun:
         return self.cfg.collector.close_timeout_s + _EXIT_S
 
 
-def submitted(run: RunFolder) -> SubmittedRun:
+def submitted_run(run: RunFolder) -> SubmittedRun:
     """A run with the configuration that it was begun or resumed with last.
 
     Raises:

@@ -33,7 +33,7 @@ from collectx.library.keywords import Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
 from collectx.library.parse import parse, signature_of
 from collectx.library.profiling import ProfileConfig
-from collectx.library.rules import check, check_keys
+from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
@@ -71,7 +71,7 @@ class BaseCollector(ReadableCollector):
         keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
         problems += conflicts
         cfg = to_config(keywords, problems)
-        check(keywords, cfg, problems)
+        check_arguments(keywords, cfg, problems)
         overrides = overrides_of_workers(keywords, cfg)
         env = overrides[0].env
         assert isinstance(env, UserEnvConfig)

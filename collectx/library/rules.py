@@ -54,7 +54,7 @@ CONFIG_RULES = [rule for rule in config_rules.RULES if rule not in (device_names
 LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "remote_configs")
 
 
-def check(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
+def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
     """Checks the keywords together.
 
     Args:

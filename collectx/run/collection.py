@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from collectx.collector import Collector
-    from collectx.collector.batch_info import Delivery
+    from collectx.collector.batch_info import BatchInfo
     from collectx.run.digest import Digest
     from collectx.transport.base import Arrival
 
@@ -193,7 +193,7 @@ class RunCollection:
         finally:
             self._lines.close()
 
-    def _workers(self, delivery: Delivery, now_s: float) -> list[dict[str, Any]]:
+    def _workers(self, delivery: BatchInfo, now_s: float) -> list[dict[str, Any]]:
         """The entries of the workers whose last one is `WORKERS_S` old. A batch of one worker always names it, with the
         version of its weights: `collectx.run.reproduce.order_of` needs both."""
         entries = []
@@ -219,7 +219,7 @@ class RunCollection:
             self._loggers(line)
 
 
-def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
+def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
     """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run. The line of a
     batch in which no episode ended has no returns and lengths. Every line after the first episode has `mean_return`,
     the first line after a resume has `resumed`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.checkpoints import Checkpoints
-from collectx.config.check import check
+from collectx.config.check import check_config
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
@@ -166,7 +166,7 @@ def saved_config(files: RunFolder) -> RunConfig:
     """
     content = read_config(newest_config(files))
     # The run folder is not part of the configuration.
-    cfg, problems = check({key: value for key, value in content.items() if key != "hydra"})
+    cfg, problems = check_config({key: value for key, value in content.items() if key != "hydra"})
     if problems:
         raise ConfigError([problem.text() for problem in problems])
     return cfg

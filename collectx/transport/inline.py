@@ -36,8 +36,8 @@ class InlineTransport(SlabTransport):
         self._workers[worker] = handle
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
-        number = 0 if version is None else self.slab.number_of(version)
-        self._send(worker, (Fill(slot, reset), number))
+        pointer = 0 if version is None else self.slab.pointer_to(version)
+        self._send(worker, (Fill(slot, reset), pointer))
 
     def send_request(self, worker: int, request: Ask) -> None:
         self._send(worker, (request, 0))
@@ -74,15 +74,15 @@ class InlineLink(SlabLink):
 
     def __init__(self, slab: Slab, worker: int, events: deque[Arrival | Reply]):
         super().__init__(slab, worker)
-        # Grants, each with the number of its weights, and requests.
+        # Grants, each with the pointer to its weights, and requests.
         self.messages: deque[tuple[Fill | Ask, int]] = deque()
         self._events = events
         self._error: BaseException | None = None
 
     def acquire(self) -> Fill | Ask | None:
-        message, number = self.messages.popleft()
+        message, pointer = self.messages.popleft()
         if isinstance(message, Fill):
-            self._number = number
+            self._pointer = pointer
         return message
 
     def send(self, slot: int, report: BatchReport) -> None:
@@ -99,7 +99,7 @@ class InlineLink(SlabLink):
         episodes."""
         if isinstance(message, Fill) and message.reset is None:
             message = Fill(message.slot, Reset())
-        self.messages.appendleft((message, self._number))
+        self.messages.appendleft((message, self._pointer))
         self._error = interruption
 
     def take_error(self) -> BaseException | None:

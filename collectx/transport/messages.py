@@ -2,7 +2,7 @@
 signed, as they carry the states of envs, which a worker that resumes unpickles (`collectx.state`).
 
 trainer -> worker    GRANT   | slot, reset, version (int64): of the weights to act with, or the oldest that are allowed:
-                             | exactly this version with `BatchSpec.fixes_versions`
+                             | exactly this version with `BatchSpec.grants_name_version`
                      WEIGHTS | version (int64)
 worker -> trainer    FULL    | slot, version, frames, episodes (int64), seconds (4 float64) | returns (float64)
                              | lengths (int64) | nothing, or `BatchReport.added` as by `pack_tensors`

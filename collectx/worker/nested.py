@@ -58,11 +58,7 @@ class NestedSource:
         overrides = [WorkerOverrides(hooks=spec.hooks)] * cfg.collector.num_workers
         self._collector = build(cfg, policy, env_spec, overrides=overrides, outer=spec.placement)
         rollout_spec = RolloutOptions.of(cfg.collector).env_spec(env_spec)
-        if spec.policy_device is not None:
-            rollout_spec = dataclasses.replace(rollout_spec, data_device=torch.device("cpu"))
-        exploration = policies.ExplorationType(cfg.collector.exploration_type)
-        skips_check = policies.skips_signature_check(cfg.policy)
-        actor = policies.make_actor(policy, rollout_spec, torch.device("cpu"), exploration, skips_check)
+        actor, _ = policies.configured_actor(cfg, policy, rollout_spec, torch.device("cpu"))
         self._policy = actor.module
 
     def refresh(self) -> None:

@@ -83,10 +83,8 @@ class RolloutSource:
             # Such a policy is called once, to learn its outputs: with the observations that begin the first episodes.
             first = first_observations(env, env_seeds(spec, cfg.seed))
             env.spec, seeds = replace(env.spec, example_observation=first), None
-        device, skips_check = torch.device(spec.policy_device or "cpu"), policies.skips_signature_check(cfg.policy)
-        if spec.policy_device is not None:
-            env.spec = replace(env.spec, data_device=device)
-        self._actor = actor = policies.make_actor(policy, env.spec, device, self._exploration, skips_check)
+        actor, env.spec = policies.configured_actor(cfg, policy, env.spec, torch.device(spec.policy_device or "cpu"))
+        self._actor = actor
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
         next_only = (leaf.under("next") for leaf in env.spec.next_only_leaves)

@@ -317,7 +317,7 @@ def test_a_worker_that_was_started_again_takes_no_random_frames(way):
         for batch in collector:
             log_prob = batch["action_log_prob"]
             assert (log_prob[0] == 0).all()
-            if batch["observation"][1, 0, 0, 1] >= 2**32:  # its second life
+            if batch["observation"][1, 0, 0, 1] >= 2**32:  # its second incarnation
                 assert (log_prob[1] < 0).all()
                 break
             assert (log_prob[1] == 0).all()

@@ -269,7 +269,7 @@ def test_a_buffer_has_no_torn_frame_of_a_killed_worker(way, wait_until):
         collector.start()
         wait_until(lambda: buffer.write_count > 0, what="frames")
         os.kill(pid, signal.SIGKILL)
-        # Ids of a second life begin at 2**32 times the number of envs.
+        # Ids of a second incarnation begin at 2**32 times the number of envs.
         wait_until(lambda: buffer.sample(500)["collector", "traj_ids"].max() >= 2**33, what="frames of the new worker")
         with collector.pause():
             check_physics(buffer.sample(500))

@@ -62,7 +62,7 @@ def slurm_nodes(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def slurm_time(cfg: RunConfig) -> Iterator[Problem]:
-    """A run that is signalled as soon as it starts, life after life, delivers nothing."""
+    """A run that is signalled as soon as it starts, at every start, delivers nothing."""
     launcher = cfg.launcher
     if not isinstance(launcher, SlurmLauncherConfig) or launcher.requeue is False or launcher.time is None:
         return

@@ -122,7 +122,7 @@ class NetworkLink:
         self._poller = select.poll()
         self._poller.register(connection.fileno(), select.POLLIN)
         self._nbytes = self.batch.weights_nbytes
-        self._fixes_versions = self.batch.fixes_versions
+        self._grants_name_version = self.batch.grants_name_version
         # Two buffers: one holds the newest weights until `refresh`, the other receives newer ones.
         self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
         for _ in range(2):
@@ -130,7 +130,7 @@ class NetworkLink:
         self._newest: torch.Tensor | None = None
         self._version = -1
         # Of the last grant.
-        self._least_version = -1 if self._fixes_versions else 0
+        self._least_version = -1 if self._grants_name_version else 0
 
     @property
     def preempted(self) -> bytes:
@@ -148,7 +148,7 @@ class NetworkLink:
     def acquire(self) -> Fill | Ask | None:
         while not self._granted and not self._is_closed:
             # Weights give no sign of their complete arrival, so they are polled for.
-            is_arriving = self._announced_version > self._version and not self._fixes_versions
+            is_arriving = self._announced_version > self._version and not self._grants_name_version
             self._receive_messages(POLL_S if is_arriving else None)
             self._take_weights()
         if self._is_closed:
@@ -186,7 +186,7 @@ class NetworkLink:
     def _take_weights(self) -> None:
         """Takes weights that have arrived, no newer ones than the grant names, and acknowledges them."""
         while self._receives and self._announced_version > self._version and self._receives[0][0].done():
-            if self._fixes_versions and self._version == self._least_version:
+            if self._grants_name_version and self._version == self._least_version:
                 return
             incoming, buffer = self._receives.popleft()
             incoming.wait()

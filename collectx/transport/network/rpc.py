@@ -8,7 +8,7 @@ A process has one RPC agent. With `rpc.init_rpc`, all peers would inform each ot
 blocks all. Here a worker's agent knows the trainer's only, and the trainer's agent knows those of the workers:
 
     trainer's agent, id 0 ---- worker's agent, id 1
-                        \\--- worker's agent, id 2       (one id for each life of a worker)
+                        \\--- worker's agent, id 2       (one id for each process of a worker)
 
 They exchange their addresses over the authenticated connection. An agent authenticates no caller, and unpickles what it
 receives: the trainer's port is closed to new connections, a worker's after the trainer has connected

@@ -287,8 +287,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
                 reasons[index] = reason
         for index in (ready | starting) & state["lives"].keys() - saved_workers.keys():
             reasons[index] = "the state of its envs was not saved"
-        # Workers in another incarnation begin new episodes anyway. Workers that are starting get the reset in advance, as
-        # their envs may turn out not to be restorable.
+        # Workers in another incarnation begin new episodes anyway. Workers that are starting get the reset in advance,
+        # as their envs may turn out not to be restorable.
         reset = Reset(env_seed(seed, state["frames"], 1))
         for index in reasons.keys() | (starting & saved_workers.keys()):
             if self.pool.records[index].incarnation == state["lives"].get(index):

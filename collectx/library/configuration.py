@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +40,7 @@ CHOICES = {
     "launcher.sbatch": "slurm_kwargs",
     "use launcher.requeue": "leave it out",
     "backend=auto or gloo": "backend='gloo'",
-    " null": " None",
+    "null": "None",
 }
 
 
@@ -88,10 +89,8 @@ def in_python(problem: Problem, keywords: Keywords) -> str:
     keyword = names.get(problem.path, "")
     if problem.value is not ABSENT and hasattr(keywords, keyword):
         problem = dataclasses.replace(problem, path=keyword, value=getattr(keywords, keyword))
-    text = problem.text(PYTHON)
-    for name in sorted(names, key=len, reverse=True):
-        text = text.replace(name, names[name])
-    return text
+    whole_names = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w.])(?:{whole_names})(?!\w)", lambda found: names[found[0]], problem.text(PYTHON))
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:

@@ -158,9 +158,12 @@ def folder_errors(path: Path | str) -> Iterator[None]:
     """Raises a `ConfigError` where the block, which makes the folder `path`, raises an `OSError`."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # of the standard output
     except OSError as error:
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
         where = "choose another with hydra.run.dir or hydra.sweep.dir."
-        raise ConfigError([f"the run folder {path} cannot be made: {error}: {where}"]) from error
+        raise ConfigError([f"the run folder {path} cannot be made: {why}: {where}"]) from error
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
+from collectx.run import signals
 from collectx.run.signals import RunStopped, Signals, ignore_requests
 
 pytestmark = pytest.mark.usefixtures("hangups")
@@ -110,14 +111,13 @@ def test_an_ignored_signal_stays_ignored():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_handler_in_c_which_python_cannot_set_again_stays(number, monkeypatch):
-    known = signal.getsignal
+def test_a_handler_in_c_which_python_cannot_set_again_stays(number, within):
     before = signal.signal(number, handler := lambda signum, frame: None)
     try:
         # The result for a handler that was there before Python.
-        monkeypatch.setattr(signal, "getsignal", lambda each: None if each == number else known(each))
+        within(signals, "signal", getsignal=lambda each: None if each == number else signal.getsignal(each))
         with Signals():
-            assert known(number) is handler
+            assert signal.getsignal(number) is handler
     finally:
         signal.signal(number, before)
 

@@ -39,7 +39,8 @@ class OneEnvRollout(Rollout):
         written = [as_array(torch.zeros((1, *leaf.shape), dtype=leaf.dtype)) for leaf in self._actor.leaves]
         action = written[: len(spec.action)]
         next_only = [np.zeros_like(array[0]) for array in views.next_only]
-        out = StepArrays(carry, np.zeros(1, np.float32), *np.zeros((2, 1), np.bool_), np.ones(1, np.bool_), next_only)
+        terminated, truncated = np.zeros((2, 1), np.bool_)
+        out = StepArrays(carry, np.zeros(1, np.float32), terminated, truncated, np.ones(1, np.bool_), next_only)
         before = [*zip(views.observation, carry, strict=True), *zip(views.actor, written, strict=True)]
         after = [*zip(views.next_observation, carry, strict=True), (views.reward, out.reward)]
         after += zip(views.next_only, next_only, strict=True)
@@ -59,9 +60,9 @@ class OneEnvRollout(Rollout):
                     for array, value in after:
                         array[step] = value
                     if any_ended:
-                        views.terminated[step], views.truncated[step] = out.terminated, out.truncated
-                        out.terminated[0] = out.truncated[0] = False
-                        env.restart(out.frame, carry)
+                        views.terminated[step], views.truncated[step] = terminated, truncated
+                        env.restart(terminated | truncated, carry)
+                        terminated[0] = truncated[0] = False
                     env_s += perf_counter() - acted
                     policy_s += acted - started
                     if ends_early is not None and step < last and ends_early():

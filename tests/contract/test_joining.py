@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import gymnasium
@@ -66,14 +65,15 @@ def test_a_peer_does_not_take_the_index_of_a_worker_that_has_joined(way):
         toys.deliver(3)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.1])
-def test_close_leaves_no_thread_of_a_worker_that_is_making_its_pair(delay_s, monkeypatch):
+@pytest.mark.parametrize("is_closing", [False, True])
+def test_close_leaves_no_thread_of_a_worker_that_is_making_its_pair(is_closing, monkeypatch, wait_until):
     is_received, receive_value = threading.Event(), ConnectionStore._receive_value
 
     def receive_and_wait(store):
         value = receive_value(store)
         is_received.set()
-        time.sleep(delay_s)
+        if is_closing:
+            wait_until(lambda: toys.transport._is_closed)
         return value
 
     monkeypatch.setattr(ConnectionStore, "_receive_value", receive_and_wait)

@@ -63,7 +63,8 @@ _PREPROCESSED = (
     {"_target_": "gymnasium.wrappers.FrameStackObservation", "stack_size": 4},
 )
 CASES = {
-    "cartpole_1": Case("CartPole-v1", 1, "mlp", 1024, {}, dict.fromkeys(KINDS, 6.0)),
+    "cartpole_1": Case("CartPole-v1", 1, "mlp", 1024, dict.fromkeys(_HIGH, 0.8), dict.fromkeys(KINDS, 6.0)),
+    "halfcheetah_1": Case("HalfCheetah-v5", 1, "mlp", 512, dict.fromkeys(_HIGH, 0.8)),
     "cartpole_32": Case("CartPole-v1", 32, "mlp", 128, _HIGH, dict.fromkeys(KINDS, 10.0)),
     "halfcheetah_8": Case("HalfCheetah-v5", 8, "mlp", 64, _HIGH, {}),
     "pong_raw_8": Case("ALE/Pong-v5", 8, "cnn", 16, _HIGH),

@@ -18,7 +18,7 @@ from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
-from collectx.env.spaces import SpaceLeaves, checked_values, write_env
+from collectx.env.spaces import SpaceLeaves, checked_values, write_env, write_leaf
 from collectx.errors import ShapeError
 
 
@@ -132,11 +132,15 @@ class OneGymEnv(GymEnv):
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         try:
             observation, reward, terminated, truncated, info = self._steps[0](self._split(action)[0])
-            values = (observation,) if self._is_array else self._values(observation, info)
+            values = None if self._is_array else self._values(observation, info)
         except Exception as error:
             self._explain(error, 0)
             raise
-        write_env(self._leaves, out.observation, 0, values)
+        if values is None:
+            # Half the cost of `write_env`.
+            write_leaf(self._leaves[0], out.observation[0], 0, observation)
+        else:
+            write_env(self._leaves, out.observation, 0, values)
         try:
             out.reward[0] = reward
         except (TypeError, ValueError):

@@ -30,15 +30,15 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
         return infer_all
 
     if spec.num_envs == 1:
-        is_number = [leaf.shape == () for leaf in actor.leaves]
+        numbers = [leaf.shape == () for leaf in actor.leaves]
 
         def infer_one(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-            for array, value, number in zip(out, act(observation), is_number, strict=True):
-                # For one number, `item` costs a quarter of `numpy`.
-                if number:
-                    array[0] = value.item()
+            # A `zip` costs more here than these indices, and `numpy` four times as much as `item`.
+            for i, value in enumerate(act(observation)):
+                if numbers[i]:
+                    out[i][0] = value.item()
                 else:
-                    array[...] = value.numpy()
+                    out[i][...] = value.numpy()
 
         return infer_one
 

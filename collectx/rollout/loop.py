@@ -183,8 +183,8 @@ class Rollout:
         return BatchReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
 
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
-        """Writes observations, the policy's outputs, rewards and ends of the batch. Returns the number of its steps,
-        and the seconds that envs and policy took. The observations after the last step are in `_carry` then."""
+        """Writes observations, the policy's outputs, rewards and ends of a batch. Returns the number of its steps, and
+        the seconds that envs and policy took. `_carry` has the observations after the last step then."""
         env, stop, ends_early = self._env, self._stop, self._ends_early
         num_actions = len(env.spec.action)
         for array, carry in zip(views.observation, self._carry, strict=True):

@@ -60,9 +60,9 @@ class OneEnvRollout(Rollout):
                     for array, value in after:
                         array[step] = value
                     if any_ended:
-                        views.terminated[step], views.truncated[step] = out.terminated, out.truncated
-                        out.terminated[0] = out.truncated[0] = False
-                        env.restart(out.frame, carry)
+                        views.terminated[step], views.truncated[step] = terminated, truncated
+                        env.restart(terminated | truncated, carry)
+                        terminated[0] = truncated[0] = False
                     env_s += perf_counter() - acted
                     policy_s += acted - started
                     if ends_early is not None and step < last and ends_early():

@@ -22,8 +22,9 @@ def load_generators(saved: dict[str, Any]) -> None:
 
 
 def _numpy_state() -> tuple[Any, ...]:
-    name, keys, *rest = np.random.get_state()
-    return name, torch.from_numpy(keys.view(np.int32)), *rest  # type: ignore[union-attr]
+    state: Any = np.random.get_state()
+    name, keys, *rest = state
+    return name, torch.from_numpy(keys.view(np.int32)), *rest
 
 
 def _set_numpy_state(state: tuple[Any, ...]) -> None:

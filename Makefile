@@ -51,9 +51,10 @@ test-gpu: install  ## Run the tests that need a GPU
 bench: install  ## Benchmark against the bare loop and TorchRL (about half an hour)
 	$(BIN)/python -m benchmarks
 
-check: install  ## Lint, formatting, types
+check: install  ## Lint, formatting, style, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/style.py
 	$(BIN)/mypy
 
 format: install  ## Format, and apply automatic fixes

@@ -63,7 +63,8 @@ _PREPROCESSED = (
     {"_target_": "gymnasium.wrappers.FrameStackObservation", "stack_size": 4},
 )
 CASES = {
-    "cartpole_1": Case("CartPole-v1", 1, "mlp", 1024, {}, dict.fromkeys(KINDS, 6.0)),
+    "cartpole_1": Case("CartPole-v1", 1, "mlp", 1024, dict.fromkeys(_HIGH, 0.8), dict.fromkeys(KINDS, 6.0)),
+    "halfcheetah_1": Case("HalfCheetah-v5", 1, "mlp", 512, dict.fromkeys(_HIGH, 0.8)),
     "cartpole_32": Case("CartPole-v1", 32, "mlp", 128, _HIGH, dict.fromkeys(KINDS, 10.0)),
     "halfcheetah_8": Case("HalfCheetah-v5", 8, "mlp", 64, _HIGH, {}),
     "pong_raw_8": Case("ALE/Pong-v5", 8, "cnn", 16, _HIGH),
@@ -151,8 +152,7 @@ def policy_config(case: Case) -> Any:
 
 def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_batch: int, **collector: Any) -> Any:
     """A complete configuration; `collector` replaces values of that group."""
-    from collectx.config.registry import packaged_values
-    from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
+    from collectx.config.registry import group_from_dict, packaged_values
     from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RayLauncherConfig
     from collectx.config.schema.run import RunConfig
     from collectx.config.schema.trainer import TrainerConfig
@@ -169,9 +169,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         "start_timeout_s": 120.0,
         **collector,
     }
-    make: Any = CollectorConfig
     if (either := kind.removesuffix("_sync")) in _EITHER:
-        make = EitherCollectorConfig
         values |= {"kind": either, "sync": kind != either}
     # EnvPool's threads run on the core of their worker, as in the bare loop.
     launcher = LauncherConfig(kind="local", num_threads=1, pin_cores=env.kind == "envpool")
@@ -181,7 +179,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
     return RunConfig(
         env=env,
         policy=policy,
-        collector=make(**values),
+        collector=group_from_dict("collector", values),
         backend=BackendConfig(kind="auto", interface=None, port=None),
         launcher=launcher,
         devices=DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None),

@@ -59,8 +59,7 @@ class _Raw:
     def __init__(self, num_bytes: int):
         import torch
 
-        from collectx.transport.network.gloo import GlooPair
-        from collectx.transport.network.p2p import TRAINER, PairSetup
+        from collectx.transport.network.p2p import TRAINER, PairConfig
 
         self._connection, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(
@@ -68,7 +67,7 @@ class _Raw:
         )
         self._process.start()
         theirs.close()
-        self._pair = GlooPair(PairSetup(self._connection, TRAINER, "127.0.0.1", 60.0))
+        self._pair = PairConfig(60.0).make_pair(self._connection, TRAINER, "127.0.0.1")
         self._buffer = torch.zeros(num_bytes, dtype=torch.uint8)
 
     def send(self) -> float:
@@ -87,11 +86,10 @@ class _Raw:
 def _receive(connection: Connection, num_bytes: int) -> None:
     import torch
 
-    from collectx.transport.network.gloo import GlooPair
-    from collectx.transport.network.p2p import WORKER, PairSetup
+    from collectx.transport.network.p2p import WORKER, PairConfig
 
     torch.set_num_threads(1)
-    pair = GlooPair(PairSetup(connection, WORKER, "127.0.0.1", 60.0))
+    pair = PairConfig(60.0).make_pair(connection, WORKER, "127.0.0.1")
     buffer = torch.zeros(num_bytes, dtype=torch.uint8)
     try:
         while True:

@@ -26,9 +26,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import signatures
-from collectx.cli.overrides import Checked, check
-from collectx.config.check import UNSET, Unresolved
-from collectx.config.check import check as check_config
+from collectx.cli.overrides import Checked, check_overrides
+from collectx.config.check import UNSET, Unresolved, check_config
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import Unset, incomplete
 from collectx.config.schema.launcher import SlurmResources
@@ -108,9 +107,9 @@ class Composer:
     def check(self, overrides: Sequence[str]) -> Checked:
         """Reads the overrides one by one; see `collectx/cli/overrides.py`."""
         if paths := [text for text in overrides if text.lstrip("+").startswith("hydra.searchpath=")]:
-            with _config_errors():
+            with config_errors(yaml.YAMLError, ValueError):
                 self.groups = self.choices(paths)
-        return check(overrides, self.groups)
+        return check_overrides(overrides, self.groups)
 
     def load(
         self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, master: DictConfig | None = None
@@ -124,7 +123,7 @@ class Composer:
         Raises:
             ConfigError: Hydra could not compose it.
         """
-        with _config_errors():
+        with config_errors(yaml.YAMLError, ValueError):
             if master is not None:
                 return self._loader.load_sweep_config(master, list(overrides))
             return self._loader.load_configuration(self.config_name, list(overrides), mode)
@@ -163,10 +162,14 @@ def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:
 
 
 @contextmanager
-def _config_errors() -> Iterator[None]:
+def config_errors(*others: type[Exception]) -> Iterator[None]:
+    """Raises errors of Hydra in the block, and those of the types `others`, as `ConfigError`."""
+    expected: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, *others)
     try:
         yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+    except ConfigError:
+        raise
+    except expected as error:
         text = str(error).strip()
         if "'hydra.launcher." in text:
             key = text.partition("'hydra.launcher.")[2].partition("'")[0]
@@ -181,28 +184,21 @@ def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
     """Checks a composed configuration, with Hydra's part: types and rules. Imports no code that it names."""
     with _resolving_hydra(node):
         cfg, problems, note = typed(node, node.hydra, broken)
-    problems = [*_with_hydras_keys(problems, node.hydra), *preflight.rule_problems(cfg)]
-    return Composed(node, cfg, [*problems, *_launcher_conflicts(node.hydra, cfg)], note)
+    problems = [*_launcher_problems(problems, node.hydra, cfg), *preflight.rule_problems(cfg)]
+    return Composed(node, cfg, problems, note)
 
 
-def _with_hydras_keys(problems: Sequence[str], hydra: DictConfig) -> Iterator[str]:
-    """Problems about keys of `launcher` name the same key of Hydra's launcher, if it has it."""
+def _launcher_problems(problems: Sequence[str], hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:
+    """`problems`, where one about a key of `launcher` also names the key of Hydra's launcher, if that has it; then the
+    problem that both launchers submit jobs."""
+    theirs = hydra.runtime.choices["hydra/launcher"]
     for problem in problems:
         key = problem.partition(":")[0].partition("=")[0].removeprefix("launcher.")
-        if problem.startswith("launcher.") and "no such key" in problem and key in hydra.launcher:
-            problem += f" hydra/launcher={hydra.runtime.choices['hydra/launcher']} has hydra.launcher.{key}."
-        yield problem
-
-
-def _launcher_conflicts(hydra: DictConfig, cfg: RunConfig) -> list[str]:
-    """The problem that Hydra's launcher and the launcher of the run both submit jobs."""
-    theirs = hydra.runtime.choices["hydra/launcher"]
+        is_theirs = problem.startswith("launcher.") and "no such key" in problem and key in hydra.launcher
+        yield problem + f" hydra/launcher={theirs} has hydra.launcher.{key}." * is_theirs
     with suppress(Unset):
         if ".hydra_submitit_launcher." in hydra.launcher._target_ and isinstance(cfg.launcher, SlurmResources):
-            return [
-                f"hydra/launcher={theirs} and launcher={cfg.launcher.kind} both say where jobs run: use one of them."
-            ]
-    return []
+            yield f"hydra/launcher={theirs} and launcher={cfg.launcher.kind} both say where jobs run: use one of them."
 
 
 @contextmanager
@@ -257,9 +253,8 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str], str]:
     """The typed configuration of a composition, of which `hydra` is Hydra's part; its problems, see
-    `collectx.config.check.check`; and the message about keys that were left out, or "". The composition itself is
-    untyped: Hydra would stop at the first problem, and its advice to put a `+` before an unknown key would switch this
-    check off."""
+    `check_config`; and the message about keys that were left out, or "". The composition itself is untyped: Hydra would
+    stop at the first problem, and its advice to put a `+` before an unknown key would switch this check off."""
     values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}
     note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
     cfg, problems = check_config(values, ignore)

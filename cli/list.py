@@ -11,12 +11,12 @@ from typing import Any
 
 from collectx.cli.arguments import Arguments, one_group, subcommand
 from collectx.cli.compose import Composer
-from collectx.config.json_schema import group_schema, run_schema
+from collectx.config.json_schema import group_schema, loggers, run_schema
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import SECTIONS
 
 # How `collectx list` orders groups.
-_ORDER = (*GROUPS, "experiment", "debug")
+_ORDER = (*GROUPS, "logger", "experiment", "debug")
 _USAGE = """\
 collectx list [GROUP] [-v] [--config-dir DIR] [hydra.searchpath=[...]]: every choice of each group, or of one, with a
 line about it; for run, checkpoint and sweep, which have no choices, their keys.
@@ -42,6 +42,9 @@ def show(arguments: Arguments) -> int:
         if "verbose" in arguments.flags and name in GROUPS:
             kinds = group_schema(name)["anyOf"]
             _print_keys(name, {kind["title"].partition("=")[2]: kind["properties"] for kind in kinds})
+        elif "verbose" in arguments.flags and name == "logger":
+            for logger, schema in loggers().items():
+                _print_keys(f"logger.{logger}", {logger: schema["anyOf"][0]["properties"]})
     return 0
 
 

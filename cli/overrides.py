@@ -35,7 +35,7 @@ def quoted(value: object) -> str:
     return f"'{text}'"
 
 
-def check(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
+def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
     """Parses `overrides`; `groups` has the choices of every group."""
     parser = OverridesParser.create()
     usable: list[str] = []
@@ -83,12 +83,13 @@ def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -
 
 
 def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
-    """The chosen names that do not exist."""
+    """The chosen names that do not exist; several of one group are a list, as in `logger=[csv,wandb]`."""
     if override.is_sweep_override():
         names = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
     else:
         names = [override.get_value_element_as_str()]
-    return [name for name in names if name not in options]
+    single = [each for name in names for each in (name[1:-1].split(",") if name.startswith("[") else [name]) if each]
+    return [name for name in single if name not in options]
 
 
 def _forced(override: Override, text: str) -> str:

@@ -16,7 +16,7 @@ from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, read_snapshot, run_folder
-from collectx.config.derived import ASYNC
+from collectx.config.derived import SCHEDULES
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import Outcome
 from collectx.run import RunFolder, printing, saved_config, snapshot
@@ -88,7 +88,7 @@ def _reproduce(arguments: Arguments) -> int:
 def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
     """The reason why batches may differ from those in `old`; "" if seeds determine them; None if they can be
     delivered in the recorded order of `old`."""
-    if collector.get("kind") not in ASYNC and collector.get("sync") is not False:
+    if SCHEDULES.get(collector.get("kind", "")) != "async" and collector.get("sync") is not False:
         is_preemptive = collector.get("preemptive_threshold") is not None
         if is_preemptive:
             return "with collector.preemptive_threshold batches end when enough workers are ready"

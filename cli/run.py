@@ -11,18 +11,17 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from collectx.cli import foreign_code, signatures, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
-from collectx.cli.compose import Composed, Composer, folder_of, parsed
+from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
 from collectx.cli.overrides import Checked, quoted
 from collectx.cli.task import SweepStopped, Task
 from collectx.config.derived import JOB_LAUNCHERS
@@ -31,7 +30,7 @@ from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.run import RunFolder, Status, preflight, printing, saved_config
-from collectx.run.folder import locked
+from collectx.run.folder import folder_errors, locked
 from collectx.run.result import Result
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
@@ -88,7 +87,7 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     flags = [text for name, value in arguments.flags.items() if name in passed for text in (f"--{name}", value)]
     try:
         # Hydra exits after `--help`.
-        with _config_errors(ValueError), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
+        with config_errors(ValueError, CollectxError), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
             call_hydra([*words, *filter(None, flags)], config_name=composer.config_name, config_dir=composer.config_dir)
     except ConfigError as error:
         # Of a value that refers to nothing, Hydra does not say the key.
@@ -119,7 +118,7 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
     """Blocks until the run has ended."""
     folder = folder_of(run.node, "hydra.run.dir")
     files = RunFolder(Path(folder))
-    with _config_errors():
+    with folder_errors(folder), config_errors(CollectxError):
         if run.cfg.run.resume == "auto" and (done := _check_resume(files, run.cfg, trusted)) is not None:
             from collectx.run import display
 
@@ -145,7 +144,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         raise
     except Exception as error:
         if not task.outcomes and (prepared.is_ours or not sweep.run_folders(root)):
-            with _config_errors(*_submitit_errors()):
+            with folder_errors(root), config_errors(CollectxError, *_submitit_errors()):
                 raise
         is_complete = False
         text = str(error).strip()
@@ -182,23 +181,6 @@ def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
     if num_alive := sum(not run.status.has_ended for run in outcomes):
         command = f"collectx cancel {shlex.quote(str(root))}"
         printing.note(f"{num_alive} of the points may continue without this command: {command} ends the started ones.")
-
-
-@contextmanager
-def _config_errors(*others: type[Exception]) -> Iterator[None]:
-    """Raises errors of the block, which come before a run has started, also those of the types `others`, as
-    `ConfigError`: those of a run are in its result."""
-    expected: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, CollectxError, *others)
-    try:
-        yield
-    except (BrokenPipeError, ConfigError):
-        raise
-    except OSError as error:
-        why = str(error).strip().partition("\n")[0] or type(error).__name__
-        where = "hydra.run.dir or hydra.sweep.dir"
-        raise ConfigError([f"the run folder cannot be made: {why}: choose another with {where}."]) from error
-    except expected as error:
-        raise ConfigError([str(error).strip()]) from error
 
 
 def exit_status(statuses: Sequence[Status]) -> int:

@@ -58,6 +58,8 @@ def _calls(cfg: RunConfig) -> Iterator[_Call]:
         yield "policy.kwargs", cfg.policy.target, cfg.policy.kwargs, ()
     if isinstance(cfg.trainer, CustomTrainerConfig):
         yield "trainer.kwargs", cfg.trainer.target, cfg.trainer.kwargs, ()
+    if (custom := cfg.logger.custom) is not None:
+        yield "logger.custom.kwargs", custom.target, custom.kwargs, ()
 
 
 def _env_target(env: GymEnvConfig | GymVectorEnvConfig) -> str | None:

@@ -14,11 +14,11 @@ from collectx.jobs.status import (
     numbers_of,
     query_slurm,
     read_job,
-    runs_below,
     status_of,
     waiting_workers,
 )
 from collectx.run import RunFolder, Status, printing
+from collectx.run.folder import runs_below
 from collectx.run.printing import COLUMNS, cells, print_table
 
 _USAGE = """\

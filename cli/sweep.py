@@ -29,13 +29,14 @@ from omegaconf.errors import OmegaConfBaseException
 from collectx.cli import foreign_code, signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
-from collectx.cli.task import PointFailed, SweepStopped, Task, objective, submitted
+from collectx.cli.task import PointFailed, SweepStopped, Task, objective, run_of
 from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.jobs.status import SubmittedRun
 from collectx.run import RunFolder, printing
+from collectx.run.folder import runs_below
 from collectx.run.saved_config import completed, config_text, saved_text
 
 _NAME_LENGTH = 120
@@ -273,7 +274,7 @@ class PointRunner:
 
         def start(node: DictConfig) -> None:
             try:
-                run = submitted(node, HydraConfig.get(), point.name)
+                run = run_of(node, HydraConfig.get(), point.name)
                 if run.cfg.launcher.kind in JOB_LAUNCHERS:
                     jobs.append(run)
                 else:
@@ -321,9 +322,12 @@ def _has_other_run(files: RunFolder, text: str) -> bool:
 
 
 def run_folders(root: Path) -> list[tuple[str, Path]]:
-    """The run folders of a sweep with another launcher than ours, by the names of their points; by those of the folders
-    if Hydra has written to one of them since its run ended, as for another point that was refused there."""
-    folders = sorted((path.parent for path in root.glob("*/snapshot")), key=lambda path: (len(path.name), path.name))
+    """The run folders of a sweep that another launcher than ours runs, each with the name of its point. Where the
+    overrides of the points are not known, the names are those of the folders: if `.hydra` of a point cannot be read, or
+    is newer than the result beside it, as Hydra also writes it for a point whose folder was refused."""
+    folders = [run.path for run in runs_below(root, includes_root=False)]
+    paths = {folder: folder.relative_to(root.absolute()) for folder in folders}
+    folders.sort(key=lambda folder: [(len(part), part) for part in paths[folder].parts])
     overrides = []
     for folder in folders:
         path, result = folder / ".hydra" / "overrides.yaml", RunFolder(folder).result
@@ -334,4 +338,4 @@ def run_folders(root: Path) -> list[tuple[str, Path]]:
         except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError):
             break
     is_known = len(overrides) == len(folders) and len({len(words) for words in overrides}) == 1
-    return list(zip(names(overrides) if is_known else [folder.name for folder in folders], folders, strict=True))
+    return list(zip(names(overrides) if is_known else [str(paths[folder]) for folder in folders], folders, strict=True))

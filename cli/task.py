@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class Task:
             SweepStopped: the run was interrupted, in the process of the command.
         """
         hydra: Any = HydraConfig.get()
-        run = submitted(node, hydra)
+        run = run_of(node, hydra)
         foreign_code.check_checkpoints(RunFolder(run.folder))
         self.execute([run])
         if self.is_interrupted and self._is_in_command:
@@ -85,7 +86,7 @@ class Task:
     def alone(self, node: DictConfig) -> None:
         """Runs the only run of a command. Errors are kept, as Hydra would add text to them."""
         try:
-            self.execute([submitted(node, HydraConfig.get())])
+            self.execute([run_of(node, HydraConfig.get())])
         except ConfigError as error:
             self.problems.extend(error.problems)
 
@@ -101,11 +102,16 @@ class Task:
 
         for run in runs:
             if run not in jobs:
-                result = execute(run.cfg, run.folder, self.argv)
+                open_launcher = None
+                if run.cfg.launcher.kind == "submitit":
+                    from collectx.jobs.submitted_workers import submitted_workers
+
+                    open_launcher = partial(submitted_workers, run.cfg, RunFolder(run.folder))
+                result = execute(run.cfg, run.folder, self.argv, open_launcher)
                 self.outcomes.append(Outcome(result.status, result.folder))
 
 
-def submitted(node: DictConfig, hydra: Any, name: str | None = None) -> SubmittedRun:
+def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> SubmittedRun:
     """The run that a job of Hydra's is to start, in the folder that Hydra has made.
 
     Args:

@@ -8,9 +8,10 @@ from pathlib import Path
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.run import exit_status
 from collectx.errors import ConfigError
-from collectx.jobs.status import read_job, runs_below, statuses, submitted
+from collectx.jobs.status import read_job, statuses, submitted_run
 from collectx.jobs.watcher import Watcher
 from collectx.run import RunFolder, Status, printing
+from collectx.run.folder import runs_below
 
 _USAGE = """\
 collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they have ended, as the command shows
@@ -24,7 +25,7 @@ def _watch(arguments: Arguments) -> int:
     for run, status in zip(runs, statuses(runs), strict=True):
         if status.status is Status.UNKNOWN:
             printing.note(f"{run.path}: {status.detail}; follows its folder.")
-    watcher = Watcher([(submitted(run), read_job(run)) for run in runs], is_owner=False)
+    watcher = Watcher([(submitted_run(run), read_job(run)) for run in runs], is_owner=False)
     outcomes = watcher.watch()
     return 130 if watcher.is_detached else exit_status([outcome.status for outcome in outcomes])
 

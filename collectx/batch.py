@@ -119,7 +119,7 @@ def batch_leaves(
 
 
 @functools.cache
-def stand_in(dtype: torch.dtype) -> torch.dtype | None:
+def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
     """The integer dtype of the same size as which numpy has the values of a dtype that it lacks, such as bfloat16; None
     for a dtype that numpy has."""
     try:
@@ -130,15 +130,15 @@ def stand_in(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor as an array on the CPU, in the dtype's `stand_in` if there is one. Copies only from another device."""
-    dtype = stand_in(tensor.dtype)
+    """A tensor as an array on the CPU, as its `same_size_integer` if it has one. Copies only from another device."""
+    dtype = same_size_integer(tensor.dtype)
     return (tensor if dtype is None else tensor.view(dtype)).numpy(force=True)
 
 
 def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     """The inverse of `as_array`, over the same memory."""
     tensor = torch.from_numpy(np.asarray(array))  # a numpy scalar is not an array
-    return tensor if stand_in(dtype) is None else tensor.view(dtype)
+    return tensor if same_size_integer(dtype) is None else tensor.view(dtype)
 
 
 class Layout:

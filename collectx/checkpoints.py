@@ -28,7 +28,7 @@ from collectx.errors import DamagedFile
 # Begins the names of files and folders that are being written; a process that is killed leaves them.
 INCOMPLETE = ".new-"
 STATE = "state.pt"
-_FORMAT = 2
+_FORMAT = 3
 _MANIFEST = "manifest.json"
 _Loaded = TypeVar("_Loaded")
 

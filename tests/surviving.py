@@ -6,7 +6,7 @@ import ways
 from collecting import Log, counting, custom, start
 from worlds.streams import StreamChecker
 
-from collectx.env.counting import EPISODES_PER_LIFE
+from collectx.env.counting import EPISODES_PER_INCARNATION
 
 # Each worker is a collector of two processes, one of which is lost.
 RELAY = replace(ways.GLOO_ASYNC, name="relay")
@@ -31,6 +31,6 @@ def survive(way, fault, lives=1, num_batches=10, **knobs):
         while after < num_batches:
             batch = next(batches)
             checker.take(batch)
-            newest = max(newest, int(batch["observation"][..., 1].max()) // EPISODES_PER_LIFE)
+            newest = max(newest, int(batch["observation"][..., 1].max()) // EPISODES_PER_INCARNATION)
             after += newest == lives
     return checker.frames, log

@@ -1,6 +1,6 @@
 """Collectors: a schedule over a transport. `build` composes one from a configuration."""
 
-from collectx.collector.batch_info import Delivery as Delivery
+from collectx.collector.batch_info import BatchInfo as BatchInfo
 from collectx.collector.collector import Collector as Collector
 from collectx.collector.compose import build as build
 from collectx.schedule.replay import RecordedBatch as RecordedBatch

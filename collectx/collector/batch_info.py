@@ -59,7 +59,7 @@ class DeliverySpec:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Delivery:
+class BatchInfo:
     """One batch as it was delivered.
 
     Attributes:

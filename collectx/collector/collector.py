@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector import saved_state
-from collectx.collector.batch_info import Delivery, DeliverySpec
+from collectx.collector.batch_info import BatchInfo, DeliverySpec
 from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import WorkerState
@@ -37,7 +37,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         num_frames, num_batches: delivered so far.
     """
 
-    delivery: Delivery
+    delivery: BatchInfo
 
     def __init__(self, transport: Transport, schedule: Schedule, spec: DeliverySpec, pool: WorkerPool):
         self.transport = transport
@@ -131,7 +131,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     def _take_parts(self) -> tuple[Arrival, ...] | None:
         """The parts of the next batch if it is complete, the same ones until they are counted."""
         if self._next_parts is None:
-            self._next_parts = self._schedule.take()
+            self._next_parts = self._schedule.next_batch()
         return self._next_parts
 
     def _gather(self, parts: tuple[Arrival, ...], copy: bool) -> torch.Tensor:
@@ -142,7 +142,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._next_parts, self._delivered = None, self._delivered + parts
         self._restored.pop(parts[0].slot, None)
         frames = sum(part.report.frames for part in parts)
-        self.delivery = Delivery(self.num_batches, frames, parts, self.policy_version, waited_s)
+        self.delivery = BatchInfo(self.num_batches, frames, parts, self.policy_version, waited_s)
         self.num_batches += 1
         self.num_frames += frames
         for part in parts:
@@ -204,7 +204,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """
         if self.pool.server is not None and None not in writes:
             raise NotImplementedError("one policy acts for all workers, so its weights are published for all of them")
-        if self._schedule.fixes_versions and None not in writes:
+        if self._schedule.grants_name_version and None not in writes:
             raise NotImplementedError("with overlap=1 all workers act with the same weights: use overlap=0")
         self.owner.check_process()
         while self._schedule.must_wait_to_publish:
@@ -289,7 +289,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
                 reasons[index] = reason
         for index in (ready | starting) & state["lives"].keys() - saved_workers.keys():
             reasons[index] = "the state of its envs was not saved"
-        # Those in another incarnation have new episodes. Whether those that are starting are restored is not known yet.
+        # Workers in another incarnation begin new episodes anyway. Workers that are starting get the reset in advance,
+        # as their envs may turn out not to be restorable.
         reset = Reset(env_seed(seed, state["frames"], 1))
         for index in reasons.keys() | (starting & saved_workers.keys()):
             if self.pool.records[index].incarnation == state["lives"].get(index):

@@ -20,13 +20,21 @@ from collectx.collector.collector import Collector
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import FailurePolicy, Role
 from collectx.collector.saved_state import first_incarnations, first_requests
-from collectx.config.derived import backend_of, is_async, is_elastic, is_stacked, num_workers_of, resolve_devices
+from collectx.config.derived import (
+    backend_of,
+    frames_per_part,
+    is_elastic,
+    num_workers_of,
+    resolve_devices,
+    schedule_of,
+)
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.inference import ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Entry, Launcher
 from collectx.policy.base import Actor
@@ -75,20 +83,30 @@ def build(
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` asks.
         LauncherError: the workers cannot be started.
     """
-    options, num_workers = cfg.collector, num_workers_of(cfg)
+    options, num_workers = cfg.collector, num_workers_of(cfg.collector)
     devices = resolve_devices(cfg.devices)
     is_joining = is_elastic(options) and recorded is None
     # A batch that a worker has written elsewhere has to be delivered.
     wait_for_all = any(each.hooks.write_batch is not None for each in overrides)
     schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
     ends_early = any(each.should_end is not None for each in overrides)
-    actor, spec = _make_actor(cfg, policy, spec, ends_early)
+    spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
+    if options.max_policy_lag is not None and spec.ragged:
+        raise ConfigError(
+            [
+                f"collector.max_policy_lag={options.max_policy_lag}: this vector env spends steps on resets, so that a "
+                "batch may begin with frames that were collected with earlier batches: make it with "
+                "autoreset_mode=disabled or same_step, or use null."
+            ]
+        )
+    # Only the leaves and the layout of the weights of this actor are used.
+    actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     batch = _batch_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
     delivery = DeliverySpec(
         slots=batch,
         shape=part_shape(spec, options),
         nested_dims=nested_dims(spec.nested_dims, batch.leaves),
-        stacked=is_stacked(options),
+        stacked=schedule_of(options) == "sync",
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
@@ -148,7 +166,7 @@ class SpecMaker:
         self._cfg = _config_of_workers(cfg)
         self._overrides = overrides
         self._num_envs = num_envs
-        self._num_workers = num_workers_of(cfg)
+        self._num_workers = num_workers_of(cfg.collector)
         self._visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
         num_processes = self._num_workers * cfg.collector.num_workers_per_collector
         self._outer = outer or Placement(worker=0, index=0, num_workers=num_processes)
@@ -218,20 +236,8 @@ def _served(cfg: RunConfig, actor: Actor) -> ServedActor | None:
     return ServedActor(actor.leaves, actor.states) if is_served else None
 
 
-def _make_actor(cfg: RunConfig, policy: Callable | None, spec: EnvSpec, ends_early: bool) -> tuple[Actor, EnvSpec]:
-    """An actor of which only the leaves and the layout of its weights are used, on the trainer's device; and the spec
-    of a worker's envs as the actor sees it."""
-    options, device = cfg.collector, device_of(policy)
-    has_device = resolve_devices(cfg.devices).policy_device is not None
-    spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
-    spec = dataclasses.replace(spec, data_device=device if has_device else None)
-    exploration = policies.ExplorationType(options.exploration_type)
-    actor = policies.make_actor(policy, spec, device, exploration, policies.skips_signature_check(cfg.policy))
-    return actor, spec
-
-
 def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> BatchSpec:
-    options, num_workers = cfg.collector, num_workers_of(cfg)
+    options = cfg.collector
     rows = math.prod(part_shape(spec, options))
     observation = spec_with_states(spec, actor.states).observation
     omitted = {leaf.key[1:] for leaf in spec.deltas}
@@ -240,12 +246,12 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
     return BatchSpec(
         leaves=batch_leaves(observation, actor.leaves, omitted, spec.next_only_leaves),
         rows=rows,
-        steps=options.frames_per_batch // (rows * (num_workers if schedule.stacked else 1)),
-        num_workers=num_workers,
+        steps=frames_per_part(options) // rows,
+        num_workers=num_workers_of(options),
         num_slots=schedule.num_slots,
         stacked=schedule.stacked,
         require_latest=schedule.require_latest,
-        fixes_versions=schedule.fixes_versions,
+        grants_name_version=schedule.grants_name_version,
         weights_nbytes=FlatWeights(actor.module).nbytes,
         first_version=first_version,
     )
@@ -255,7 +261,7 @@ def _make_schedule(
     options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, wait_for_all: bool
 ) -> Schedule:
     num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
-    if not is_async(options):
+    if schedule_of(options) != "async":
         if options.preemptive_threshold is not None:
             return PreemptiveSchedule(num_workers, options.preemptive_threshold)
         return SyncSchedule(num_workers, options.overlap, num_batches)

@@ -51,14 +51,15 @@ class WorkerRecord:
         incarnation: of its newest process; see `collectx.worker.spec.Placement`.
         spec: of its newest process.
         handle: its newest process; None if its end cannot be observed.
-        num_restarts, num_requeues: how many of its processes were started after a failure, and after a scheduler had
-            ended the one before.
+        num_restarts: how many of its processes replaced a process that had failed.
+        num_requeues: how many replaced a process that a scheduler had ended.
         num_granted: slots that are granted and not full.
         num_frames: frames delivered, in all of its incarnations.
         first_requests: requests without a reply, to which it has to reply before it is ready. They hold the saved state
             that waits for it.
         num_pending: replies to come to other requests; more than one after a call that was interrupted.
-        is_awaited, reply: whether it has yet to reply to the last `WorkerPool.request`, and its reply.
+        is_awaited: whether its reply to the last `WorkerPool.request` is still to come.
+        reply: its reply to that request; None while it is awaited.
         has_replied: whether its newest process has replied to any request: it has made its envs and policy.
         reset: goes with the next slot that it is granted.
     """

@@ -6,9 +6,10 @@
     lives                               the workers' incarnations, by index; see `Placement`
     workers                             by worker: what `RequestHandler.state` returns
 
-A worker that is starting has the state of an earlier process of the run, if there is one, and one that was never ready
-has no life. A worker that has a state continues in the same incarnation: its envs, or, where they cannot be saved, its
-trajectory ids, in new episodes. A worker that has none begins the next incarnation.
+A worker whose process is still starting is saved with the state that waits for that process, if there is one. A worker
+that was never ready has no entry in `lives`. At resume, a worker with an entry in `workers` continues in the same
+incarnation: its envs continue their episodes or, where envs cannot be saved, begin new ones with the next trajectory
+ids. A worker without an entry begins the next incarnation.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) ->
 
 def first_incarnations(state: Mapping[str, Any]) -> dict[int, int]:
     """The incarnations with which the workers continue after `state`."""
-    return {worker: life + (worker not in state["workers"]) for worker, life in state["lives"].items()}
+    return {worker: last + (worker not in state["workers"]) for worker, last in state["lives"].items()}
 
 
 def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Ask]:

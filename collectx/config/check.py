@@ -14,7 +14,7 @@ from typing import Any
 from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, limits_of, packaged_values, schemas
-from collectx.config.schema.fields import incomplete
+from collectx.config.schema.fields import incomplete, section_of
 from collectx.config.schema.run import SECTIONS, RunConfig, SweepConfig
 
 # What a YAML file says where the user has to choose.
@@ -28,7 +28,7 @@ class Unresolved:
     reason: str
 
 
-def check(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunConfig, list[Problem]]:
+def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunConfig, list[Problem]]:
     """Checks a complete configuration.
 
     Args:
@@ -78,8 +78,8 @@ def known_paths() -> list[str]:
 
 def _paths(name: str, cls: Any) -> Iterator[str]:
     for field in dataclasses.fields(cls):
-        path, hint = f"{name}.{field.name}", _hints(cls)[field.name]
-        yield from _paths(path, hint) if dataclasses.is_dataclass(hint) else [path]
+        path, section = f"{name}.{field.name}", section_of(_hints(cls)[field.name])
+        yield from [path] if section is None else _paths(path, section)
 
 
 def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
@@ -140,8 +140,8 @@ def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Pr
         if value is ABSENT:
             value = _default(field)
         hint = _hints(cls)[field.name]
-        if dataclasses.is_dataclass(hint):
-            right[field.name] = _part(f"{prefix}{field.name}", hint, value, problems)
+        if (section := section_of(hint)) is not None and (value is not None or section is hint):
+            right[field.name] = _part(f"{prefix}{field.name}", section, value, problems)
             continue
         converted = check_option(f"{prefix}{field.name}", value, hint, field.metadata)
         if isinstance(converted, Problem):

@@ -17,24 +17,31 @@ GROUP_BACKENDS = tuple(name for name in NETWORK_BACKENDS if name not in ("rpc", 
 # Launchers that submit trainer and workers as one job: the trainer runs on another machine than the command.
 JOB_LAUNCHERS = tuple(name for name, kind in KINDS["launcher"].items() if issubclass(kind.schema, SlurmLauncherConfig))
 
-# Collectors that always deliver the first complete batch of any worker; `rpc` and `ray` do unless `sync` is true.
-ASYNC = ("multi_async", "distributed")
+# The schedule of each kind of collector; that of `rpc` and `ray` is their option `sync`.
+SCHEDULES = {
+    "single": "single",
+    "multi_sync": "sync",
+    "multi_async": "async",
+    "distributed_sync": "sync",
+    "distributed": "async",
+}
 
 # Collectors over a network, also for workers of this machine.
 REMOTE = ("distributed", "distributed_sync", "rpc", "ray")
 
 
-def is_async(collector: CollectorConfig) -> bool:
-    """Whether workers deliver in the order in which they are ready."""
+def schedule_of(collector: CollectorConfig) -> str:
+    """What a batch is: "single" or "async", a part of one worker, the first that is complete; "sync", one part of every
+    worker."""
     if isinstance(collector, EitherCollectorConfig):
-        return not collector.sync
-    return collector.kind in ASYNC
+        return "sync" if collector.sync else "async"
+    return SCHEDULES[collector.kind]
 
 
 def acts_in_fixed_order(cfg: RunConfig) -> bool:
     """Whether the inference server acts for all envs in a fixed order."""
     order = cfg.inference.order if isinstance(cfg.inference, ServerInferenceConfig) else "fixed"
-    return order == "fixed" or (order == "auto" and not is_async(cfg.collector))
+    return order == "fixed" or (order == "auto" and schedule_of(cfg.collector) != "async")
 
 
 def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
@@ -55,20 +62,20 @@ def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
     )
 
 
-def is_stacked(collector: CollectorConfig) -> bool:
-    """Whether a batch stacks one part of every worker."""
-    return collector.kind != "single" and not is_async(collector)
-
-
 def is_elastic(collector: CollectorConfig) -> bool:
     """Whether a run begins as soon as `min_workers` of its workers are ready, and the others join later."""
     least, is_free = collector.min_workers, collector.order_of is None
     return collector.on_worker_failure == "drop" and is_free and least is not None and least < collector.num_workers
 
 
-def num_workers_of(cfg: RunConfig) -> int:
+def num_workers_of(collector: CollectorConfig) -> int:
     """Number of workers."""
-    return 1 if cfg.collector.kind == "single" else cfg.collector.num_workers
+    return 1 if schedule_of(collector) == "single" else collector.num_workers
+
+
+def frames_per_part(collector: CollectorConfig) -> int:
+    """Frames of one worker in a batch."""
+    return collector.frames_per_batch // (collector.num_workers if schedule_of(collector) == "sync" else 1)
 
 
 def rows_per_env(collector: CollectorConfig) -> int:
@@ -78,7 +85,7 @@ def rows_per_env(collector: CollectorConfig) -> int:
 
 def num_tasks_of(cfg: RunConfig) -> int:
     """Number of processes of a job with trainer and workers; `collector=single` has the trainer alone."""
-    return 1 if cfg.collector.kind == "single" else 1 + cfg.collector.num_workers
+    return 1 if schedule_of(cfg.collector) == "single" else 1 + cfg.collector.num_workers
 
 
 def backend_of(cfg: RunConfig) -> str:
@@ -86,7 +93,7 @@ def backend_of(cfg: RunConfig) -> str:
     collector or launcher need, nccl between GPUs, or gloo."""
     if cfg.backend.kind != "auto":
         return cfg.backend.kind
-    if cfg.collector.kind == "single" or cfg.launcher.kind == "inline":
+    if schedule_of(cfg.collector) == "single" or cfg.launcher.kind == "inline":
         return "inline"
     if cfg.collector.kind == "rpc":
         return "rpc"

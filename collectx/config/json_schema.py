@@ -15,13 +15,15 @@ import yaml
 
 from collectx.config.convert import members
 from collectx.config.registry import GROUPS, limits_of, packaged_values, schemas
-from collectx.config.schema.fields import BITS
+from collectx.config.schema.fields import BITS, section_of
+from collectx.config.schema.logger import LoggerConfig
 from collectx.config.schema.run import SECTIONS, SweepConfig
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 # What stands for a value in a file that others complete.
 _OPEN = {"type": "string", "pattern": r"^(\?\?\?$|\$\{)"}
 _SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_NULL = {"type": "null"}
 _LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimum"}
 
 
@@ -36,12 +38,23 @@ def run_schema() -> dict[str, Any]:
         **{name: _section(cls, values[name], comments) for name, cls in {**SECTIONS, "sweep": SweepConfig}.items()},
         "hydra": {"type": "object"},
     }
+    properties["logger"]["properties"] |= loggers()
     return {
         "$schema": _DRAFT,
         "title": "a collectx run",
         "type": "object",
         "additionalProperties": False,
         "properties": properties,
+    }
+
+
+def loggers() -> dict[str, Any]:
+    """The schema of each logger, which is a section of its own in the section `logger`."""
+    hints = typing.get_type_hints(LoggerConfig)
+    sections = {name: cls for name, hint in hints.items() if (cls := section_of(hint)) is not None}
+    return {
+        name: {"anyOf": [_section(cls, packaged_values("logger", name)[name], _comments(f"logger/{name}")), _NULL]}
+        for name, cls in sections.items()
     }
 
 
@@ -66,8 +79,8 @@ def _section(cls: Any, defaults: dict[str, Any], comments: dict[str, str]) -> di
     properties: dict[str, Any] = {"defaults": {"type": "array"}}
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            option = _section(hint, {}, comments)
+        if (section := section_of(hint)) is not None:
+            option = _section(section, {}, comments)
         else:
             option = _option(hint, field.metadata)
         if defaults.get(field.name, "???") != "???":
@@ -87,7 +100,7 @@ def _option(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
 def _typed(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
     origin = typing.get_origin(hint) or hint
     if hint is type(None):
-        return {"type": "null"}
+        return _NULL
     if origin is list:
         (item,) = typing.get_args(hint)
         return {"type": "array"} if item is Any else {"type": "array", "items": _typed(item, limits)}

@@ -1,9 +1,9 @@
 """Every `kind` of every group: the dataclass of its options, and the function or class that builds it. A new kind is
 its module, its dataclass, its YAML file and an entry here.
 
-    env        build(cfg, first_index, life) -> collectx.env.base.Env
+    env        build(cfg, first_index, incarnation) -> collectx.env.base.Env
     policy     build(cfg, spec) -> torch.nn.Module or another callable
-    backend    a module with make(setup) -> Pair and why_not(), see collectx.transport.network.p2p
+    backend    a module with make(...) -> Pair and why_not(), see collectx.transport.network.p2p
     launcher   build(cfg, log_dir) -> collectx.launcher.base.Launcher, with `cfg` a RunConfig
     trainer    build(cfg, policy, spec, seed, device) -> collectx.trainer.base.Trainer
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module, resources
 from typing import Any, get_type_hints
 
 import yaml
 
 from collectx.config.schema import collector, env, inference, launcher, policy, trainer
+from collectx.config.schema.fields import section_of
 from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError
 
@@ -143,7 +144,7 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
     """The inverse of `as_dict`; checks nothing."""
     missing = {group: {"kind": kind} for group, kind in DEFAULTS.items()}
     groups = {group: group_from_dict(group, (missing | values)[group]) for group in GROUPS}
-    sections = {name: cls(**values.get(name, {})) for name, cls in SECTIONS.items()}
+    sections = {name: _from_dict(cls, values.get(name, {})) for name, cls in SECTIONS.items()}
     return RunConfig(**groups, **sections, seed=values["seed"])
 
 
@@ -151,9 +152,17 @@ def group_from_dict(group: str, values: dict[str, Any]) -> Any:
     """One group, as in `group_from_dict("env", as_dict(cfg.env))`."""
     if values.get("kind") == "python":
         return env.EnvConfig(**values) if group == "env" else policy.PolicyConfig(**values)
-    cls = schemas(group)[values.get("kind", "cpu")]
-    hints = get_type_hints(cls)
-    return cls(**{key: hints[key](**value) if is_dataclass(hints[key]) else value for key, value in values.items()})
+    return _from_dict(schemas(group)[values.get("kind", "cpu")], values)
+
+
+def _from_dict(cls: Any, values: Mapping[str, Any]) -> Any:
+    sections = {key: section_of(hint) for key, hint in get_type_hints(cls).items()}
+    return cls(
+        **{
+            key: value if value is None or sections[key] is None else _from_dict(sections[key], value)
+            for key, value in values.items()
+        }
+    )
 
 
 def limits_of(path: str) -> Mapping[str, Any]:

@@ -16,12 +16,12 @@ from collectx.random_state import preserve_random_state
 from collectx.user_objects import UserEnvConfig
 
 
-def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
+def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
     """Makes the group of envs of `cfg`. Blocks while the envs are made.
 
     Args:
         first_index: index of the group's first env among all envs of the run.
-        life: which process of its worker makes the group; see `collectx.worker.spec.WorkerSpec`.
+        incarnation: of its worker; see `collectx.worker.spec.Placement`.
 
     Raises:
         ConfigError: the configuration is wrong, or a package that it needs is not installed.
@@ -33,7 +33,7 @@ def build(cfg: EnvConfig, first_index: int = 0, life: int = 0) -> Env:
         return make_user_env(cfg)
     if cfg.num_envs < 1:
         raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
-    return implementation("env", cfg.kind)(cfg, first_index, life)
+    return implementation("env", cfg.kind)(cfg, first_index, incarnation)
 
 
 def read_spec(

@@ -23,8 +23,8 @@ from collectx.config.schema.env import CountingEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.errors import ConfigError
 
-# The number of an env's first episode is this, times the env's `life`.
-EPISODES_PER_LIFE = 2**32
+# The number of an env's first episode is this, times the incarnation of the env's worker.
+EPISODES_PER_INCARNATION = 2**32
 _MIX = np.array([1_000_003, 10_007, 101], np.int64)
 
 
@@ -35,7 +35,7 @@ class CountingEnv(Env):
     `cfg.step_s` seconds, for all envs of the group together.
     """
 
-    def __init__(self, cfg: CountingEnvConfig, first_index: int, life: int):
+    def __init__(self, cfg: CountingEnvConfig, first_index: int, incarnation: int):
         problems = []
         if cfg.observation_size < 3:
             problems.append(f"env.observation_size={cfg.observation_size} is below 3: index, episode and step need 3")
@@ -50,7 +50,7 @@ class CountingEnv(Env):
         self._step_s = cfg.step_s
         self._index = first_index + np.arange(cfg.num_envs)
         self._length = episode_length(self._index, cfg.episode_length)
-        self._first_episode = life * EPISODES_PER_LIFE
+        self._first_episode = incarnation * EPISODES_PER_INCARNATION
         self._episode = np.full(cfg.num_envs, self._first_episode, np.int64)
         self._step = np.zeros(cfg.num_envs, np.int64)
 

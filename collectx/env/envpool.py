@@ -42,7 +42,7 @@ class EnvPoolEnv(Env):
 
     unsaved = "EnvPool gives no access to the state of its envs"
 
-    def __init__(self, cfg: EnvPoolEnvConfig, first_index: int, life: int):
+    def __init__(self, cfg: EnvPoolEnvConfig, first_index: int, incarnation: int):
         try:
             import envpool
         except ImportError as error:

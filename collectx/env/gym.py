@@ -18,15 +18,20 @@ from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
-from collectx.env.spaces import SpaceLeaves, checked_values, write_env
+from collectx.env.spaces import SpaceLeaves, checked_values, write_env, write_leaf
 from collectx.errors import ShapeError
 
 
-def build(cfg: GymEnvConfig, first_index: int, life: int) -> GymEnv:
+def build(cfg: GymEnvConfig, first_index: int, incarnation: int) -> GymEnv:
     """See `collectx.env.build`."""
     with explain_errors(cfg):
         make = env_factory(cfg)
-        return GymEnv((make() for _ in range(cfg.num_envs)), cfg.info_keys, cfg.exclude_keys)
+        return group_class(cfg.num_envs)((make() for _ in range(cfg.num_envs)), cfg.info_keys, cfg.exclude_keys)
+
+
+def group_class(num_envs: int) -> type[GymEnv]:
+    """The class of a group of that many envs."""
+    return OneGymEnv if num_envs == 1 else GymEnv
 
 
 class GymEnv(Env):
@@ -84,22 +89,22 @@ class GymEnv(Env):
                     out.truncated[e] = truncated
                     any_ended = True
         except Exception as error:
-            where = f"env {len(rewards)} of this group of {self.spec.num_envs}"
-            refuse(error, "step", where)
-            error.add_note(f"in {where}, while stepping")
+            self._explain(error, len(rewards))
             raise
-        if len(values) == 1:
-            # For one env, `write_env` costs half of `checked_values`.
-            write_env(self._leaves, out.observation, 0, values if is_array else values[0])
-        else:
-            columns = [values] if is_array else zip(*values, strict=True)
-            for leaf, array, column in zip(self._leaves, out.observation, columns, strict=True):
-                array[...] = checked_values(leaf, column, array)
+        columns = [values] if is_array else zip(*values, strict=True)
+        for leaf, array, column in zip(self._leaves, out.observation, columns, strict=True):
+            array[...] = checked_values(leaf, column, array)
         try:
             out.reward[:] = rewards
         except (TypeError, ValueError):
             out.reward[:] = [reward_number(reward, e) for e, reward in enumerate(rewards)]
         return any_ended
+
+    def _explain(self, error: Exception, e: int) -> None:
+        """Adds a note to an error of env `e` in a step; raises `ShapeError` where the env has Gym's old interface."""
+        where = f"env {e} of this group of {self.spec.num_envs}"
+        refuse(error, "step", where)
+        error.add_note(f"in {where}, while stepping")
 
     def close(self) -> None:
         while self.user_envs:
@@ -119,6 +124,31 @@ class GymEnv(Env):
     def _values(self, observation: Any, info: dict) -> list[Any]:
         values = self._observation.flatten(observation)
         return [*values, *self._infos.values(info)] if self._infos.leaves else values
+
+
+class OneGymEnv(GymEnv):
+    """A group of one env; its step makes no lists or arrays of the values of several envs."""
+
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
+        try:
+            observation, reward, terminated, truncated, info = self._steps[0](self._split(action)[0])
+            values = None if self._is_array else self._values(observation, info)
+        except Exception as error:
+            self._explain(error, 0)
+            raise
+        if values is None:
+            # Half the cost of `write_env`.
+            write_leaf(self._leaves[0], out.observation[0], 0, observation)
+        else:
+            write_env(self._leaves, out.observation, 0, values)
+        try:
+            out.reward[0] = reward
+        except (TypeError, ValueError):
+            out.reward[0] = reward_number(reward, 0)
+        if not (terminated or truncated):
+            return False
+        out.terminated[0], out.truncated[0] = terminated, truncated
+        return True
 
 
 def reward_number(reward: Any, e: int) -> float:

@@ -28,7 +28,7 @@ from collectx.env.infos import InfoKeys
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
-from collectx.env.spaces import SpaceLeaves, check, checked_values, numpy_dtype, write_env
+from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
 
@@ -37,7 +37,7 @@ _CLOSE_S = 2.0
 _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 
-def build(cfg: GymVectorEnvConfig, first_index: int, life: int) -> GymVectorEnv:
+def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int) -> GymVectorEnv:
     """See `collectx.env.build`."""
     with explain_errors(cfg):
         return GymVectorEnv(_make(cfg), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode)
@@ -217,7 +217,7 @@ class CheckedEnv(gymnasium.Wrapper):
     def _checked(self, result: Any) -> Any:
         if self._observation is not None:
             for (leaf, dtype), value in zip(self._leaves, self._observation.flatten(result[0]), strict=True):
-                check(leaf, value, dtype, self._index)
+                check_value(leaf, value, dtype, self._index)
         return result
 
 

@@ -136,9 +136,14 @@ def write_env(leaves: Sequence[Leaf], out: Sequence[np.ndarray], e: int, values:
         ShapeError: names the leaf, its shape and dtype, and the value's shape and dtype.
     """
     for leaf, array, value in zip(leaves, out, values, strict=True):
-        if type(value) is not np.ndarray or value.shape != leaf.shape or value.dtype is not array.dtype:
-            check(leaf, value, array.dtype, e)
-        array[e] = value
+        write_leaf(leaf, array, e, value)
+
+
+def write_leaf(leaf: Leaf, array: np.ndarray, e: int, value: Any) -> None:
+    """Copies one env's value of a leaf into `array[e]`; see `write_env`."""
+    if type(value) is not np.ndarray or value.shape != leaf.shape or value.dtype is not array.dtype:
+        check_value(leaf, value, array.dtype, e)
+    array[e] = value
 
 
 def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
@@ -166,11 +171,11 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
             f"{len(items) or type(values).__name__}: the vector env must return what its space says"
         )
     for e, value in enumerate(items):
-        check(leaf, value, array.dtype, e)
+        check_value(leaf, value, array.dtype, e)
     return np.stack([np.asarray(value).astype(array.dtype) for value in items])
 
 
-def check(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
+def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
     """Raises ShapeError where `value` does not have the leaf's shape, or `dtype` cannot represent it.
 
     Floats may lose precision. Integers must be in the range of an integer `dtype`, whatever their type; floats are not

@@ -35,9 +35,9 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
         group = GymVectorEnv(env, cfg.info_keys, cfg.exclude_keys)
         is_batched = True
     elif isinstance(env, gymnasium.Env):
-        from collectx.env.gym import GymEnv
+        from collectx.env.gym import group_class
 
-        group = GymEnv(_make_envs(cfg, env), cfg.info_keys, cfg.exclude_keys)
+        group = group_class(cfg.num_envs or 1)(_make_envs(cfg, env), cfg.info_keys, cfg.exclude_keys)
         is_batched = False
     else:
         raise ConfigError(

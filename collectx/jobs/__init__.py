@@ -1,10 +1,14 @@
-"""Runs that are jobs, and runs of other processes: submitted, watched, cancelled, and their states read from outside.
+"""Runs that are jobs, and runs of other processes: submitted, watched, cancelled, and their states read from outside;
+the processes of a job, and workers that are jobs.
 
     submit.run_jobs(runs, ...)     submits runs as SLURM jobs and watches them           (submit.py)
     status.status_of(run, ...)     the state of a run, from its folder and from SLURM    (status.py)
     watcher.Watcher(runs)          shows runs until they have ended                      (watcher.py)
     cancel.cancel(runs, ...)       ends runs and waits for their end                     (cancel.py)
     logs.print_logs(run, ...)      prints the logs of a run                              (logs.py)
+    submitted_workers(cfg, ...)    workers that are jobs, for a trainer in this process  (submitted_workers.py)
+    python -m collectx.jobs.entry  the process of a job: trainer or worker               (entry.py)
 
-Called by the command line, in its process. The runs themselves are in `collectx.run`, which knows nothing of this.
+Called by the command line and by the Python classes. `collectx.run`, a run in the trainer's process, knows nothing of
+jobs.
 """

@@ -30,8 +30,6 @@ from collectx.run.statistics import MetricsTail
 # The states of jobs by their ids, or the error of the command that asks for them.
 JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
 
-# Folders between a folder and the runs below it: outputs, date, sweep, point.
-_MAX_DEPTH = 4
 _NUM_LOG_LINES = 40
 # How long a worker may take to exit after collector.close_timeout_s.
 _EXIT_S = 5.0
@@ -99,23 +97,13 @@ class SubmittedRun:
         return self.cfg.collector.close_timeout_s + _EXIT_S
 
 
-def submitted(run: RunFolder) -> SubmittedRun:
+def submitted_run(run: RunFolder) -> SubmittedRun:
     """A run with the configuration that it was begun or resumed with last.
 
     Raises:
         ConfigError: the configuration cannot be read.
     """
     return SubmittedRun(run.path.name, run.path, saved_config(run))
-
-
-def runs_below(root: Path, max_depth: int = _MAX_DEPTH) -> list[RunFolder]:
-    """The runs at most `max_depth` levels below `root`, or that in `root` itself."""
-    runs, folders = [], [root]
-    for _ in range(max_depth + 1):
-        runs += [folder for folder in folders if (folder / "snapshot").is_dir()]
-        inner = (path for folder in folders if folder not in runs for path in folder.glob("[!.]*"))
-        folders = [path for path in inner if path.is_dir()]
-    return [RunFolder(folder) for folder in sorted(runs)]
 
 
 def write_job(files: RunFolder, job: str) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from collectx.config.derived import num_tasks_of
 from collectx.errors import ConfigError
+from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import Outcome, SubmittedRun
 from collectx.jobs.watcher import Watcher
 from collectx.launcher.slurm import commands
@@ -25,7 +26,6 @@ from collectx.launcher.slurm.log_watcher import role_command
 from collectx.run import Status, printing
 from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder
-from collectx.run.rendezvous import JobSpec
 from collectx.run.resume import begin_submitted
 
 _POLL_S = 0.1

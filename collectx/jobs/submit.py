@@ -24,6 +24,7 @@ from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import steps
 from collectx.jobs.cancel import end_jobs
+from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import Outcome, SubmittedRun, query_slurm, read_job, status_of_job, write_job
 from collectx.jobs.watcher import Watcher, sigterm_raises
 from collectx.launcher.slurm import commands
@@ -31,7 +32,6 @@ from collectx.launcher.slurm import script as slurm_script
 from collectx.launcher.slurm.requeue import is_requeue_wanted
 from collectx.run import Status, printing
 from collectx.run.folder import RunFolder, locked
-from collectx.run.rendezvous import JobSpec
 from collectx.run.resume import begin_submitted
 from collectx.run.saved_config import config_text
 

@@ -3,6 +3,9 @@ tensordict and gymnasium: imports take seconds, a fork takes milliseconds.
 
     trainer --- fork server (imports once) --- worker 0
                                           \\--- worker 1 ...
+
+`collectx run` imports in the trainer and forks the server from it (`preload`). A process that has already used torch
+must not be forked, as threads and locks of libraries do not survive it: there, the server is a new Python that imports.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from multiprocessing import forkserver, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -45,6 +50,9 @@ _RETRY_S = (0.1, 1.0)
 # Bytes of the path of a Unix socket (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
 _MAX_TEMPORARY_PATH = 103 - 32
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# The id of this process while the fork server can be forked from it.
+_preloaded: list[int] = []
+_spawn = util.spawnv_passfds
 
 
 def _choose_socket_folder() -> None:
@@ -59,15 +67,36 @@ def _choose_socket_folder() -> None:
         tempfile.tempdir = long
 
 
-def warm_up() -> None:
-    """Starts the fork server, which imports in the background. Does not block. Later calls do nothing.
-
-    OpenMP and BLAS size their thread pools when they are loaded, so the server, and thereby every worker, loads them
-    for one thread; `num_threads` sets torch's threads.
-    """
-    saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+@contextlib.contextmanager
+def _one_thread(*variables: str) -> Iterator[None]:
+    """OpenMP and BLAS size their thread pools by these variables when they are loaded; `num_threads` sets torch's
+    threads."""
+    saved = {name: os.environ.get(name) for name in variables}
+    os.environ.update(dict.fromkeys(variables, "1"))
     try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def preload() -> None:
+    """Imports what workers need, with one thread of NumPy's BLAS. The next `warm_up` then forks the server from this
+    process. Does nothing where torch is imported already, or on other systems than Linux."""
+    if sys.platform == "linux" and "torch" not in sys.modules:
+        with _one_thread("OPENBLAS_NUM_THREADS"):
+            for module in PRELOAD:
+                import_module(module)
+        _preloaded.append(os.getpid())
+
+
+def warm_up() -> None:
+    """Starts the fork server, which imports in the background unless `preload` has. Does not block. Later calls do
+    nothing."""
+    with _one_thread(*_THREAD_VARIABLES), _forked_if_preloaded():
         # The server of a worker uses the temporary folder of the trainer, and must not remove it.
         is_trainers = multiprocessing.parent_process() is None
         modules = [*PRELOAD, "collectx.launcher.fork_server"] if is_trainers else PRELOAD
@@ -79,12 +108,51 @@ def warm_up() -> None:
             _forget_server()
             forkserver.ensure_running()
         _end_server_at_exit(os.getpid())
+
+
+@contextlib.contextmanager
+def _forked_if_preloaded() -> Iterator[None]:
+    """Within the block, multiprocessing starts a process as a fork of this one, if `preload` has just imported here and
+    no library has started a thread."""
+    spawn = util.spawnv_passfds
+    if _preloaded == [os.getpid()] and len(os.listdir("/proc/self/task")) == 1:
+        util.spawnv_passfds = _fork_server  # type: ignore[assignment]
+    _preloaded.clear()
+    try:
+        yield
     finally:
-        for name, value in saved.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        util.spawnv_passfds = spawn
+
+
+def _fork_server(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -> int:
+    """As `multiprocessing.util.spawnv_passfds`, for `python -c COMMAND`, without a new Python."""
+    if not arguments[-1].startswith("from multiprocessing.forkserver import main"):
+        return _spawn(path, arguments, passed)  # the resource tracker
+    sys.stdout.flush()
+    sys.stderr.flush()
+    server = os.fork()
+    if server == 0:
+        try:
+            atexit._clear()
+            _close_all_but(0, 1, 2, *passed)
+            exec(arguments[-1], {})
+        except Exception:
+            traceback.print_exc()
+        finally:
+            atexit._run_exitfuncs()
+            os._exit(0)
+    return server
+
+
+def _close_all_but(*kept: int) -> None:
+    """Closes what other descriptors refer to, such as the lock of the run folder; their numbers stay in use, because
+    objects that were copied with this process may close them."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing
+            if int(name) not in kept:
+                os.fstat(int(name))
+                os.dup2(nowhere, int(name))
 
 
 def _forget_server() -> None:

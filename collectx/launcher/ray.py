@@ -27,7 +27,7 @@ from collectx.transport.processes import Handle, Limit
 def build(cfg: RunConfig, log_dir: Path | None) -> RayLauncher:
     """See `collectx.config.registry`; Ray has the logs of its actors."""
     assert isinstance(cfg.launcher, RayLauncherConfig)
-    return RayLauncher(cfg.launcher, num_workers_of(cfg), cfg.collector.start_timeout_s)
+    return RayLauncher(cfg.launcher, num_workers_of(cfg.collector), cfg.collector.start_timeout_s)
 
 
 class RayLauncher(Launcher):

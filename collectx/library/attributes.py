@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import Collector
-from collectx.config.derived import is_stacked, resolve_devices
+from collectx.config.derived import frames_per_part, resolve_devices, schedule_of
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
@@ -162,7 +162,7 @@ class ReadableCollector:
             ValueError: there is no such worker.
         """
         cfg = self._cfg.collector
-        slot = cfg.frames_per_batch // (cfg.num_workers if is_stacked(cfg) else 1)
+        slot = frames_per_part(cfg)
         steps = [each.steps for each in self._overrides if each.steps is not None]
         frames = [slot // max(steps) * count for count in steps] if steps else [slot] * self.num_workers
         if worker_idx is None:
@@ -227,7 +227,7 @@ class ReadableCollector:
         return self._by_worker(self._keywords.policy_factory, None)
 
     def _by_worker(self, value: Any, default: Any) -> Any:
-        if self._cfg.collector.kind == "single":
+        if schedule_of(self._cfg.collector) == "single":
             return value
         # A list has no entries for workers that were added.
         values = value if isinstance(value, list | tuple) else [value] * self.num_workers

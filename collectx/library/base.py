@@ -23,7 +23,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector.collector import Collector
 from collectx.collector.compose import build
-from collectx.config.derived import backend_of, surplus_note
+from collectx.config.derived import backend_of, schedule_of, surplus_note
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background
@@ -33,7 +33,7 @@ from collectx.library.keywords import Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
 from collectx.library.parse import parse, signature_of
 from collectx.library.profiling import ProfileConfig
-from collectx.library.rules import check, check_keys
+from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
@@ -71,7 +71,7 @@ class BaseCollector(ReadableCollector):
         keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
         problems += conflicts
         cfg = to_config(keywords, problems)
-        check(keywords, cfg, problems)
+        check_arguments(keywords, cfg, problems)
         overrides = overrides_of_workers(keywords, cfg)
         env = overrides[0].env
         assert isinstance(env, UserEnvConfig)
@@ -89,7 +89,7 @@ class BaseCollector(ReadableCollector):
                 warnings.warn(note, stacklevel=3)
         self._spec = spec
         policy: Any = policies.build(cfg.policy, spec, cfg.seed)
-        self.policy = RandomPolicy() if policy is None and cfg.collector.kind == "single" else policy
+        self.policy = RandomPolicy() if policy is None and schedule_of(cfg.collector) == "single" else policy
         if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
@@ -120,7 +120,8 @@ class BaseCollector(ReadableCollector):
 
     def __next__(self) -> TensorDictBase:
         """Returns the next batch; blocks until it is complete. Returns None if batches go to `replay_buffer`; the
-        annotation omits that, so that other loops need no check for None."""
+        annotation omits that, so that other loops need no check for None. After Ctrl-C, call it again: it returns the
+        batch that it was waiting for; without workers, it collects that batch anew, with new episodes."""
         self._core.owner.check_process()
         if self.is_running():
             raise RuntimeError("this collector collects in the background since start(): sample from its replay buffer")

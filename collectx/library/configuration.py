@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from collectx.collector.batch_info import part_shape
-from collectx.config.derived import is_stacked
+from collectx.config.derived import schedule_of
 from collectx.config.problem import ABSENT, PYTHON, Problem
 from collectx.config.registry import KINDS, limits_of, packaged_values
 from collectx.config.schema.env import EnvConfig
@@ -21,12 +22,12 @@ from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
+from collectx.jobs.submitted_workers import PresubmittedJobs
 from collectx.launcher.slurm.array import slurm_resources
 from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords
 from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
 from collectx.library.values import exploration_name
-from collectx.run.submitted_workers import PresubmittedJobs
 from collectx.worker.spec import WorkerOverrides
 
 # Choices of the configuration that Python writes in another way.
@@ -39,7 +40,7 @@ CHOICES = {
     "launcher.sbatch": "slurm_kwargs",
     "use launcher.requeue": "leave it out",
     "backend=auto or gloo": "backend='gloo'",
-    " null": " None",
+    "null": "None",
 }
 
 
@@ -89,10 +90,8 @@ def in_python(problem: Problem, keywords: Keywords) -> str:
     keyword = names.get(problem.path, "")
     if problem.value is not ABSENT and hasattr(keywords, keyword):
         problem = dataclasses.replace(problem, path=keyword, value=getattr(keywords, keyword))
-    text = problem.text(PYTHON)
-    for name in sorted(names, key=len, reverse=True):
-        text = text.replace(name, names[name])
-    return text
+    whole_names = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w.])(?:{whole_names})(?!\w)", lambda found: names[found[0]], problem.text(PYTHON))
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:
@@ -135,7 +134,7 @@ def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[WorkerOverrid
             along another dimension than time.
     """
     collector, per_worker = cfg.collector, keywords.frames_per_worker
-    stacked, num_envs = is_stacked(collector), spec.num_envs
+    stacked, num_envs = schedule_of(collector) == "sync", spec.num_envs
     shape = part_shape(spec, collector)
     if stacked and isinstance(keywords.cat_results, int):
         is_uneven = per_worker is not None or collector.preemptive_threshold is not None

@@ -108,7 +108,7 @@ class Keywords:
         replay_buffer: batches are written to it by its `extend`, for a sync collector part by part, and iteration
             returns None. See `start`. Workers of this machine write to a `collectx.ReplayBuffer` themselves, in the
             order in which they are ready, unless batches must be changed first (`postproc`, `track_...`,
-            `extend_buffer`). `split_trajs` needs a buffer that stores trajectories.
+            `extend_buffer`) or `overlap=1`. `split_trajs` needs a buffer that stores trajectories.
         extend_buffer: False: the frames are written step by step, by `add`; with several envs, one of each at once.
         use_buffers: ignored (accepted for TorchRL compatibility): batches are written into memory allocated once.
         compact_obs: whether to leave out the observation below `next`, which within a trajectory is that of the next
@@ -250,10 +250,11 @@ class Keywords:
 
     @property
     def shared_buffer(self) -> ReplayBuffer | None:
-        """The replay buffer, if workers write to it themselves, because batches are stored unchanged."""
+        """The replay buffer, if workers write to it themselves: batches are stored unchanged, and none is filled while
+        this process samples, so that samples do not depend on the time."""
         buffer = self.replay_buffer
         is_changed = self.postproc or self.track_policy_version or not self.track_traj_ids
-        is_whole = self.extend_buffer and self.trajs_per_batch is None
+        is_whole = self.extend_buffer and self.trajs_per_batch is None and not getattr(self, "overlap", 0)
         are_able = self.kind.startswith("multi") and user_class(getattr(self, "collector_class", None)) is None
         return buffer if isinstance(buffer, ReplayBuffer) and is_whole and are_able and not is_changed else None
 

@@ -25,6 +25,7 @@ from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
+from collectx.jobs.submitted_workers import PresubmittedJobs
 from collectx.library.configuration import in_python
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
@@ -41,7 +42,6 @@ from collectx.library.weights import MODELS, unknown_models
 from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
 from collectx.replay.buffer import ReplayBuffer
 from collectx.run.preflight import missing_device
-from collectx.run.submitted_workers import PresubmittedJobs
 from collectx.transport.network.availability import actor_problems, why_not
 from collectx.user_objects import UserCollector
 
@@ -55,7 +55,7 @@ CONFIG_RULES = [rule for rule in config_rules.RULES if rule not in (device_names
 LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "remote_configs")
 
 
-def check(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
+def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
     """Checks the keywords together.
 
     Args:

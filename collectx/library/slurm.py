@@ -19,6 +19,7 @@ from typing import Any
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
+from collectx.jobs.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
 from collectx.launcher.base import Launcher
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray, slurm_resources
@@ -26,7 +27,6 @@ from collectx.library.keywords import Keywords, NetworkKeywords
 from collectx.run import preflight
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, locked, new_folder
-from collectx.run.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
 from collectx.user_objects import UserObjects
 from collectx.worker.spec import WorkerOverrides
 

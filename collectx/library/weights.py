@@ -81,8 +81,8 @@ def unknown_models(names: Iterable[str]) -> list[str]:
 def weights_by_model(
     alternatives: Sequence[Any], models: Mapping[str, Any] | None, model: str | None
 ) -> dict[str, Any]:
-    """Returns the weights by model: "policy", or a path within the env or the replay buffer. Those of the policy may be
-    None; without other models they are there.
+    """Returns the weights by model: "policy", or a path within the env or the replay buffer. The value of "policy" is
+    None where its weights were not passed; without any arguments the result is `{"policy": None}`.
 
     Args:
         alternatives: arguments of which at most one may be set: the weights of `model`.

@@ -6,9 +6,11 @@ package is cheap.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from collectx.config.derived import resolve_devices
 from collectx.config.registry import implementation
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.user_objects import UserPolicyConfig
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from collectx.config.schema.policy import PolicyConfig
+    from collectx.config.schema.run import RunConfig
     from collectx.env.base import EnvSpec
     from collectx.policy.base import Actor
 
@@ -24,11 +27,11 @@ __all__ = [
     "ExplorationType",
     "accelerate",
     "build",
+    "configured_actor",
     "exploration",
     "is_random_policy",
     "is_user_policy",
     "make_actor",
-    "skips_signature_check",
 ]
 
 # Of TorchRL or of this package. Replaced by `RandomActor`, as its actions have the shape of one env's spec and actors
@@ -71,17 +74,23 @@ def is_random_policy(policy: object) -> bool:
     return type(policy).__name__ == _RANDOM_POLICY
 
 
-def skips_signature_check(cfg: PolicyConfig) -> bool:
-    """Whether the policy of `cfg` is called with a TensorDict, whatever its signature and its keys."""
-    return isinstance(cfg, UserPolicyConfig) and cfg.skip_signature_check
-
-
 def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
     """Applies `compile` and `cudagraph` of `cfg` to `actor`. Its module's tensors must have their final memory."""
     if isinstance(cfg, UserPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
         from collectx.policy.fast_call import Acceleration
 
         actor.accelerate(Acceleration(cfg.compile, cfg.cudagraph))
+
+
+def configured_actor(
+    cfg: RunConfig, policy: Callable | None, spec: EnvSpec, device: torch.device
+) -> tuple[Actor, EnvSpec]:
+    """The actor over the policy of `cfg` (see `make_actor`), and the spec of its envs, whose data lie on `device` if
+    `cfg.devices` names one for the policy."""
+    if resolve_devices(cfg.devices).policy_device is not None:
+        spec = dataclasses.replace(spec, data_device=device)
+    skips_check = isinstance(cfg.policy, UserPolicyConfig) and cfg.policy.skip_signature_check
+    return make_actor(policy, spec, device, ExplorationType(cfg.collector.exploration_type), skips_check), spec
 
 
 def make_actor(

@@ -73,9 +73,12 @@ class UserActor:
         self.plan = plan = self._new_plan(self._spec, acceleration, self._written, self._outputs)
         graph = acceleration.capture(lambda *tensors: plan.run(tensors))
         self._run = plan.run if acceleration.cudagraph is None else lambda tensors: graph(*tensors)
-        # Unpacking a tuple takes less time than reading the attributes of a record.
+        # Unpacking a tuple takes less time than reading the attributes of a record. Scores may have the dtype of the
+        # one-hot action, so that they are always converted.
         numbered = zip(plan.numbers, self._outputs, strict=True)
-        self._expected = [(number, each.shape, each.leaf.dtype, each) for number, each in numbered]
+        self._expected = [
+            (number, each.shape, None if each.is_choice else each.leaf.dtype, each) for number, each in numbered
+        ]
         self._structure = None if self.module is None else structure(self.module)
 
     def follow(self) -> None:

@@ -66,19 +66,19 @@ class SlotViews:
         )
         self.observation = [arrays[leaf.key] for leaf in spec.observation]
         # Private memory where batches do not hold the next observation.
-        self._next_observation = [
+        self.next_observation = [
             arrays[key] if (key := ("next", *leaf.key)) in arrays else np.zeros_like(arrays[leaf.key])
             for leaf in spec.observation
         ]
         # What `set_truncated` sets in the last frames.
-        self.cuts = [self.truncated, self.done, *(self._next_observation[index] for index in spec.agents_cuts)]
-        self._actor = [arrays[leaf.key] for leaf in actor_leaves]
-        self._next_only: list[np.ndarray] = []
+        self.cuts = [self.truncated, self.done, *(self.next_observation[index] for index in spec.agents_cuts)]
+        self.actor = [arrays[leaf.key] for leaf in actor_leaves]
+        self.next_only: list[np.ndarray] = []
         if spec.next_only_leaves == (REWARD,):
             self.reward = arrays["next", "reward"][:, :, 0]
         else:
             self.reward = np.zeros((self.steps, spec.num_envs), np.float32)
-            self._next_only = [arrays["next", *leaf.key] for leaf in spec.next_only_leaves]
+            self.next_only = [arrays["next", *leaf.key] for leaf in spec.next_only_leaves]
         self._policy_input = [slot.tensors[leaf.key].transpose(0, 1) for leaf in spec.observation]
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
 
@@ -86,17 +86,17 @@ class SlotViews:
         """For each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the policy
         writes; the arrays that the env writes."""
         inputs = self.by_step([tensor.unbind(0) for tensor in self._policy_input])
-        rewards = self.by_step(self._next_only)
+        rewards = self.by_step(self.next_only)
         outputs = map(
             StepArrays,
-            self.by_step(self._next_observation),
+            self.by_step(self.next_observation),
             self.reward,
             self.terminated,
             self.truncated,
             repeat(self._all_frames),
             rewards,
         )
-        return zip(inputs, zip(*self._actor, strict=True), outputs, strict=True)
+        return zip(inputs, zip(*self.actor, strict=True), outputs, strict=True)
 
     def by_step(self, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """For each step, the part of every leaf; empty tuples without leaves."""
@@ -119,8 +119,6 @@ class Rollout:
         ends_early: called after every step but the last; the batch ends where it returns true. None for a ragged group.
     """
 
-    # Of the last batch of `steps`.
-    report: BatchReport
     # Attributes that are saved.
     _saved: tuple[str, ...] = ("_env", "_carry")
 
@@ -145,7 +143,7 @@ class Rollout:
         self._options = options
         self._refresh = refresh if options.refresh_each_step else None
         self._ends_early = ends_early
-        # The first observations of the next batch. A copy, as the slot is sent before that.
+        # The observations with which the next batch begins. Not views of a slot, which is sent before that batch.
         self._carry = tuple(
             as_array(torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype)) for leaf in env.spec.observation
         )
@@ -169,59 +167,60 @@ class Rollout:
             WorkerStopped: `stop` became nonzero.
             ShapeError: an env or the policy returned what its spec does not allow; names the step.
         """
-        infer, step = self._next_inference(), 0
+        infer = self._next_inference()
         views.policy_version[:] = policy_version
         if self._refresh is not None:
             infer = refreshing(infer, self._refresh, views.policy_version)
-        try:
-            with torch.inference_mode():
-                for step, (seen, written) in enumerate(self.steps(views)):  # noqa: B007
-                    infer(seen, written)
-        except ShapeError as error:
-            raise_at_step(error, step)
-        return self.report
-
-    def steps(self, views: SlotViews) -> Iterator[tuple[PolicyInput, PolicyOutput]]:
-        """Fills the slot as `collect` does, but for the policy's outputs and `policy_version`: yields, at each step,
-        what the policy reads and where its outputs have to be written before the next step. Sets `report` at the end.
-        Run under `torch.inference_mode`."""
-        env, stop, ends_early = self._env, self._stop, self._ends_early
-        num_actions = len(env.spec.action)
         views.terminated[:] = False
         views.truncated[:] = False
-        for array, carry in zip(views.observation, self._carry, strict=True):
-            array[0] = carry
-        observations = [*views.by_step(views.observation), self._carry]
-        env_s = policy_s = 0.0
-        step, last = 0, views.steps - 1
-        for step, (seen, written, out) in enumerate(views.step_arrays()):
-            following = observations[step + 1]
-            if stop[0]:
-                raise WorkerStopped
-            started = perf_counter()
-            yield seen, written
-            acted = perf_counter()
-            any_ended = env.step(written[:num_actions], out)
-            for array, final in zip(following, out.observation, strict=True):
-                array[...] = final
-            if any_ended:
-                env.restart(out.terminated | out.truncated, following)
-            env_s += perf_counter() - acted
-            policy_s += acted - started
-            if ends_early is not None and step < last and ends_early():
-                break
-        num_steps = step + 1
-        if num_steps < views.steps:
-            for carry, array in zip(self._carry, observations[num_steps], strict=True):
-                carry[...] = array
+        return self._report(views, policy_version, *self._step_envs(views, infer))
+
+    def _report(
+        self, views: SlotViews, policy_version: int, num_steps: int, env_s: float, policy_s: float
+    ) -> BatchReport:
+        """Writes `done` and trajectory ids of a batch with so many steps, and reports it."""
         terminated, truncated, done = (flag[:num_steps] for flag in (views.terminated, views.truncated, views.done))
         np.logical_or(terminated, truncated, out=done)
         started = perf_counter()
         ends = self._end_batch(done, [flag[:num_steps] for flag in views.cuts])
         env_s += perf_counter() - started
         self._episodes.record(slice(None), views.reward[:num_steps], ends, views.traj_ids[:num_steps])
-        version = int(views.policy_version[0, 0])
-        self.report = BatchReport(version, done.size, env_s, policy_s, *self._episodes.take())
+        return BatchReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
+
+    def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
+        """Writes observations, the policy's outputs, rewards and ends of a batch. Returns the number of its steps, and
+        the seconds that envs and policy took. `_carry` has the observations after the last step then."""
+        env, stop, ends_early = self._env, self._stop, self._ends_early
+        num_actions = len(env.spec.action)
+        for array, carry in zip(views.observation, self._carry, strict=True):
+            array[0] = carry
+        observations = [*views.by_step(views.observation), self._carry]
+        env_s = policy_s = 0.0
+        step, last = 0, views.steps - 1
+        try:
+            with torch.inference_mode():
+                for step, (seen, written, out) in enumerate(views.step_arrays()):
+                    following = observations[step + 1]
+                    if stop[0]:
+                        raise WorkerStopped
+                    started = perf_counter()
+                    infer(seen, written)
+                    acted = perf_counter()
+                    any_ended = env.step(written[:num_actions], out)
+                    for array, final in zip(following, out.observation, strict=True):
+                        array[...] = final
+                    if any_ended:
+                        env.restart(out.terminated | out.truncated, following)
+                    env_s += perf_counter() - acted
+                    policy_s += acted - started
+                    if ends_early is not None and step < last and ends_early():
+                        break
+        except ShapeError as error:
+            raise_at_step(error, step)
+        if step < last:
+            for carry, array in zip(self._carry, observations[step + 1], strict=True):
+                carry[...] = array
+        return step + 1, env_s, policy_s
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Begins new trajectories in all envs, with a seed for each; None: with the envs' current random state."""

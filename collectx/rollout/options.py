@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from collectx.batch import STEP_COUNT, Leaf
-from collectx.config.derived import is_stacked
+from collectx.config.derived import frames_per_part, num_workers_of
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
@@ -41,10 +41,10 @@ class RolloutOptions:
 
     @classmethod
     def of(cls, options: CollectorConfig, incarnation: int = 0, has_interruptor: bool = False) -> RolloutOptions:
-        """The options of one process of a worker, of an incarnation of which only the first acts randomly."""
-        num_workers = 1 if options.kind == "single" else options.num_workers
-        frames_per_part = options.frames_per_batch // (num_workers if is_stacked(options) else 1)
-        num_random_batches = -(-(options.init_random_frames or 0) // (num_workers * frames_per_part))
+        """The options of one process of a worker. `init_random_frames` counts in incarnation 0 only: a process that
+        replaces another one takes no random actions."""
+        frames = num_workers_of(options) * frames_per_part(options)
+        num_random_batches = -(-(options.init_random_frames or 0) // frames)
         return cls(
             check_finite=options.check_finite,
             max_frames_per_traj=options.max_frames_per_traj,

@@ -22,13 +22,17 @@ import torch
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array, as_tensor
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.errors import ShapeError
+from collectx.policy.base import Actor
 from collectx.rollout.loop import Rollout, WorkerStopped, raise_at_step
+from collectx.rollout.one_env import OneEnvRollout, is_possible
 from collectx.transport.base import BatchReport
 
 
-def rollout_class(spec: EnvSpec) -> type[Rollout]:
-    """The rollout class for a group's env."""
-    return RaggedRollout if spec.ragged else Rollout
+def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
+    """The rollout class for a group's env and the actor of its policy."""
+    if spec.ragged:
+        return RaggedRollout
+    return OneEnvRollout if is_possible(spec, actor.leaves) else Rollout
 
 
 class RaggedRollout(Rollout):

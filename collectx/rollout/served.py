@@ -7,8 +7,9 @@ server acts for the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -28,21 +29,54 @@ def split(num_envs: int, num_groups: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
+class ServedGroup(Rollout):
+    """The rollout of one group, whose policy is called elsewhere. See `Rollout` for the arguments.
+
+    Attributes:
+        report: of the last batch of `steps`.
+    """
+
+    report: BatchReport
+
+    def steps(self, views: SlotViews) -> Iterator[None]:
+        """Fills the slot but for the policy's outputs and versions, and yields before each step, until these are
+        written. Run under `torch.inference_mode`."""
+        env, num_actions = self._env, len(self._env.spec.action)
+        views.terminated[:] = False
+        views.truncated[:] = False
+        for array, carry in zip(views.observation, self._carry, strict=True):
+            array[0] = carry
+        observations = [*views.by_step(views.observation), self._carry]
+        env_s = 0.0
+        for following, (_, written, out) in zip(observations[1:], views.step_arrays(), strict=True):
+            if self._stop[0]:
+                raise WorkerStopped
+            yield
+            began = perf_counter()
+            any_ended = env.step(written[:num_actions], out)
+            for array, final in zip(following, out.observation, strict=True):
+                array[...] = final
+            if any_ended:
+                env.restart(out.terminated | out.truncated, following)
+            env_s += perf_counter() - began
+        self.report = self._report(views, int(views.policy_version[0, 0]), views.steps, env_s, 0.0)
+
+
 class ServedRollout:
     """Has the methods of `Rollout` that a worker calls.
 
     Args:
         groups: the rollout of each group, whose policy is a `ServedActor`, with the rows of the group.
-        number: returns the number of the granted weights; see `Request`.
+        pointer: returns the pointer to the granted weights; see `Request`.
     """
 
     def __init__(
-        self, groups: Sequence[tuple[Rollout, slice]], client: InferenceClient, number: Callable[[], int] = lambda: 0
+        self, groups: Sequence[tuple[ServedGroup, slice]], client: InferenceClient, pointer: Callable[[], int]
     ):
         self._rollouts = [rollout for rollout, _ in groups]
         self._rows = [rows for _, rows in groups]
         self._client = client
-        self._number = number
+        self._pointer = pointer
         self._num_slots = 0
 
     def prepare(self, slot: Slot) -> tuple[int, list[SlotViews]]:
@@ -55,16 +89,16 @@ class ServedRollout:
         """See `Rollout.collect`. The server writes the versions. `policy_version` is that of random actions, which are
         drawn here."""
         slot, views = prepared
-        number, self._client.wait_s = self._number(), 0.0
+        pointer, self._client.wait_s = self._pointer(), 0.0
         if self._rollouts[0].acts_randomly:
             reports = [
                 rollout.collect(part, policy_version) for rollout, part in zip(self._rollouts, views, strict=True)
             ]
         else:
-            self._step(slot, views, number)
+            self._step(slot, views, pointer)
             reports = [rollout.report for rollout in self._rollouts]
         for group in range(len(reports)):
-            self._client.post(group, slot, END, number)
+            self._client.post(group, slot, END, pointer)
         return BatchReport(
             min(report.policy_version for report in reports),
             sum(report.frames for report in reports),
@@ -74,7 +108,7 @@ class ServedRollout:
             np.concatenate([report.lengths for report in reports]),
         )
 
-    def _step(self, slot: int, views: Sequence[SlotViews], number: int) -> None:
+    def _step(self, slot: int, views: Sequence[SlotViews], pointer: int) -> None:
         client, step = self._client, 0
         groups = [(n, rollout.steps(part)) for n, (rollout, part) in enumerate(zip(self._rollouts, views, strict=True))]
         try:
@@ -83,8 +117,8 @@ class ServedRollout:
                     for group, steps in groups:
                         if not client.wait(group):
                             raise WorkerStopped
-                        if next(steps, None) is not None:
-                            client.post(group, slot, step, number)
+                        if next(steps, END) is not END:
+                            client.post(group, slot, step, pointer)
         except ShapeError as error:
             raise_at_step(error, step - 1)
 

@@ -83,6 +83,8 @@ class Checkpointer:
 
     def _is_due(self) -> bool:
         options, batches = self._options, self._record.statistics.batches
+        if batches == 0:
+            return False  # a request waits for the first batch
         is_requested, self._signals.is_checkpoint_requested = self._signals.is_checkpoint_requested, False
         return (
             is_requested

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from collectx.collector import Collector
-    from collectx.collector.batch_info import Delivery
+    from collectx.collector.batch_info import BatchInfo
     from collectx.run.digest import Digest
     from collectx.transport.base import Arrival
 
@@ -91,6 +91,7 @@ class RunCollection:
         assembler: Assembler | None = None,
         batches: Iterator[Any] | None = None,
         max_batches: int | None = None,
+        loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
     ):
         """
         Args:
@@ -103,6 +104,7 @@ class RunCollection:
                 digested and logged. None: the trainer gets the collector's batches.
             batches: what the trainer gets for each of the collector's batches; None: the batches.
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
+            loggers: called with each line of `metrics.jsonl`.
         """
         self.statistics = statistics
         self.total_frames = statistics.total_frames = collector.total_frames
@@ -120,6 +122,7 @@ class RunCollection:
         self._max_batches = max_batches
         self._parts: dict[int, _Parts] = {}
         self._lines = JsonLines(folder.metrics)
+        self._loggers = loggers
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
         self.is_learning = False
@@ -190,7 +193,7 @@ class RunCollection:
         finally:
             self._lines.close()
 
-    def _workers(self, delivery: Delivery, now_s: float) -> list[dict[str, Any]]:
+    def _workers(self, delivery: BatchInfo, now_s: float) -> list[dict[str, Any]]:
         """The entries of the workers whose last one is `WORKERS_S` old. A batch of one worker always names it, with the
         version of its weights: `collectx.run.reproduce.order_of` needs both."""
         entries = []
@@ -213,11 +216,13 @@ class RunCollection:
                 line["scalars"] = {name: _short(value) for name, value in self._logged.items()}
                 self._logged = {}
             self._lines.append(line)
+            self._loggers(line)
 
 
-def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
-    """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run. Lines of batches
-    without the end of an episode have no returns and lengths. That of the first batch after a resume has `resumed`."""
+def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
+    """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run. The line of a
+    batch in which no episode ended has no returns and lengths. Every line after the first episode has `mean_return`,
+    the first line after a resume has `resumed`."""
     line = {
         "batch": delivery.index,
         "time": round(time.time(), 3),
@@ -235,8 +240,9 @@ def _line(delivery: Delivery, statistics: Statistics) -> dict[str, Any]:
             "num_episodes": statistics.num_episodes,
             "return": _short(float(returns.mean())),
             "length": _short(float(lengths.mean())),
-            "mean_return": _short(statistics.mean_return),
         }
+    if statistics.num_episodes:
+        line["mean_return"] = _short(statistics.mean_return)
     return line
 
 

@@ -80,6 +80,11 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         return f"worker {worker} joins after {fields['batches']} batches: {counts}{begins}"
     if name == "checkpoint_failed":
         return f"no checkpoint could be written: {fields['message']}"
+    if name == "logger_failed":
+        return f"logger {fields['logger']} gets no more lines: {fields['message']}"
+    if name == "logger_slow":
+        waiting = fields["waiting"]
+        return f"logger {fields['logger']} is slower than the run: lines are left out while {waiting} wait for it"
     if name == "not_saved":
         return (
             f"the trainer was interrupted within batch {fields['batches'] - 1}: neither a checkpoint nor final.pt is "

@@ -4,20 +4,20 @@
     collect   the trainer takes batches from the collector
     finish    the last lines, the checkpoint; the workers are closed -> result.json
 
-Called by the command line, or by entry.py in a job. torch is imported only after the fork server has started, so that
-both import it at the same time.
+Called by the command line, or by `collectx.jobs.entry` in a job. torch is imported here, or with what the fork server
+of local workers needs.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from collectx.config.derived import backend_of, is_async
+from collectx.config.derived import JOB_LAUNCHERS, backend_of, schedule_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.run import cores, display, preflight, printing, saved_config, snapshot
@@ -32,15 +32,19 @@ from collectx.run.signals import Signals
 if TYPE_CHECKING:
     from collectx.collector import Collector
     from collectx.launcher.base import Launcher
+    from collectx.loggers import Logger
     from collectx.run.checkpointer import Checkpointer
     from collectx.run.collection import RunCollection
+    from collectx.run.logger_threads import LoggerThreads
     from collectx.trainer.base import Trainer
+
+OpenLauncher: TypeAlias = "Callable[[Callable[[str], None]], AbstractContextManager[Launcher]]"
 
 # After this time of closing the envs of this process, the error that ended the run is shown.
 _CLOSE_S = 2.0
 
 
-def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | None = None) -> Result:
+def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLauncher | None = None) -> Result:
     """Runs `cfg`, blocks until the run has ended, and writes everything about it to `folder`.
 
     A run that fails or is interrupted (SIGINT, SIGTERM, SIGHUP) does not raise: the reason is printed to standard error
@@ -48,8 +52,8 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
 
     Args:
         argv: the command line as typed, for the snapshot.
-        launcher: of a job whose tasks include the workers; the run folder and its logs then exist already. None: the
-            launcher of `cfg`.
+        open_launcher: called with a function that shows messages; the context of the launcher of workers that are SLURM
+            jobs or tasks of one. None: the launcher of `cfg`.
 
     Raises:
         ConfigError: before any worker has started: a mistake that no rule can find (an observation space that cannot
@@ -57,17 +61,19 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], launcher: Launcher | 
             cannot be made.
     """
     files = RunFolder(folder)
+    # The command that submits a job has made the folder, and the job's log is open.
+    is_job = cfg.launcher.kind in JOB_LAUNCHERS
     resumes = cfg.run.resume == "auto" and files.has_run
-    with locked(files, cfg.run.overwrite or resumes, force=launcher is not None):
+    with locked(files, cfg.run.overwrite or resumes, force=is_job):
         if resumes and (done := saved_config.completed_result(files, cfg)) is not None:
             display.print_completed(done)
             return done
         point = resume_point(files, cfg, printing.message) if resumes else None
-        files.begin(keep_logs=launcher is not None, keep_run=point is not None)
+        files.begin(keep_logs=is_job, keep_run=point is not None)
         with Signals() as signals:
             record = Record(cfg, signals)
             try:
-                _run(cfg, files, argv, launcher, record, signals, point)
+                _run(cfg, files, argv, open_launcher, record, signals, point)
             except BaseException as error:
                 record.end(error)
             result = _write_result(files, record, signals)
@@ -96,17 +102,18 @@ def _run(
     cfg: RunConfig,
     files: RunFolder,
     argv: list[str],
-    launcher: Launcher | None,
+    open_launcher: OpenLauncher | None,
     record: Record,
     signals: Signals,
     point: ResumePoint | None,
 ) -> None:
     """From the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
-    if cfg.launcher.kind == "local" and cfg.collector.kind != "single":
-        from collectx.launcher.local import warm_up
+    if cfg.launcher.kind == "local" and backend_of(cfg) != "inline":
+        from collectx.launcher import local
 
+        local.preload()
         with signals.ignored_by_children():
-            warm_up()
+            local.warm_up()
     if point is None:
         snapshot.write(cfg, files, argv)
     else:
@@ -120,10 +127,9 @@ def _run(
         events.show = progress.say
         run = _Execution(cfg, files, record, signals, events, point)
         with progress, closing(run), ExitStack() as stack:
-            if launcher is None and cfg.launcher.kind == "submitit":
-                from collectx.run.submitted_workers import submitted_workers
-
-                launcher = stack.enter_context(submitted_workers(cfg, files, lambda text: events("jobs", message=text)))
+            launcher = None
+            if open_launcher is not None:
+                launcher = stack.enter_context(open_launcher(lambda text: events("jobs", message=text)))
             try:
                 workers = run.prepare(launcher)
             except (ConfigError, LauncherError, SpaceError) as error:
@@ -155,6 +161,8 @@ class _Execution:
         self._trainer: Trainer
         self._workers_write = False
         self._close_note: threading.Timer | None = None
+        self._make_loggers: dict[str, Callable[[], Logger]]
+        self._loggers: LoggerThreads | None = None
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[Collector]:
         """Makes the policy and the trainer, and starts the workers; does not wait for them."""
@@ -162,6 +170,7 @@ class _Execution:
         import torch
 
         from collectx import collector, env, policy, trainer
+        from collectx.run import logger_threads
         from collectx.run.checkpointer import announce_unsaved
         from collectx.trainer.base import overrides_of_workers
 
@@ -172,6 +181,8 @@ class _Execution:
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)
         snapshot.write_numerics(self._files, device)
+        frames = None if self._point is None else self._record.statistics.frames
+        self._make_loggers = logger_threads.factories(cfg, self._files, frames)
         spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
         # Of what a policy's initialisation or a user's trainer draws from; envs and workers have separate seeds.
         random.seed(cfg.seed)
@@ -188,7 +199,7 @@ class _Execution:
         order: Sequence[tuple[int, int, int]] = ()
         if cfg.collector.order_of is not None:
             order = recorded_order(cfg.collector.order_of)
-        elif self._point is not None and is_async(cfg.collector):
+        elif self._point is not None and schedule_of(cfg.collector) == "async":
             order = self._point.order
         recorded = [collector.RecordedBatch(*batch) for batch in order] or None
         resume = None if self._point is None else self._point.collector
@@ -203,6 +214,7 @@ class _Execution:
         from collectx.collector.trajectories import Assembler
         from collectx.run.checkpointer import Checkpointer
         from collectx.run.collection import RunCollection
+        from collectx.run.logger_threads import LoggerThreads
         from collectx.trainer.base import written_batches
 
         options = self._cfg.collector
@@ -219,6 +231,7 @@ class _Execution:
             self._add_event,
             assembler,
         )
+        self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
         collection = RunCollection(
             collector,
             self._files,
@@ -230,6 +243,7 @@ class _Execution:
             assembler=assembler,
             batches=written_batches(collector) if self._workers_write else None,
             max_batches=self._cfg.run.max_batches,
+            loggers=self._loggers,
         )
         try:
             if self._point is not None:
@@ -275,7 +289,9 @@ class _Execution:
             checkpointer.write_final(self._files.final_checkpoint)
 
     def close(self) -> None:
-        """Called when the workers are closed."""
+        """Called when the workers are closed. Blocks until the loggers have written everything."""
+        if self._loggers is not None:
+            self._loggers.close()
         if self._close_note is not None:
             self._close_note.cancel()
             self._close_note.join(_CLOSE_S)  # it may wait for a pipe that no process reads

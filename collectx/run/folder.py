@@ -11,6 +11,7 @@
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
     <run>/checkpoints/
+    <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id, by which they continue a run
 
 Used by the trainer's process while a run lives, and by the command line afterwards.
 """
@@ -31,6 +32,9 @@ from collectx.errors import ConfigError, DamagedFile
 from collectx.run import lock
 from collectx.run.files import decode, read_lines
 from collectx.run.result import ENDED
+
+# Folders between a folder and the runs below it: outputs, date, sweep, point.
+_MAX_DEPTH = 4
 
 
 class RunFolder:
@@ -56,6 +60,10 @@ class RunFolder:
         self.job_note = self.jobs / "slurm.json"
         self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tensorboard"
+        self.wandb = self.path / "wandb"
+        self.progress = self.path / "progress.csv"
+        self.logger_id = self.path / "logger_id"
         self.final_checkpoint = self.checkpoints / "final.pt"
 
     @property
@@ -92,7 +100,7 @@ class RunFolder:
             for folder in (self.path, self.snapshot, self.checkpoints, *(() if keep_logs else (self.jobs,))):
                 for path in folder.glob(f"{INCOMPLETE}*"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            lines = (self.metrics, self.events)
+            lines = (self.metrics, self.events, self.progress, self.logger_id)
             notes = () if keep_logs else (self.job_note, self.worker_jobs)
             logs = () if keep_logs else self.logs.glob("*.log")
             configs = (path for _, path in self.configs[1:])
@@ -100,8 +108,9 @@ class RunFolder:
             for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
                 stale.unlink(missing_ok=True)
             if not keep_run:
-                for checkpoint in self.checkpoints.glob("[0-9]*"):
-                    shutil.rmtree(checkpoint)
+                for folder in (*self.checkpoints.glob("[0-9]*"), self.tensorboard, self.wandb):
+                    if folder.exists():
+                        shutil.rmtree(folder)
 
     def log(self, role: str) -> Path:
         """The log file of a role, `trainer`, `job` or `worker-0`."""
@@ -149,9 +158,12 @@ def folder_errors(path: Path | str) -> Iterator[None]:
     """Raises a `ConfigError` where the block, which makes the folder `path`, raises an `OSError`."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # of the standard output
     except OSError as error:
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
         where = "choose another with hydra.run.dir or hydra.sweep.dir."
-        raise ConfigError([f"the run folder {path} cannot be made: {error}: {where}"]) from error
+        raise ConfigError([f"the run folder {path} cannot be made: {why}: {where}"]) from error
 
 
 @contextmanager
@@ -210,6 +222,17 @@ def holder(files: RunFolder) -> tuple[int | None, str]:
         return None, "its host"
     is_here = host == socket.gethostname() and pid > 1 and lock.is_held_by(files.lock, pid)
     return (pid if is_here else None), host
+
+
+def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = True) -> list[RunFolder]:
+    """The runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False` only
+    those below it, for the folder of a sweep, which may have a run in it too."""
+    runs, folders = [], [root.absolute()]
+    for depth in range(max_depth + 1):
+        runs += [folder for folder in folders if (depth or includes_root) and (folder / "snapshot").is_dir()]
+        inner = (path for folder in folders if folder not in runs for path in folder.glob("[!.]*"))
+        folders = [path for path in inner if path.is_dir()]
+    return [RunFolder(folder) for folder in sorted(runs)]
 
 
 def new_folder() -> RunFolder:

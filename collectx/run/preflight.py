@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from collectx.config import rules
-from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, is_async
+from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, schedule_of
 from collectx.config.problem import Problem
 from collectx.config.schema.launcher import RayLauncherConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
@@ -78,8 +79,17 @@ def rule_problems(cfg: RunConfig) -> list[str]:
     """The messages of all rules that `cfg` breaks; empty if it can run."""
     broken = rules.problems(cfg)
     is_backend_wrong = any(problem.path == "backend" for problem in broken)
-    machine_rules = (_recorded_order, _ray, *(() if is_backend_wrong else (_backend,)))
+    machine_rules = (_recorded_order, _ray, _loggers, *(() if is_backend_wrong else (_backend,)))
     return [problem.text() for problem in (*broken, *rules.problems(cfg, machine_rules))]
+
+
+def _loggers(cfg: RunConfig) -> Iterator[Problem]:
+    """The packages of the loggers are installed, if the trainer runs on this machine."""
+    if cfg.launcher.kind in JOB_LAUNCHERS:
+        return
+    for name in ("tensorboard", "wandb", "mlflow"):
+        if getattr(cfg.logger, name) is not None and find_spec(name) is None:
+            yield Problem("logger", "its package is not installed", name, f"pip install 'collectx[{name}]'.")
 
 
 def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
@@ -88,7 +98,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
     if folder is None:
         return
     path, advice = "collector.order_of", "use collector.order_of=null."
-    if not is_async(collector):
+    if schedule_of(collector) != "async":
         rule = f"collector={collector.kind} is sync, and its order is always the same"
         yield Problem(path, rule, folder, advice)
         return

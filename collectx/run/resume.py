@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from collectx.checkpoints import Checkpoint, Checkpoints
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collectx.trainer.base import Trainer
 
 NO_CHECKPOINT = "has no checkpoint: the run begins anew"
-# A type, several, a dict by name of what must be there, or {type of the keys: content} for any number of entries.
-_Form: TypeAlias = type | tuple[type, ...] | dict[Any, "_Form"]
 
 
 def begins_anew(files: RunFolder) -> bool:
@@ -142,8 +140,6 @@ class ResumePoint:
             for key, buffer in getattr(trainer, "replay_buffers", {}).items():
                 if (saved := buffer_file(key)) in self._checkpoint:
                     buffer.load_state_dict(self._checkpoint.load(saved, mmap=True))
-                elif f"{key}/state.json" in self._checkpoint:
-                    raise DamagedFile([f"collectx of an earlier version has saved {key}: resume with that version."])
         except Exception as error:
             text = f"{name} does not accept its saved state: {type(error).__name__}: {error}"
             if not hasattr(trainer, "load_state_dict"):
@@ -193,89 +189,15 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     """Returns a checkpoint and its state; tensors are on the CPU.
 
     Raises:
-        DamagedFile: it cannot be loaded, or the state or the manifest is not that of a checkpoint of a run: digests say
-            that files are as they were written, not of what they are.
+        DamagedFile: the state cannot be loaded, or the manifest, of which there is no digest, is not of this state.
     """
     manifest, state = checkpoint.manifest, checkpoint.load()
-    if isinstance(state, dict) and isinstance(state.get("collector"), dict):
-        state["collector"].setdefault("undelivered", [])  # which earlier versions left out
-    manifest_form, state_form = _forms()
-    text = _problem(manifest, manifest_form, "manifest.json") or _problem(state, state_form, "state.pt")
-    if text is None:
+    try:
         counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]
-        if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name):
-            text = f"manifest.json and state.pt are not of the same checkpoint: (batches, frames) {counts}"
-    if text is not None:
+        is_timed = isinstance(manifest["time"], float)
+    except (LookupError, TypeError) as error:
+        raise DamagedFile([f"{checkpoint.path}: is not the checkpoint of a run: {error!r}"]) from error
+    if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name) or not is_timed:
+        text = f"manifest.json and state.pt are not of the same checkpoint: (batches, frames) {counts}"
         raise DamagedFile([f"{checkpoint.path}: {text}"])
     return checkpoint, state
-
-
-def _forms() -> tuple[_Form, _Form]:
-    """The content of a manifest and of a state."""
-    import torch
-
-    number = (int, float)
-    counts = {"frames": int, "batches": int, "version": int}
-    generators: _Form = {str: list}
-    manifest: _Form = {
-        **{"batches": int, "frames": int, "policy_version": int, "time": number},
-        "files": {str: {"size": int, "xxh3": str}},
-    }
-    state: _Form = {
-        # What a trainer's state_dict returns.
-        "trainer": object,
-        "collector": {
-            **counts,
-            "frames_by_worker": {int: int},
-            "weights": torch.Tensor,
-            "undelivered": list,
-            "lives": {int: int},
-            "workers": {
-                int: {
-                    "rollout": {
-                        "episodes": dict.fromkeys(("traj_ids", "returns", "lengths"), torch.Tensor),
-                        "num_random_batches": int,
-                    },
-                    "generators": generators,
-                }
-            },
-        },
-        "assembler": (dict, type(None)),
-        "statistics": {
-            "sums": {
-                **{**counts, "num_episodes": int, "_first_frames": int},
-                **dict.fromkeys(("waited_s", "mean_return", "lag", "checkpoint_s"), number),
-            },
-            "elapsed_s": (*number, type(None)),
-            "scalars": {str: number},
-            "returns": list,
-            "workers": {int: {"spent_s": (list, tuple), "frames": int, "lag": int}},
-        },
-        "wall_s": number,
-        "generators": generators,
-    }
-    return manifest, state
-
-
-def _problem(content: Any, form: _Form, name: str) -> str | None:
-    """What is wrong with `content`, called `name`; None if it has the form."""
-    if not isinstance(form, dict):
-        allowed = form if isinstance(form, tuple) else (form,)
-        if form is int and type(content) is int and content < 0:
-            return f"{name} is {content}, a negative number"
-        if object in allowed or type(content) in allowed:
-            return None
-        return f"{name} is of type {type(content).__name__}, not {' or '.join(each.__name__ for each in allowed)}"
-    if type(content) is not dict:
-        return f"{name} is of type {type(content).__name__}, not dict"
-    parts = []
-    for key, part in form.items():
-        if isinstance(key, str):
-            if key not in content:
-                return f"{name} lacks {key}"
-            parts.append((key, part))
-        else:
-            if wrong := [other for other in content if type(other) is not key]:
-                return f"{name} has the key {wrong[0]!r}, not one of type {key.__name__}"
-            parts += [(other, part) for other in content]
-    return next(filter(None, (_problem(content[key], part, f"{name}[{key!r}]") for key, part in parts)), None)

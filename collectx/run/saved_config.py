@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from collectx.checkpoints import Checkpoints
-from collectx.config.check import check
+from collectx.config.check import check_config
 from collectx.config.registry import DEFAULTS
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
-from collectx.run.folder import RunFolder
+from collectx.run.folder import RunFolder, runs_below
 from collectx.run.result import Result, Status
 
 # Sections, and options of the collector, without an effect on the content of the batches.
-_NO_EFFECT = ("run", "checkpoint", "launcher", "hydra")
+_NO_EFFECT = ("run", "checkpoint", "launcher", "logger", "hydra")
 _NO_EFFECT_OPTIONS = (
     *("on_worker_failure", "max_restarts", "min_workers"),
     *("start_timeout_s", "worker_timeout_s", "close_timeout_s"),
@@ -58,7 +58,7 @@ def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: i
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
-    """Whether a saved configuration gives the same batches as `cfg`, as far as their first ones go."""
+    """Whether runs of a saved configuration and of `cfg` have the same batches, up to the end of the shorter run."""
     return not _effects(_read(config), _plain(cfg))
 
 
@@ -150,12 +150,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def config_text(cfg: RunConfig) -> str:
     """A configuration as YAML, for comparison: equal text is an equal run. Resources of a scheduler, `launcher.wait`,
-    `run.overwrite`, `run.resume` and checkpoints have no effect on a run, so it contains only the name of the
+    `run.overwrite`, `run.resume`, checkpoints and loggers have no effect on a run, so it contains only the name of the
     launcher."""
     from omegaconf import OmegaConf
 
     content = as_dict(cfg)
-    del content["run"]["overwrite"], content["run"]["resume"], content["checkpoint"]
+    del content["run"]["overwrite"], content["run"]["resume"], content["checkpoint"], content["logger"]
     content["launcher"] = cfg.launcher.kind
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
@@ -168,7 +168,7 @@ def saved_config(files: RunFolder) -> RunConfig:
     """
     content = read_config(newest_config(files))
     # The run folder is not part of the configuration.
-    cfg, problems = check({key: value for key, value in content.items() if key != "hydra"})
+    cfg, problems = check_config({key: value for key, value in content.items() if key != "hydra"})
     if problems:
         raise ConfigError([problem.text() for problem in problems])
     return cfg
@@ -183,10 +183,9 @@ def saved_text(files: RunFolder) -> str | None:
 
 
 def completed(root: Path) -> dict[str, Path]:
-    """The folder of each completed run in `root`, by its configuration as `config_text`."""
+    """The folder of each completed run below `root`, by its configuration as `config_text`."""
     folders = {}
-    for config in sorted(root.absolute().glob("*/snapshot/config.yaml")):
-        files = RunFolder(config.parent.parent)
+    for files in runs_below(root, includes_root=False):
         try:
             result = files.read_result()
         except DamagedFile:

@@ -1,6 +1,6 @@
 """Raises SIGINT, SIGTERM and SIGHUP as one exception in the main thread, and protects blocks that must finish. SIGUSR1
-and SIGUSR2 ask for a checkpoint; where the process had a handler for one of them before, as that of submitit, which
-requeues its job, the signal ends the run like the first three, and the handler is called after the end.
+and SIGUSR2 request a checkpoint. If the process already had a Python handler for one of these two, that signal ends the
+run as SIGINT does, and the earlier handler is called when the run has ended: submitit's handler requeues the job.
 
     running      the first signal raises `RunStopped` in the main thread; the second is only counted, so that closing
                  continues; the third raises a second time, for a user who does not want to wait
@@ -49,7 +49,8 @@ class RunStopped(KeyboardInterrupt):
 class Signals:
     """Handles SIGINT, SIGTERM and SIGHUP, and SIGUSR1 and SIGUSR2, while the `with` block lasts. Outside the main
     thread, where Python allows no handlers, it does nothing; of the first three, one that the parent process set to be
-    ignored (`nohup`) stays ignored. After a SIGHUP of a closed terminal, output to it is dropped.
+    ignored (`nohup`) stays ignored. A handler that is no
+    Python function stays, as Python cannot set it again. After a SIGHUP of a closed terminal, output to it is dropped.
 
     Attributes:
         last: the signal that came last, or None.
@@ -76,12 +77,14 @@ class Signals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for signum in _SIGNALS:
-                if signal.getsignal(signum) is not signal.SIG_IGN:
+                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
                     self._old_handlers[signum] = signal.signal(signum, self._handle)
             for signum in _REQUESTS:
-                is_free = signal.getsignal(signum) in (signal.SIG_DFL, signal.SIG_IGN)
-                handler = self._request_checkpoint if is_free else self._stop_for_requeue
-                self._old_handlers[signum] = signal.signal(signum, handler)
+                earlier = signal.getsignal(signum)
+                is_free = earlier in (signal.SIG_DFL, signal.SIG_IGN)
+                if earlier is not None:
+                    handler = self._request_checkpoint if is_free else self._stop_for_requeue
+                    self._old_handlers[signum] = signal.signal(signum, handler)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -19,11 +19,13 @@ from collectx.config.schema.run import RunConfig
 
 def targets(cfg: RunConfig) -> Iterator[tuple[str, str]]:
     """Yields key and import path of every object of user code that a configuration names."""
-    for group in ("env", "policy", "trainer"):
-        section = getattr(cfg, group)
+    sections = {name: getattr(cfg, name) for name in ("env", "policy", "trainer")} | {
+        "logger.custom": cfg.logger.custom
+    }
+    for path, section in sections.items():
         for name in ("entry_point", "target"):
             if target := getattr(section, name, None):
-                yield f"{group}.{name}", target
+                yield f"{path}.{name}", target
     if isinstance(cfg.env, (GymEnvConfig, GymVectorEnvConfig)):
         if ":" in (cfg.env.id or ""):
             yield "env.id", str(cfg.env.id)

@@ -19,7 +19,7 @@ from collectx.errors import DamagedFile
 from collectx.run.files import JsonLinesTail
 
 if TYPE_CHECKING:
-    from collectx.collector.batch_info import Delivery
+    from collectx.collector.batch_info import BatchInfo
 
 RETURN_WINDOW = 100
 """Number of the last finished episodes in `mean_return`."""
@@ -101,7 +101,7 @@ class Statistics:
         self._first_frames = 0
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
-    def add(self, delivery: Delivery, now_s: float) -> None:
+    def add(self, delivery: BatchInfo, now_s: float) -> None:
         """Counts one delivery, made at `now_s` on a monotonic clock."""
         if self.last_s is None:
             self.first_s = now_s

@@ -43,7 +43,7 @@ class AsyncSchedule(Schedule):
         self._active.add(arrival.worker)
         self._arrivals.append(arrival)
 
-    def take(self) -> tuple[Arrival, ...] | None:
+    def next_batch(self) -> tuple[Arrival, ...] | None:
         return (self._arrivals.popleft(),) if self._arrivals else None
 
     def undelivered(self) -> list[tuple[Arrival, ...]]:

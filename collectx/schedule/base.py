@@ -1,19 +1,7 @@
 """The schedule interface: which slots workers may fill, and which filled slots make a batch. Decisions only: no
 processes, no clocks, no memory.
 
-A schedule returns grants `(worker, slot)`, which the collector passes to the transport:
-
-    request()          a batch is requested; returns slots that may be filled, whether or not the batch is complete
-    begin()            the requested batch is not complete; returns the slots that may be filled
-    before_publish()   while `must_wait_to_publish`: returns the slots to be filled with the current weights
-    arrived(arrival)   a slot is full
-    take()             returns the arrivals of the next batch, or None while it is incomplete
-    undelivered()      returns the arrivals of the batches that are complete and were not taken
-    restore(arrivals)  a batch of another process of the run is complete and was not taken there; its slots are negative
-    released(arrivals) the memory of a batch was read; returns the slots that may be filled again
-    replaced(worker)   a new process has this index; returns the slots that it may fill
-    dropped(worker)    the worker is gone and is not replaced
-    joined(worker)     a worker of a new index takes part from now on; the next `begin` or `released` grants its slots
+A schedule returns grants `(worker, slot)`, which the collector passes to the transport.
 
     sync:   next() -> grant all -> wait for all -> one stacked batch      workers wait while the trainer learns
     sync with overlap: the next batch is granted as well (`collectx/schedule/sync.py`)
@@ -32,13 +20,13 @@ Grant: TypeAlias = tuple[int, int]
 
 
 class Schedule:
-    """See the module's docstring.
+    """The interface.
 
     Attributes:
         stacked: whether a batch has a part of every worker that takes part when it is begun.
         require_latest: whether a slot must be filled with the weights that were the newest when it was granted, or with
             newer ones.
-        fixes_versions: whether `version_of` a slot is the version of the weights that act in it.
+        grants_name_version: whether `version_of` a slot is the version of the weights that act in it.
         num_slots: of each worker.
         must_wait_to_publish: whether slots still have to be filled with the current weights.
     """
@@ -46,16 +34,18 @@ class Schedule:
     stacked: bool
     require_latest: bool
     num_slots: int
-    fixes_versions = False
+    grants_name_version = False
 
     @property
     def must_wait_to_publish(self) -> bool:
         return False
 
     def request(self) -> Iterable[Grant]:
+        """A batch is requested; returns slots that may be filled, whether or not the batch is complete."""
         return ()
 
     def begin(self) -> Iterable[Grant]:
+        """The requested batch is not complete; returns the slots that may be filled."""
         raise NotImplementedError
 
     def version_of(self, slot: int) -> int | None:
@@ -63,30 +53,39 @@ class Schedule:
         return None
 
     def before_publish(self) -> Iterable[Grant]:
+        """While `must_wait_to_publish`: returns the slots to be filled with the current weights."""
         return ()
 
     def arrived(self, arrival: Arrival) -> None:
+        """A slot is full."""
         raise NotImplementedError
 
-    def take(self) -> tuple[Arrival, ...] | None:
+    def next_batch(self) -> tuple[Arrival, ...] | None:
+        """Returns the arrivals of the next batch, or None while it is incomplete."""
         raise NotImplementedError
 
     def undelivered(self) -> list[tuple[Arrival, ...]]:
+        """Returns the arrivals of the batches that are complete and were not taken."""
         raise NotImplementedError
 
     def restore(self, arrivals: tuple[Arrival, ...]) -> None:
+        """A batch of another process of the run is complete and was not taken there; its slots are negative."""
         raise NotImplementedError
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
+        """The memory of a batch was read; returns the slots that may be filled again."""
         raise NotImplementedError
 
     def replaced(self, worker: int) -> Iterable[Grant]:
+        """A new process has this index; returns the slots that it may fill."""
         raise NotImplementedError
 
     def dropped(self, worker: int) -> None:
+        """The worker is gone and is not replaced."""
         raise NotImplementedError
 
     def joined(self, worker: int) -> None:
+        """A worker of a new index takes part from now on; the next `begin` or `released` grants its slots."""
         raise NotImplementedError
 
     def published(self, version: int) -> None:

@@ -22,7 +22,7 @@ from collectx.transport.base import Arrival
 
 class BoundedLagSchedule(AsyncSchedule):
     """Grants a slot only if no batch can then have a lag above `max_lag`; for the other arguments see `AsyncSchedule`.
-    `take` raises `RuntimeError` if one has, as the trainer has published twice between two batches."""
+    `next_batch` raises `RuntimeError` if one has, as the trainer has published twice between two batches."""
 
     require_latest = True
 
@@ -39,14 +39,14 @@ class BoundedLagSchedule(AsyncSchedule):
         self._may_publish = False  # the trainer waits for a batch
         return super().begin()
 
-    def take(self) -> tuple[Arrival, ...] | None:
+    def next_batch(self) -> tuple[Arrival, ...] | None:
         acted = self._arrivals[0].report.policy_version if self._arrivals else self._version
         if self._version - acted > self._max_lag:
             raise RuntimeError(
                 f"collector.max_policy_lag={self._max_lag}: version {acted} acted in the next batch, and version "
                 f"{self._version} is published: publish at most once per batch, or raise max_policy_lag"
             )
-        parts = super().take()
+        parts = super().next_batch()
         for part in parts or ():
             del self._versions[part.worker, part.slot]
             self._may_publish = True

@@ -62,9 +62,9 @@ class ReplaySchedule(AsyncSchedule):
     def before_publish(self) -> Iterable[Grant]:
         return self._grant_free_slots()
 
-    def take(self) -> tuple[Arrival, ...] | None:
+    def next_batch(self) -> tuple[Arrival, ...] | None:
         if not self._order:
-            return super().take()
+            return super().next_batch()
         first = next((arrival for arrival in self._arrivals if arrival.worker == self._order[0]), None)
         if first is None:
             return None

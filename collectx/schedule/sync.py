@@ -57,7 +57,7 @@ class SyncSchedule(Schedule):
 
     def __init__(self, num_workers: int, overlap: int = 0, num_batches: int | None = None):
         self.num_slots = 1 + overlap
-        self.fixes_versions, self.require_latest = bool(overlap), not overlap
+        self.grants_name_version, self.require_latest = bool(overlap), not overlap
         self._workers = list(range(num_workers))
         self._num_left = num_batches
         self._version = -1
@@ -83,14 +83,16 @@ class SyncSchedule(Schedule):
         return self.request()  # if there was no worker before, or the batch has lost all of them
 
     def version_of(self, slot: int) -> int | None:
-        return next(batch.version for batch in self._batches if batch.slot == slot) if self.fixes_versions else None
+        if not self.grants_name_version:
+            return None
+        return next(batch.version for batch in self._batches if batch.slot == slot)
 
     def arrived(self, arrival: Arrival) -> None:
         batch = next(batch for batch in self._batches if batch.slot == arrival.slot)
         batch.parts[arrival.worker] = arrival
         batch.missing.discard(arrival.worker)
 
-    def take(self) -> tuple[Arrival, ...] | None:
+    def next_batch(self) -> tuple[Arrival, ...] | None:
         arrivals = self._batches[0].arrivals if self._batches else None
         if arrivals is not None:
             self._batches.popleft()
@@ -159,8 +161,8 @@ class PreemptiveSchedule(SyncSchedule):
             if num_missing and num_parts >= max(1, self._threshold * (num_parts + num_missing)):
                 self.preempt(True)
 
-    def take(self) -> tuple[Arrival, ...] | None:
-        parts = super().take()
+    def next_batch(self) -> tuple[Arrival, ...] | None:
+        parts = super().next_batch()
         if parts is not None:
             self.preempt(False)
         return parts

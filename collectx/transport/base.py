@@ -47,7 +47,7 @@ class BatchSpec:
         stacked: a batch consists of slot k of all workers. In shared memory these slots are one region of
             `num_workers * rows` rows, so that nothing is copied; otherwise each slot is a separate region.
         require_latest: a slot is filled with the weights that are the newest when it is granted, or newer ones.
-        fixes_versions: a slot is filled with the version of the weights that its grant names.
+        grants_name_version: a slot is filled with the version of the weights that its grant names.
         weights_nbytes: the size of one flat copy of the policy's weights.
         first_version: the version of the weights that are published first.
     """
@@ -61,7 +61,7 @@ class BatchSpec:
     require_latest: bool
     weights_nbytes: int
     first_version: int = 0
-    fixes_versions: bool = False
+    grants_name_version: bool = False
     _layouts: dict[int, Layout] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -183,8 +183,8 @@ class Fill:
 
 
 def keep_granted(granted: dict[int, _Weights], version: int, newest: _Weights) -> list[_Weights]:
-    """Keeps the weights of a version that is granted, with `BatchSpec.fixes_versions`. Workers fill two batches at a
-    time, so only the last two versions are kept.
+    """Keeps the weights of a version that is granted, with `BatchSpec.grants_name_version`. Workers fill two batches at
+    a time, so only the last two versions are kept.
 
     Args:
         granted: the weights of the versions that are kept, the oldest first.
@@ -220,9 +220,9 @@ class Transport(Protocol):
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
         """Allows `worker` to fill `slot`, after `reset`. With `BatchSpec.require_latest`, the worker acts with the
-        newest weights of this moment, or newer ones; with `BatchSpec.fixes_versions`, with those of `version`, which is
-        the newest one or one of the last two that were granted. Does not block. Does nothing for a worker that is gone
-        and whose `Departure` was not received yet."""
+        newest weights of this moment, or newer ones; with `BatchSpec.grants_name_version`, with those of `version`,
+        which is the newest one or one of the last two that were granted. Does not block. Does nothing for a worker that
+        is gone and whose `Departure` was not received yet."""
 
     def receive(self) -> Arrival | Departure | Joined | Reply:
         """Blocks until a granted slot is full, a request was answered, or a worker has joined or is gone.
@@ -244,12 +244,12 @@ class Transport(Protocol):
     def publish(self, writes: Writes) -> int:
         """Makes the weights that `writes` write the newest, all of one version, and returns the version:
         `BatchSpec.first_version` for the first call, then one more each time. Does not wait for workers. If a `write`
-        raises, nothing is published. With `BatchSpec.fixes_versions`, replaces a version that was not granted.
+        raises, nothing is published. With `BatchSpec.grants_name_version`, replaces a version that was not granted.
 
         Args:
             writes: by worker: each acts with the weights that its `write` writes until newer ones are published for it
                 or for all, and the other workers keep their weights and version. Or `{None: write}`: for all workers,
-                which is the only form with `BatchSpec.fixes_versions`.
+                which is the only form with `BatchSpec.grants_name_version`.
         """
 
     def newest_weights(self) -> torch.Tensor:
@@ -283,8 +283,8 @@ class Link(Protocol):
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
         batch: the slots and the weights.
-        stop: whether the worker should stop; cheap enough for every step.
-        preempted: whether the current batch should end with the frames that it has; as cheap.
+        stop: whether the worker should stop. Reading it costs less than a microsecond: the loop does so in every step.
+        preempted: whether the current batch should end with the frames that it has. As fast to read as `stop`.
     """
 
     @property

@@ -34,12 +34,12 @@ class Request(NamedTuple):
     """A request for the actions of one group of a worker's envs.
 
     Attributes:
-        number: with `BatchSpec.fixes_versions`, of the weights that act; see `Slab.number_of`.
+        pointer: with `BatchSpec.grants_name_version`, to the weights that act; see `Slab.pointer_to`.
         incarnation: of the worker; requests of an earlier process of it are discarded.
         step: of the slot whose observations are written; `END`: the group has no further step in its batch.
     """
 
-    number: int
+    pointer: int
     incarnation: int
     step: int
     worker: int
@@ -102,9 +102,9 @@ class InferenceClient:
         self._poll.register(self._replies.fileno(), select.POLLIN)
         self._pending: dict[int, Request] = {}
 
-    def post(self, group: int, slot: int, step: int, number: int) -> None:
+    def post(self, group: int, slot: int, step: int, pointer: int) -> None:
         """Requests actions for the observations of a step. Does not block."""
-        request = Request(number, self._incarnation, step, self._worker, group, slot)
+        request = Request(pointer, self._incarnation, step, self._worker, group, slot)
         os.write(self._requests.fileno(), _REQUEST.pack(*request))
         if step != END:
             self._pending[group] = request

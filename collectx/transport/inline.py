@@ -36,8 +36,8 @@ class InlineTransport(SlabTransport):
         self._workers[worker] = handle
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
-        number = 0 if version is None else self.slab.number_of(version)
-        self._send(worker, (Fill(slot, reset), number))
+        pointer = 0 if version is None else self.slab.pointer_to(version)
+        self._send(worker, (Fill(slot, reset), pointer))
 
     def send_request(self, worker: int, request: Ask) -> None:
         self._send(worker, (request, 0))
@@ -52,8 +52,11 @@ class InlineTransport(SlabTransport):
         worker = self._pending[0]
         try:
             if next(self._workers[worker], _ENDED) is _ENDED:
-                raise WorkerDied(f"worker {worker} has already ended with an error")
-            if (failure := self._links[worker].error) is not None:
+                raise WorkerDied(
+                    f"worker {worker} has ended with an error, or was interrupted while it made its env: make a new "
+                    "collector"
+                )
+            if (failure := self._links[worker].take_error()) is not None:
                 raise failure
         except Exception as error:
             self._pending = deque(other for other in self._pending if other != worker)
@@ -71,15 +74,15 @@ class InlineLink(SlabLink):
 
     def __init__(self, slab: Slab, worker: int, events: deque[Arrival | Reply]):
         super().__init__(slab, worker)
-        # Grants, each with the number of its weights, and requests.
+        # Grants, each with the pointer to its weights, and requests.
         self.messages: deque[tuple[Fill | Ask, int]] = deque()
         self._events = events
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None
 
     def acquire(self) -> Fill | Ask | None:
-        message, number = self.messages.popleft()
+        message, pointer = self.messages.popleft()
         if isinstance(message, Fill):
-            self.number = number
+            self.pointer = pointer
         return message
 
     def send(self, slot: int, report: BatchReport) -> None:
@@ -89,5 +92,17 @@ class InlineLink(SlabLink):
         self._events.append(Reply(self.worker, value, error))
 
     def fail(self, error: BaseException) -> None:
-        """The transport raises it."""
-        self.error = error
+        self._error = error
+
+    def put_back(self, message: Fill | Ask, interruption: KeyboardInterrupt) -> None:
+        """`acquire` returns the message once more. As a step may have been interrupted, a slot is then filled with new
+        episodes."""
+        if isinstance(message, Fill) and message.reset is None:
+            message = Fill(message.slot, Reset())
+        self.messages.appendleft((message, self.pointer))
+        self._error = interruption
+
+    def take_error(self) -> BaseException | None:
+        """The error that the transport raises now, or None."""
+        error, self._error = self._error, None
+        return error

@@ -1,7 +1,8 @@
 """Control messages, as plain bytes. Nothing that arrives over a network is unpickled here. Requests and replies are
 signed, as they carry the states of envs, which a worker that resumes unpickles (`collectx.state`).
 
-trainer -> worker    GRANT   | slot, reset, version (int64): the least to act with, or exactly that (`fixes_versions`)
+trainer -> worker    GRANT   | slot, reset, version (int64): of the weights to act with, or the oldest that are allowed:
+                             | exactly this version with `BatchSpec.grants_name_version`
                      WEIGHTS | version (int64)
 worker -> trainer    FULL    | slot, version, frames, episodes (int64), seconds (4 float64) | returns (float64)
                              | lengths (int64) | nothing, or `BatchReport.added` as by `pack_tensors`

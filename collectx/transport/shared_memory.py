@@ -69,7 +69,7 @@ class SharedMemoryTransport(SlabTransport):
             worker.remote_end = None
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
-        self._send(worker, messages.pack_grant(slot, reset, 0 if version is None else self.slab.number_of(version)))
+        self._send(worker, messages.pack_grant(slot, reset, 0 if version is None else self.slab.pointer_to(version)))
 
     def send_request(self, worker: int, request: Ask) -> None:
         self._send(worker, messages.REQUEST + cloudpickle.dumps((*request,)))
@@ -168,7 +168,7 @@ class SharedMemoryLink(SlabLink):
             return None  # the trainer closed, or is gone
         if message[:1] == messages.REQUEST:
             return Ask(*pickle.loads(message[1:]))
-        grant, self.number = messages.unpack_grant(message)
+        grant, self.pointer = messages.unpack_grant(message)
         return grant
 
     def reply(self, value: Any, error: Exception | None = None) -> None:

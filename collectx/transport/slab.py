@@ -2,8 +2,8 @@
 
     | header: newest versions, stop, preempted | shared weights | weights of worker 0 alone | ... | region 0 | ... |
 
-There are two buffers for weights, and a number: twice the version, plus the index of the buffer that holds it. The
-trainer writes a newer version into the other buffer and then stores the number; a reader that finds the number
+There are two buffers for weights, and a pointer: twice the version, plus the index of the buffer that holds it. The
+trainer writes a newer version into the other buffer and then stores the pointer; a reader that finds the pointer
 unchanged after its copy has read a single version. A worker acts with whichever is newer, the shared weights or its
 individual ones. Pages of weights that were never written take no memory.
 """
@@ -21,8 +21,8 @@ from collectx.batch import ALIGNMENT_BYTES, Slot
 from collectx.memory import SharedMemory, barrier
 from collectx.transport.base import Arrival, BatchSpec, Writes, keep_granted
 
-_NUMBER_BYTES = 8
-# The number of weights that were never published (version -1).
+_POINTER_BYTES = 8
+# The pointer to weights that were never published (version -1).
 _NOTHING = -2
 # In place of a worker: an end with the shared weights alone.
 SHARED = -1
@@ -39,10 +39,10 @@ class Slab:
 
     def __init__(self, spec: BatchSpec, shared: bool):
         self._map(spec, SharedMemory("slab") if shared else None)
-        for place in range(1 + spec.num_workers):
-            self._numbers[place] = _NOTHING
-        self._numbers[0] = 2 * (spec.first_version - 1)
-        # With `BatchSpec.fixes_versions`: the numbers of the last two versions that were granted.
+        for owner in range(1 + spec.num_workers):
+            self._pointers[owner] = _NOTHING
+        self._pointers[0] = 2 * (spec.first_version - 1)
+        # With `BatchSpec.grants_name_version`: the pointers to the last two versions that were granted.
         self._granted: dict[int, int] = {}
 
     def _map(self, spec: BatchSpec, shared: SharedMemory | None) -> None:
@@ -50,8 +50,8 @@ class Slab:
         self._shared = shared
         self.region_layout = layout = spec.layout(spec.num_workers if spec.stacked else 1)
         self._weights_stride = _aligned(spec.weights_nbytes)
-        numbers_nbytes = _aligned((1 + spec.num_workers) * _NUMBER_BYTES)
-        self._weights_start = numbers_nbytes + ALIGNMENT_BYTES
+        pointers_nbytes = _aligned((1 + spec.num_workers) * _POINTER_BYTES)
+        self._weights_start = pointers_nbytes + ALIGNMENT_BYTES
         self._regions_start = self._weights_start + 2 * (1 + spec.num_workers) * self._weights_stride
         num_regions = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
         nbytes = self._regions_start + num_regions * layout.nbytes
@@ -63,9 +63,9 @@ class Slab:
             self._memory = shared.map(nbytes)
         header = self._memory[: self._weights_start].numpy()
         # One for the shared weights, then one for the individual weights of each worker.
-        self._numbers: memoryview = header[: (1 + spec.num_workers) * _NUMBER_BYTES].view(np.int64).data
-        self.stop: memoryview = header[numbers_nbytes : numbers_nbytes + 1].data
-        self.preempted: memoryview = header[numbers_nbytes + 1 : numbers_nbytes + 2].data
+        self._pointers: memoryview = header[: (1 + spec.num_workers) * _POINTER_BYTES].view(np.int64).data
+        self.stop: memoryview = header[pointers_nbytes : pointers_nbytes + 1].data
+        self.preempted: memoryview = header[pointers_nbytes + 1 : pointers_nbytes + 2].data
 
     def __getstate__(self) -> tuple[BatchSpec, SharedMemory]:
         assert self._shared is not None
@@ -85,18 +85,18 @@ class Slab:
         start = self._regions_start + index * self.region_layout.nbytes
         return self._memory[start : start + self.region_layout.nbytes]
 
-    def gather(self, places: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
-        """See `Transport.gather`; `places` are (worker, slot)."""
-        is_region = len(places) == self.spec.num_workers if self.spec.stacked else len(places) == 1
+    def gather(self, parts: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
+        """See `Transport.gather`; `parts` are (worker, slot)."""
+        is_region = len(parts) == self.spec.num_workers if self.spec.stacked else len(parts) == 1
         if is_region:
-            region = self.region(*places[0])
+            region = self.region(*parts[0])
             return region.clone() if copy else region
         rows = self.spec.rows
         return concatenate(
             self.spec,
             [
-                (self.region(*place), self.region_layout.runs(place[0] * rows if self.spec.stacked else 0, rows))
-                for place in places
+                (self.region(*part), self.region_layout.runs(part[0] * rows if self.spec.stacked else 0, rows))
+                for part in parts
             ],
         )
 
@@ -108,39 +108,39 @@ class Slab:
     @property
     def version(self) -> int:
         """The newest published version of any weights; -1 before the first."""
-        return max(self._numbers) >> 1
+        return max(self._pointers) >> 1
 
     def publish(self, writes: Writes) -> int:
         """See `Transport.publish`. For one writer only."""
         version = self.version + 1
-        numbers = {}
+        pointers = {}
         for worker, write in writes.items():
-            # Place 0 has the shared weights, place 1 + w the individual ones of worker w.
-            place = 0 if worker is None else 1 + worker
-            kept = [*self._granted.values()][-1] if self._granted else self._numbers[place]
-            numbers[place] = 2 * version + 1 - kept % 2
-            write(self._weights(place, numbers[place]))
-        barrier()  # the numbers must not become visible before the bytes
-        for place, number in numbers.items():
-            self._numbers[place] = number
-        barrier()  # nor the bytes of the next version before the numbers
+            # Owner 0 of weights is all workers, owner 1 + w is worker w alone.
+            owner = 0 if worker is None else 1 + worker
+            last = [*self._granted.values()][-1] if self._granted else self._pointers[owner]
+            pointers[owner] = 2 * version + 1 - last % 2
+            write(self._weights(owner, pointers[owner]))
+        barrier()  # the pointers must not become visible before the bytes
+        for owner, pointer in pointers.items():
+            self._pointers[owner] = pointer
+        barrier()  # nor the bytes of the next version before the pointers
         return version
 
-    def number_of(self, version: int) -> int:
-        """The number of a version that is granted: the newest, or one of the last two that were granted. Its buffer is
-        not overwritten before another version is granted."""
-        assert version in self._granted or version == self._numbers[0] >> 1
-        keep_granted(self._granted, version, self._numbers[0])
+    def pointer_to(self, version: int) -> int:
+        """The pointer to the weights of a version, which is granted now: the newest version, or one of the last two
+        that were granted. The buffer of these weights is overwritten only after another version was granted."""
+        assert version in self._granted or version == self._pointers[0] >> 1
+        keep_granted(self._granted, version, self._pointers[0])
         return self._granted[version]
 
     def newest_weights(self) -> torch.Tensor:
         """See `Transport.newest_weights`."""
-        return self._weights(0, self._numbers[0]).clone()
+        return self._weights(0, self._pointers[0]).clone()
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int, worker: int) -> int:
         """See `Link.refresh`."""
         while True:
-            shared, individual = self._numbers[0], self._numbers[1 + worker]
+            shared, individual = self._pointers[0], self._pointers[1 + worker]
             newest = max(shared, individual)
             if newest >> 1 == version:
                 return version
@@ -149,15 +149,15 @@ class Slab:
             barrier()
             version = newest >> 1
 
-    def read_granted(self, read: Callable[[torch.Tensor], None], version: int, number: int) -> int:
-        """As `refresh`, with the weights of `number_of`, or of no grant yet."""
-        if number == _NOTHING or number >> 1 == version:
+    def read_granted(self, read: Callable[[torch.Tensor], None], version: int, pointer: int) -> int:
+        """As `refresh`, with the weights of `pointer_to`, or of no grant yet."""
+        if pointer == _NOTHING or pointer >> 1 == version:
             return version
-        read(self._weights(0, number))
-        return number >> 1
+        read(self._weights(0, pointer))
+        return pointer >> 1
 
-    def _weights(self, place: int, number: int) -> torch.Tensor:
-        start = self._weights_start + (2 * place + number % 2) * self._weights_stride
+    def _weights(self, owner: int, pointer: int) -> torch.Tensor:
+        start = self._weights_start + (2 * owner + pointer % 2) * self._weights_stride
         return self._memory[start : start + self.spec.weights_nbytes]
 
 
@@ -165,14 +165,14 @@ class SlabLink:
     """Base of the workers' ends over a slab. That of the inference server is the end of no worker.
 
     Attributes:
-        number: with `BatchSpec.fixes_versions`, of the weights that `refresh` takes; see `Slab.number_of`.
+        pointer: with `BatchSpec.grants_name_version`, to the weights that `refresh` takes; see `Slab.pointer_to`.
     """
 
     def __init__(self, slab: Slab, worker: int):
         self.batch = slab.spec
         self.worker = worker
         self._slab = slab
-        self.number = _NOTHING
+        self.pointer = _NOTHING
 
     @property
     def slots(self) -> list[Slot]:
@@ -191,8 +191,8 @@ class SlabLink:
         return self._slab.preempted
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        if self.batch.fixes_versions:
-            return self._slab.read_granted(read, version, self.number)
+        if self.batch.grants_name_version:
+            return self._slab.read_granted(read, version, self.pointer)
         return self._slab.refresh(read, version, self.worker)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from collectx.errors import RendezvousError
 from collectx.transport.base import Link
+from collectx.transport.inline import InlineLink
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.network.link import NetworkLink, join_trainer
+from collectx.transport.network.link import join_trainer
 from collectx.transport.stacks import write_on_signal
 from collectx.user_objects import UserObjects
 from collectx.worker.loop import BatchSource, run_until_stopped, run_worker_loop
@@ -24,9 +25,9 @@ from collectx.worker.spec import WorkerSpec
 from collectx.worker.user_collector import UserCollectorSource
 
 
-def inline_worker(spec: WorkerSpec, link: Link) -> Generator[None]:
+def inline_worker(spec: WorkerSpec, link: InlineLink) -> Generator[None]:
     """A worker in the trainer's process: a generator that fills a slot each time it is advanced."""
-    return run_worker_loop(link, lambda: _make_source(spec, link, is_inline=True))
+    return run_worker_loop(link, lambda: _make_source(spec, link, is_inline=True), link.put_back)
 
 
 def run_worker(spec: WorkerSpec, link: Link) -> None:
@@ -69,14 +70,13 @@ def run_remote_worker(
         info["job"] = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     elif "SLURM_JOB_ID" in os.environ:
         info["job"] = os.environ["SLURM_JOB_ID"]
-    message, config, connection, pair = join_trainer(endpoint, worker, info, start_timeout_s, _set_visible_device)
+    message, link = join_trainer(endpoint, worker, info, start_timeout_s, _set_visible_device)
     spec = WorkerSpec.from_json(message, user_objects or UserObjects())
     if spec.placement.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
         # The visible device is the first of those that this process sees.
         devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")
         spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
-    write_on_signal(connection)
-    link = NetworkLink(worker, connection, pair, config, endpoint.secret)
+    write_on_signal(link.connection)
     run_until_stopped(link, lambda: _make_source(spec, link, build=build))
 
 

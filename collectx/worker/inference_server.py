@@ -99,8 +99,8 @@ class InferenceServer:
 
     def _act(self, requests: Sequence[Request]) -> None:
         """Writes the actions for these requests, and the version of the weights."""
-        # With `BatchSpec.fixes_versions`, all of a batch have the same number.
-        self._link.number = requests[0].number
+        # With `BatchSpec.grants_name_version`, all of a batch have the same pointer.
+        self._link.pointer = requests[0].pointer
         self._version = self._link.refresh(self._read, self._version)
         places = [(self._slots[each.worker][each.slot], self._rows[each.group], each.step) for each in requests]
         seen = [views.seen(rows, step) for views, rows, step in places]
@@ -130,12 +130,9 @@ class InferenceServer:
         return self._inferences[num_envs]
 
     def _make_actor(self, num_envs: int) -> Actor:
-        spec, cfg = replace(self._env_spec, num_envs=num_envs), self._spec.cfg
-        device = torch.device(self._spec.policy_device or "cpu")
+        spec, device = replace(self._env_spec, num_envs=num_envs), torch.device(self._spec.policy_device or "cpu")
         with torch.inference_mode(False):
-            return policies.make_actor(
-                self._policy, spec, device, self._exploration, policies.skips_signature_check(cfg.policy)
-            )
+            return policies.configured_actor(self._spec.cfg, self._policy, spec, device)[0]
 
     def _reply(self, request: Ask) -> None:
         """Replies to a request of the trainer."""

@@ -37,13 +37,23 @@ class BatchSource(Protocol):
         """Releases envs and processes."""
 
 
-def run_worker_loop(link: Link, make_source: Callable[[], BatchSource]) -> Generator[None]:
+PutBack = Callable[[Fill | Ask, KeyboardInterrupt], None]
+
+
+def run_worker_loop(
+    link: Link, make_source: Callable[[], BatchSource], put_back: PutBack | None = None
+) -> Generator[None]:
     """Fills granted slots; yields after each batch that it has sent, and after each reply. Makes the source at the
     first step, and closes it at the end. An error is reported to the trainer before the source is closed, as closing
-    may hang or fail."""
+    may hang or fail.
+
+    Args:
+        put_back: called with what was acquired when Ctrl-C interrupts the worker in the trainer's process, which then
+            acquires it again. None: the interruption ends the worker.
+    """
     source = make_source()
     try:
-        yield from _fill_slots(link, source)
+        yield from _fill_slots(link, source, put_back)
     except (WorkerStopped, GeneratorExit):
         source.close()
         raise
@@ -58,21 +68,28 @@ def run_worker_loop(link: Link, make_source: Callable[[], BatchSource]) -> Gener
     source.close()
 
 
-def _fill_slots(link: Link, source: BatchSource) -> Generator[None]:
+def _fill_slots(link: Link, source: BatchSource, put_back: PutBack | None) -> Generator[None]:
     send_s = 0.0
     while True:
         idle_since_s = perf_counter()
         acquired = link.acquire()
         if acquired is None:
             return
-        if isinstance(acquired, Ask):
-            source.reply(acquired)
+        acquired_s = perf_counter()
+        try:
+            if isinstance(acquired, Ask):
+                source.reply(acquired)
+                yield
+                continue
+            source.refresh()
+            refreshed_s = perf_counter()
+            report = source.fill(acquired)
+        except KeyboardInterrupt as interruption:
+            if put_back is None:
+                raise
+            put_back(acquired, interruption)
             yield
             continue
-        acquired_s = perf_counter()
-        source.refresh()
-        refreshed_s = perf_counter()
-        report = source.fill(acquired)
         filled_s = perf_counter()
         report.wait_s, report.send_s = acquired_s - idle_since_s, send_s + refreshed_s - acquired_s
         link.send(acquired.slot, report)

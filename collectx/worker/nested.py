@@ -19,7 +19,7 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
-from collectx.config.derived import is_stacked
+from collectx.config.derived import frames_per_part
 from collectx.config.schema.collector import CollectorConfig
 from collectx.errors import WorkerError
 from collectx.launcher.local import warm_up
@@ -58,11 +58,7 @@ class NestedSource:
         overrides = [WorkerOverrides(hooks=spec.hooks)] * cfg.collector.num_workers
         self._collector = build(cfg, policy, env_spec, overrides=overrides, outer=spec.placement)
         rollout_spec = RolloutOptions.of(cfg.collector).env_spec(env_spec)
-        if spec.policy_device is not None:
-            rollout_spec = dataclasses.replace(rollout_spec, data_device=torch.device("cpu"))
-        exploration = policies.ExplorationType(cfg.collector.exploration_type)
-        skips_check = policies.skips_signature_check(cfg.policy)
-        actor = policies.make_actor(policy, rollout_spec, torch.device("cpu"), exploration, skips_check)
+        actor, _ = policies.configured_actor(cfg, policy, rollout_spec, torch.device("cpu"))
         self._policy = actor.module
 
     def refresh(self) -> None:
@@ -113,7 +109,7 @@ def nested_options(options: CollectorConfig) -> CollectorConfig:
     values |= {
         "kind": f"multi_{options.inner}",
         "num_workers": options.num_workers_per_collector,
-        "frames_per_batch": options.frames_per_batch // (options.num_workers if is_stacked(options) else 1),
+        "frames_per_batch": frames_per_part(options),
         "total_frames": -1,
         "zero_copy": True,
         "on_worker_failure": "raise",

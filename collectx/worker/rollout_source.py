@@ -27,7 +27,7 @@ from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly, Rollout, WorkerStopped
 from collectx.rollout.segments import rollout_class
-from collectx.rollout.served import ServedRollout
+from collectx.rollout.served import ServedGroup, ServedRollout
 from collectx.rollout.wrappers import RecurrentStateEnv, with_time_limit
 from collectx.transport.base import Ask, BatchReport, BatchSpec, Fill, Link, Reset
 from collectx.transport.shared_memory import SharedMemoryLink
@@ -115,10 +115,8 @@ class RolloutSource:
             # Such a policy is called once, to learn its outputs: with the observations that begin the first episodes.
             first = first_observations(env, env_seeds(spec, cfg.seed))
             env.spec, seeds = replace(env.spec, example_observation=first), None
-        device, skips_check = torch.device(spec.policy_device or "cpu"), policies.skips_signature_check(cfg.policy)
-        if spec.policy_device is not None:
-            env.spec = replace(env.spec, data_device=device)
-        self._actor = actor = policies.make_actor(policy, env.spec, device, self._exploration, skips_check)
+        actor, env.spec = policies.configured_actor(cfg, policy, env.spec, torch.device(spec.policy_device or "cpu"))
+        self._actor = actor
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
         self._take_specs(group.spec, env.spec)
@@ -136,7 +134,7 @@ class RolloutSource:
         if options.may_end_early:
             preempted = link.preempted
             ends_early = spec.should_end or (lambda: preempted[0])
-        self._rollout = rollout_class(env.spec)(
+        self._rollout = rollout_class(env.spec, actor)(
             env, actor, episodes, seeds, link.stop, options, self.refresh, ends_early
         )
 
@@ -161,8 +159,8 @@ class RolloutSource:
                 env = RecurrentStateEnv(env, actor.states)
             self._take_specs(*(replace(each.spec, num_envs=spec.num_envs) for each in (group, env)))
             episodes = Episodes(first_env + rows.start, num_envs, total_envs, incarnation)
-            groups.append((Rollout(env, actor, episodes, seeds[rows], link.stop, options), rows))
-        self._rollout = ServedRollout(groups, link.connect_inference(), lambda: link.number)
+            groups.append((ServedGroup(env, actor, episodes, seeds[rows], link.stop, options), rows))
+        self._rollout = ServedRollout(groups, link.connect_inference(), lambda: link.pointer)
 
     def _build_envs(self, cfg: EnvConfig, first_env: int, num_envs: int) -> Env:
         group = envs.build(cfg, first_env, self._spec.placement.incarnation)

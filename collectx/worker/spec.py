@@ -114,7 +114,8 @@ class WorkerSpec:
 
     @property
     def first_version(self) -> int:
-        """The version of the initial weights: -1 if even the first version that is published replaces them."""
+        """The version that the initial weights count as. Published versions begin with 0: it replaces initial weights
+        of version -1, and not those of version 0, which the worker keeps until version 1 (`keeps_weights`)."""
         return 0 if self.keeps_weights else -1
 
     @property

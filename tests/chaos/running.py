@@ -314,9 +314,11 @@ class Run:
         return False
 
     def _fork_server(self) -> psutil.Process | None:
-        for child in _children(self._trainer.pid):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if any("forkserver" in word for word in child.cmdline()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            trainer = psutil.Process(self._trainer.pid).cmdline()
+            for child in _children(self._trainer.pid):
+                # A fork of the trainer, or the Python that replaces it.
+                if child.cmdline() == trainer or any("forkserver" in word for word in child.cmdline()):
                     return child
         return None
 

@@ -244,6 +244,11 @@ def test_workers_wait_rather_than_exceed_max_policy_lag(way, limit):
     assert limit is None or max(lags) == limit
 
 
+def test_max_policy_lag_is_refused_where_batches_have_frames_that_were_collected_earlier():
+    with pytest.raises(ConfigError, match=r"collector.max_policy_lag=2: .*autoreset_mode=disabled"):
+        start("multi_async", "local", gym_vector(2, "next_step"), max_policy_lag=2)
+
+
 def record(cfg, again=None):
     """Digests and order of a run whose policy learns something from every batch: of as many batches as `again` has, or
     until both workers have delivered some, and some with weights older than the newest."""
@@ -312,7 +317,7 @@ def test_a_worker_that_was_started_again_takes_no_random_frames(way):
         for batch in collector:
             log_prob = batch["action_log_prob"]
             assert (log_prob[0] == 0).all()
-            if batch["observation"][1, 0, 0, 1] >= 2**32:  # its second life
+            if batch["observation"][1, 0, 0, 1] >= 2**32:  # its second incarnation
                 assert (log_prob[1] < 0).all()
                 break
             assert (log_prob[1] == 0).all()

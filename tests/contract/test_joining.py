@@ -86,10 +86,10 @@ def test_close_leaves_no_thread_of_a_worker_that_is_making_its_pair(is_closing, 
 def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_its_place(way, wait_until):
     lives, is_told, now = [], threading.Event(), [0.0]
 
-    def spec_of(life):
+    def spec_of(incarnation):
         """In a thread of the trainer."""
-        lives.append(life)
-        if life == 0:
+        lives.append(incarnation)
+        if incarnation == 0:
             assert is_told.wait(60)
         else:
             wait_until(lambda: not late.is_alive(), what="the late worker ends")

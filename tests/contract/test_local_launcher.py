@@ -66,6 +66,43 @@ def test_a_worker_starts_although_the_fork_server_is_killed_meanwhile(monkeypatc
     assert forkserver._forkserver._forkserver_pid != server
 
 
+@pytest.mark.parametrize(
+    "first", ["", "import torch", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
+)
+def test_the_server_is_forked_from_a_process_that_has_done_nothing_but_import(tmp_path, first):
+    """It holds no file of it, such as the lock of the run folder, and its workers' libraries have one thread."""
+    script = f"""
+import os, sys, threading
+from multiprocessing import forkserver
+
+import psutil
+
+from collectx.launcher import local
+
+def look(path):
+    import numpy, torch
+    numpy.ones((500, 500)) @ numpy.ones((500, 500)), torch.ones(500, 500) @ torch.ones(500, 500)
+    me = psutil.Process()
+    files = [each.path for each in me.open_files()]
+    print(me.cmdline()[-1] == path, os.environ["OMP_NUM_THREADS"], me.num_threads(), *files)
+
+if __name__ == "__main__":
+    print("from here", end=" ")
+    held = open("held", "w")
+    {first}
+    local.preload()
+    local.warm_up()
+    assert "OPENBLAS_NUM_THREADS" not in os.environ
+    process = local.LocalLauncher(1).start(0, (look, (sys.argv[0],)))
+    process.join(100)
+    print(process.exitcode, psutil.Process(forkserver._forkserver._forkserver_pid).ppid() == os.getpid())
+"""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    ended = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert ended.stdout.split() == ["from", "here", str(not first), "1", "1", "0", "True"], ended.stderr
+
+
 def test_workers_start_where_the_path_of_the_temporary_folder_is_long(tmp_path):
     """Too long for the socket of the fork server."""
     folder = tmp_path / ("long" * 25)

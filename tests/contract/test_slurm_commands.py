@@ -264,8 +264,8 @@ def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, mo
     monkeypatch.setattr(job, "is_up", lambda host: host != down)
     started = []
     monkeypatch.setattr(job, "StepHandle", lambda command, log: started.append(command()) or Mock(exitcode=0))
-    for life, node in enumerate(nodes, 1):
-        workers.start(1, NOTHING, life)
+    for restarts, node in enumerate(nodes, 1):
+        workers.start(1, NOTHING, restarts)
         assert {f"--nodelist={node}", "--mpi=none"} <= set(started[-1])
 
 

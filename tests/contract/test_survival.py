@@ -89,7 +89,7 @@ class Brief(gymnasium.Wrapper):
 
 @ways.over((ways.INLINE_SYNC, ways.SHARED_SYNC))
 def test_a_replacement_draws_other_episodes_and_other_actions(way):
-    """Each worker delivers ten frames of a life, and fails in its second batch."""
+    """Each worker delivers ten frames of an incarnation, and fails in its second batch."""
     with make(way, Brief, frames_per_batch=20, on_worker_failure="restart") as batches:
         both = torch.cat([next(batches), next(batches)])
     assert len(both["collector", "traj_ids"][:, 0].unique()) == 4

@@ -12,7 +12,7 @@ import pytest
 import torch
 from making import make
 from tensordict import TensorDict
-from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, WAYS, over
+from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, SHARED_SYNC, WAYS, over
 from worlds.cartpoles import Constant, cartpole, with_pid
 from worlds.faulty import FaultyEnv
 
@@ -87,6 +87,16 @@ def test_every_frame_is_there_once_whoever_writes_it(way, keywords):
     assert ("policy_version" in frames) is ("track_policy_version" in keywords)
     firsts = torch.cat([frames["observation"], frames["collector", "traj_ids"][:, None]], 1)
     assert len(firsts.unique(dim=0)) == 200
+
+
+def test_with_overlap_a_buffer_has_the_delivered_batches_alone():
+    """A batch that is filled while the trainer samples would come at any time."""
+    buffer = ReplayBuffer(200)
+    with make(SHARED_SYNC, frames_per_batch=20, total_frames=60, replay_buffer=buffer, overlap=1) as collector:
+        for count in (20, 40, 60):
+            assert collector.next() is None
+            collector._core.wait_until_filled()
+            assert buffer.write_count == count
 
 
 @over(WRITING)
@@ -259,7 +269,7 @@ def test_a_buffer_has_no_torn_frame_of_a_killed_worker(way, wait_until):
         collector.start()
         wait_until(lambda: buffer.write_count > 0, what="frames")
         os.kill(pid, signal.SIGKILL)
-        # Ids of a second life begin at 2**32 times the number of envs.
+        # Ids of a second incarnation begin at 2**32 times the number of envs.
         wait_until(lambda: buffer.sample(500)["collector", "traj_ids"].max() >= 2**33, what="frames of the new worker")
         with collector.pause():
             check_physics(buffer.sample(500))

@@ -1,5 +1,6 @@
 """How often and with which seeds envs are reset, over all adapters of `collectx.env`."""
 
+import signal
 from functools import partial
 
 import pytest
@@ -11,10 +12,11 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 from making import make
 from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import RewardScaling
-from ways import INLINE_SYNC, SHARED_SYNC, over
+from ways import INLINE_SYNC, SHARED_SYNC, SINGLE, over
 from worlds.resets import PlainResets, Resets, counted, scaled, wrapped
 
 from collectx import Collector
+from collectx.errors import WorkerDied
 from collectx.worker.spec import env_seed
 
 
@@ -96,3 +98,42 @@ class Zeros:
 
     def generate_state(self, count):
         return [0] * count
+
+
+@over([SINGLE, INLINE_SYNC])
+def test_after_ctrl_c_the_interrupted_batch_is_collected_anew_with_new_episodes(way):
+    steps = []
+
+    class Interrupted(Resets):
+        def step(self, action):
+            steps.append(action)
+            if len(steps) == way.num_workers * 12 - 1:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(action)
+
+    with make(way, Interrupted, frames_per_batch=way.num_workers * 6, total_frames=way.num_workers * 18) as collector:
+        before = collector.next()
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        batches = [before, *collector]
+    assert [batch.numel() for batch in batches] == [way.num_workers * 6] * 3
+    counts = torch.stack([batch["observation"].view(way.num_workers, 6, 2)[..., 0] for batch in batches], 1)
+    # The last worker has reset its env after each third step, before the interrupted step and after it.
+    assert counts[-1].flatten(0).unique_consecutive().tolist() == [1, 2, 5, 6, 7, 8]
+    ids = torch.cat([batch["collector", "traj_ids"].flatten() for batch in batches])
+    assert ids.unique(return_counts=True)[1].tolist() == [3] * (6 * way.num_workers)
+
+
+def test_after_ctrl_c_while_an_env_is_made_the_collector_says_what_to_do():
+    def create():
+        if made:
+            signal.raise_signal(signal.SIGINT)
+        made.append(None)
+        return Resets()
+
+    made = []
+    with Collector(create, frames_per_batch=6) as collector:
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        with pytest.raises(WorkerDied, match="make a new collector"):
+            collector.next()

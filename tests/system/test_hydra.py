@@ -31,6 +31,24 @@ def test_points_run_by_a_launcher_of_hydra(tmp_path, launcher):
     assert collectx("status", folder, cwd=tmp_path).stdout.count(" completed ") == 2
 
 
+@pytest.mark.parametrize("launcher", ["collectx", "basic"])
+def test_the_folders_of_points_may_be_several_levels_below_that_of_the_sweep(tmp_path, launcher):
+    words = [
+        "-m",
+        f"hydra/launcher={launcher}",
+        "hydra.sweep.dir=s",
+        "hydra.sweep.subdir=by/n/${collector.num_workers}",
+    ]
+    words += [*TINY, "launcher=inline", "collector.num_workers=1,2"]
+    done = collectx("run", *words, cwd=tmp_path)
+    assert sorted(line.split()[:2] for line in done.stdout.splitlines()[-3:-1]) == [
+        ["collector.num_workers=1", "completed"],
+        ["collector.num_workers=2", "completed"],
+    ]
+    if launcher == "collectx":
+        assert "2 of them done already" in collectx("run", *words, cwd=tmp_path).stdout
+
+
 def test_a_point_that_fails_ends_a_sweep_as_its_launcher_wants_it(tmp_path):
     (tmp_path / "broken.py").write_text("def make(**keywords):\n    raise OSError('no such device')\n")
     words = ["env=gym", "env.entry_point=broken:make", "env.id=null", *TINY, "hydra.sweep.dir=s"]
@@ -46,7 +64,10 @@ def test_another_point_in_the_folder_of_a_run_is_refused_and_its_result_is_not_t
     done = collectx("run", *words, "seed=7,0", cwd=tmp_path, status=1)
     assert "seed=7: is 0 in " in done.stderr
     assert "seed=" not in done.stdout
-    assert [line.split()[:2] for line in done.stdout.splitlines()[-3:-1]] == [["0", "completed"], ["1", "completed"]]
+    assert sorted(line.split()[:2] for line in done.stdout.splitlines()[-3:-1]) == [
+        ["0", "completed"],
+        ["1", "completed"],
+    ]
 
 
 @pytest.mark.parametrize("launcher", ["collectx", "basic"])

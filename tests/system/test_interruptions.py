@@ -76,12 +76,12 @@ def test_the_fork_server_of_a_run_that_is_interrupted_during_its_start_ends_with
     command = start("run", *COUNTING, "collector=multi_sync", "hydra.run.dir=run", cwd=tmp_path)
 
     def servers():
-        children = psutil.Process(command.pid).children()
-        return [each for each in children if "multiprocessing.forkserver" in " ".join(each.cmdline())]
+        trainer = psutil.Process(command.pid)
+        return [each for each in trainer.children() if each.cmdline() == trainer.cmdline()]
 
     wait_until(lambda: command.poll() is not None or servers(), 200, "the fork server")
     (server,) = servers()
-    # While it imports, it does not notice that its trainer has ended.
+    # It does not notice that its trainer has ended.
     server.suspend()
     command.send_signal(signal.SIGINT)
     assert command.wait(200) == 130

@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, nam
     old, new = _write(checkpoints, 1), _write(checkpoints, 2)
     if name == "manifest.json" and damage is _alter:
         manifest = json.loads((new / name).read_text())
-        (new / name).write_text(json.dumps(manifest | {"format": 3}))
+        (new / name).write_text(json.dumps(manifest | {"format": 2}))
     else:
         damage(new / name)
     with pytest.raises(DamagedFile, match=name):

@@ -1,4 +1,5 @@
-"""The rules of the tests' folders and of the product's layers, and the list of packages that are installed."""
+"""The layers of the product, the list of packages that are installed, and the tests of the differences from TorchRL.
+Rules of style are in `.ci/style.py`."""
 
 import ast
 import graphlib
@@ -6,23 +7,14 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 # What TorchRL does, by the rows of the same table.
 THEIRS = TESTS / "conformance" / "test_differences.py"
-# Folder, names that its files neither import nor use, and paths that may.
-RULES = {
-    "unit tests start no process": ("unit", r"(subprocess|multiprocessing)\b(?!\.(Pipe|connection))", r"$^"),
-    "tests wait for a condition, not for a time": (".", r"time\.sleep$", r"(chaos|worlds|slurm|scripts)/|conftest\.py"),
-    "contract suites take their ways from ways.py": ("contract", r"(.*\.)?\w+Transport$", r"$^"),
-    "nothing imports a test module": (".", r"(.*\.)?test_\w+(\.\w+)?$", r"$^"),
-}
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
     {"errors", "batch", "memory", "random_state"},
-    {"checkpoints"},
+    {"checkpoints", "loggers"},
     {"config"},
     {"state", "user_objects"},
     {"env", "policy", "transport", "replay"},
@@ -46,37 +38,6 @@ def imported(path: Path):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from ((node.lineno, f"{'.' * node.level}{node.module}.{alias.name}") for alias in node.names)
-
-
-def called(path: Path):
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    return [(node.lineno, ast.unparse(node.func)) for node in calls]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_layout(rule):
-    folder, forbidden, exempt = RULES[rule]
-    files = {str(path.relative_to(TESTS)): path for path in sorted((TESTS / folder).rglob("*.py"))}
-    found = {
-        f"{file}:{line}: {name}"
-        for file, path in files.items()
-        if not re.match(exempt, file)
-        for line, name in [*imported(path), *called(path)]
-        if re.match(forbidden, name)
-    }
-    assert not found, "\n".join(sorted(found))
-
-
-def test_tests_replace_names_of_our_modules_not_attributes_of_shared_ones():
-    """A thread of the package, or of pytest, may call `time.sleep` while a test runs: see the fixture `within`."""
-    shared = re.compile(r".*setattr\(['\"]?([a-z_]+\.)*(os|time|signal|shutil|socket|subprocess|threading)(, |\.)")
-    found = [
-        f"{path}:{node.lineno}"
-        for path in sorted(TESTS.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and shared.match(ast.unparse(node))
-    ]
-    assert not found, "\n".join(found)
 
 
 def test_imports_go_down():
@@ -112,25 +73,6 @@ def test_no_circle_of_imports():
         names = {each if each in files else each.rpartition(".")[0] for _, each in imported(path)}
         graph[name] = (names & files.keys()) - {name}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a circle
-
-
-def test_every_thread_has_a_name_by_which_tests_see_that_it_ends():
-    for _, path in product():
-        text = path.read_text()
-        threads = re.findall(r"threading\.(?:Thread|Timer)\(", text)
-        assert len(threads) <= text.count('"collectx-'), f"{path}: see `nothing_left_behind`"
-
-
-def test_messages_have_no_article_before_the_name_of_a_type():
-    """It would be "a AsyncCollector" for some of them."""
-    for _, path in product():
-        assert not re.search(r"\ban? \{type\(", path.read_text()), path
-
-
-def test_no_file_is_tiny():
-    for _, path in product():
-        lines = len(path.read_text().splitlines())
-        assert lines >= 15 or path.name in ("__init__.py", "__main__.py"), f"{path} has {lines} lines"
 
 
 def test_the_list_of_packages_is_the_tree():

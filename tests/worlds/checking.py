@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from collectx.env.counting import EPISODES_PER_LIFE
+from collectx.env.counting import EPISODES_PER_INCARNATION
 from worlds.streams import StreamChecker
 
 
@@ -32,7 +32,7 @@ class CheckingTrainer:
         for batch in collection:
             self._checker.take(batch)
             for env, episode in batch["observation"][..., :2].reshape(-1, 2).tolist():
-                self._lives[env // self._num_envs] = episode // EPISODES_PER_LIFE
+                self._lives[env // self._num_envs] = episode // EPISODES_PER_INCARNATION
             self._write_pulse()
             if not self._hurry.exists():
                 time.sleep(self._pause_s)

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from collectx.env.counting import EPISODES_PER_LIFE
+from collectx.env.counting import EPISODES_PER_INCARNATION
 
 
 class BrokenLever(Exception):
@@ -117,8 +117,8 @@ class FailingPolicy(nn.Module):
 
     def forward(self, observation):
         for env, episode, step in observation[:, :3].tolist():
-            life, episode = divmod(episode, EPISODES_PER_LIFE)
-            if (env, episode, step) == (self._env, 19, 3) and life < self._lives:
+            incarnation, episode = divmod(episode, EPISODES_PER_INCARNATION)
+            if (env, episode, step) == (self._env, 19, 3) and incarnation < self._lives:
                 pull_the_lever(self._fault)
         return torch.zeros(len(observation), dtype=torch.int64)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from collectx.env.counting import EPISODES_PER_LIFE, frame
+from collectx.env.counting import EPISODES_PER_INCARNATION, frame
 
 
 class StreamChecker:
@@ -55,8 +55,8 @@ class StreamChecker:
         index, episode, step = observation[f, :3].tolist()
         where = self._where(f, observation)
         following = self._next.get(index, (0, 0, None))
-        life, first = divmod(episode, EPISODES_PER_LIFE)
-        if self._restarts and (first, step) == (0, 0) and life > following[0] // EPISODES_PER_LIFE:
+        incarnation, first = divmod(episode, EPISODES_PER_INCARNATION)
+        if self._restarts and (first, step) == (0, 0) and incarnation > following[0] // EPISODES_PER_INCARNATION:
             following = (episode, step, None)
         expected_episode, expected_step, expected_trajectory = following
         if (episode, step) != (expected_episode, expected_step):

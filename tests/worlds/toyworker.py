@@ -12,7 +12,7 @@ from collectx.launcher.local import LocalLauncher
 from collectx.transport.base import BatchReport, BatchSpec, Departure, Joined
 from collectx.transport.inline import InlineTransport
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.network.link import NetworkLink, join_trainer
+from collectx.transport.network.link import join_trainer
 from collectx.transport.network.transport import NetworkTransport
 from collectx.transport.shared_memory import SharedMemoryTransport
 from collectx.transport.supervisor import Supervisor
@@ -35,13 +35,21 @@ class Toys:
     """A transport of that kind, and its toy workers. A context manager: closes the transport at its end.
 
     Args:
-        fails_at: the number of the batch in which every worker's first life raises an error.
+        fails_at: the number of the batch in which every worker's first incarnation raises an error.
         clock: see `Supervisor`.
         remote: further arguments of `NetworkTransport`.
     """
 
     def __init__(
-        self, kind, spec, fails_at=None, *, clock=time.monotonic, address="127.0.0.1", spec_of=lambda life: {}, **remote
+        self,
+        kind,
+        spec,
+        fails_at=None,
+        *,
+        clock=time.monotonic,
+        address="127.0.0.1",
+        spec_of=lambda incarnation: {},
+        **remote,
     ):
         self.spec = spec
         self._fails_at, self._spec_of = fails_at, spec_of
@@ -66,9 +74,9 @@ class Toys:
         self.transport.close()
 
     def start(self, worker, is_attached=True):
-        """Starts and attaches a worker's next life; returns its process, if it is one."""
-        transport, life = self.transport, self._lives[worker]
-        fails_at = self._fails_at if life == 0 else None
+        """Starts and attaches a worker's next incarnation; returns its process, if it is one."""
+        transport, incarnation = self.transport, self._lives[worker]
+        fails_at = self._fails_at if incarnation == 0 else None
         self._lives[worker] += 1
         if isinstance(transport, InlineTransport):
             transport.attach(worker, work(worker, transport.link(worker), fails_at))
@@ -76,7 +84,7 @@ class Toys:
         if isinstance(transport, SharedMemoryTransport):
             entry = serve, (worker, transport.link(worker), fails_at)
         else:
-            transport.expect(worker, lambda: self._spec_of(life))
+            transport.expect(worker, lambda: self._spec_of(incarnation))
             entry = run_remote_worker, (transport.endpoint, worker, fails_at)
         handle = self._launcher.start(worker, entry)
         if is_attached:
@@ -147,5 +155,5 @@ def serve(worker, link, fails_at):
 
 def run_remote_worker(endpoint, worker, fails_at):
     socket.setdefaulttimeout(60.0)
-    _, config, connection, pair = join_trainer(endpoint, worker, {"pid": os.getpid()}, 60.0)
-    serve(worker, NetworkLink(worker, connection, pair, config, endpoint.secret), fails_at)
+    _, link = join_trainer(endpoint, worker, {"pid": os.getpid()}, 60.0)
+    serve(worker, link, fails_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from collectx.config.derived import NETWORK_BACKENDS, REMOTE, is_async, why_no_nccl
+from collectx.config.derived import NETWORK_BACKENDS, REMOTE, schedule_of, why_no_nccl
 from collectx.config.problem import Problem
 from collectx.config.schema.launcher import RayLauncherConfig, RpcBackendConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
@@ -36,7 +36,7 @@ def backend_fits(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("backend", "collector=ray is over Ray's object store", backend, advice)
         return
     if collector in REMOTE and backend in ("inline", "shared_memory") and not is_inline:
-        alternative = f"collector=multi_{'async' if is_async(cfg.collector) else 'sync'}"
+        alternative = f"collector=multi_{schedule_of(cfg.collector)}"
         rule = f"collector={collector} is over torch.distributed"
         yield Problem("backend", rule, backend, f"use backend=auto or gloo, or {alternative}.")
         return

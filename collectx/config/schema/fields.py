@@ -7,8 +7,8 @@ lists and mappings, are in the YAML files of `collectx.conf`.
 from __future__ import annotations
 
 import math
-from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 BITS = 63
 """Every integer is below 2**63, unless its option has another limit: tensors and files have no larger ones."""
@@ -36,6 +36,11 @@ def incomplete(cls: type[AnySection], **values: Any) -> AnySection:
     section = cls.__new__(cls)
     vars(section).update(values)
     return section
+
+
+def section_of(hint: Any) -> Any:
+    """The dataclass of an option that is a section, also of one that may be null; None if it is no section."""
+    return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
 
 
 def at_least(minimum: float) -> Any:

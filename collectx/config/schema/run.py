@@ -10,6 +10,7 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.fields import Section, one_of, unsigned
 from collectx.config.schema.inference import InferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig
+from collectx.config.schema.logger import LoggerConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.trainer import TrainerConfig
 
@@ -46,10 +47,11 @@ class RunConfig(Section):
     run: RunOptions = field(default_factory=RunOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
 # The sections of a run that are no groups.
-SECTIONS: dict[str, type] = {"run": RunOptions, "checkpoint": CheckpointOptions}
+SECTIONS: dict[str, type] = {"run": RunOptions, "checkpoint": CheckpointOptions, "logger": LoggerConfig}
 
 
 @dataclass(kw_only=True)

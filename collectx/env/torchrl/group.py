@@ -22,7 +22,7 @@ from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import call, resolve
 
 
-def build(cfg: TorchrlEnvConfig, first_index: int, life: int) -> TorchrlEnv:
+def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int) -> TorchrlEnv:
     """See `collectx.env.build`. `cfg.target` makes either one env, or all `cfg.num_envs` envs as one batched env."""
     make = resolve(cfg.target, "env.target")
     show_once()

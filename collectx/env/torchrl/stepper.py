@@ -20,7 +20,7 @@ from tensordict import TensorDictBase, is_leaf_nontensor
 
 from collectx.batch import DONE_KEYS, Leaf
 from collectx.env.base import EnvSpec, StepArrays
-from collectx.env.spaces import check, checked_values
+from collectx.env.spaces import check_value, checked_values
 from collectx.env.torchrl import torchrl_envs
 from collectx.env.torchrl.specs import has_root_end
 from collectx.errors import ShapeError
@@ -210,7 +210,7 @@ class EnvStepper:
             if self._env.batch_size:
                 values = checked_values(leaf, values, target)
             else:
-                check(leaf, values, target.dtype, self.envs.start)
+                check_value(leaf, values, target.dtype, self.envs.start)
         target[...] = values
 
     def _numpy(self, value: torch.Tensor) -> np.ndarray:

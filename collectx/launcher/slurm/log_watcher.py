@@ -29,7 +29,7 @@ _ROLE = """\
 trap : TERM INT
 export COLLECTX_TASK="$SLURM_PROCID $1"
 if [ "$SLURM_PROCID" = 0 ]; then
-  "$0" -u -m collectx.run.entry "$1"
+  "$0" -u -m collectx.jobs.entry "$1"
   status=$?
   # SIGTERM came before the trainer could handle it, as while it was importing.
   if [ "$status" = 143 ] && [ -n "$COLLECTX_REQUEUE" ] && [ ! -e "$1/result.json" ] &&
@@ -39,7 +39,7 @@ if [ "$SLURM_PROCID" = 0 ]; then
   fi
   echo "$status" > "$1/jobs/exit_status.$SLURM_JOB_ID"
 else
-  "$0" -u -m collectx.run.entry "$1" >> "$1/logs/worker-$((SLURM_PROCID - 1)).log" 2>&1
+  "$0" -u -m collectx.jobs.entry "$1" >> "$1/logs/worker-$((SLURM_PROCID - 1)).log" 2>&1
   status=$?
   if [ "$status" != 0 ]; then
     echo "collectx: task $SLURM_PROCID on $(hostname): status $status"

@@ -14,15 +14,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from collectx.errors import RendezvousError
+from collectx.transport.base import BatchSpec
 from collectx.transport.connections import enable_keepalive
 from collectx.transport.network.handshake import Endpoint, Listener, receive_hello
-from collectx.transport.network.p2p import TRAINER, LinkConfig, Pair
+from collectx.transport.network.p2p import TRAINER, Pair, PairConfig
 from collectx.transport.network.remote_worker import RemoteWorker
 from collectx.transport.supervisor import State
 
 
 class Admission:
-    """Listens for workers; `config` is sent to each. The other arguments are those of `NetworkTransport`.
+    """Listens for workers; `batch` and `config` are sent to each. The other arguments are those of `NetworkTransport`.
 
     Attributes:
         endpoint: where the trainer listens.
@@ -32,12 +33,14 @@ class Admission:
     def __init__(
         self,
         workers: dict[int, RemoteWorker],
-        config: LinkConfig,
+        batch: BatchSpec,
+        config: PairConfig,
         events: Callable[..., None],
         endpoint: Endpoint,
         interface: str | None,
     ):
         self._workers = workers
+        self._batch = batch
         self._config = config
         self._events = events
         # Guards the states of workers until they have joined.
@@ -90,7 +93,7 @@ class Admission:
             raise RendezvousError(reason)
         worker.info = hello
         try:
-            reply = {"spec": worker.spec(), "link": self._config.to_json()}
+            reply = {"spec": worker.spec(), "batch": self._batch.to_json(), "pair": vars(self._config)}
             connection.send_bytes(json.dumps(reply).encode())
             pair = self._config.make_pair(connection, TRAINER, address)
         except Exception as error:

@@ -6,13 +6,14 @@ import os
 import threading
 from datetime import timedelta
 from functools import cache
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
-from collectx.transport.network.p2p import PairSetup, set_stamp, stamp_of
+from collectx.transport.network.p2p import PairConfig, set_stamp, stamp_of
 from collectx.transport.network.process_group import ConnectionStore, GroupPair, GroupReceive
 
 
@@ -26,23 +27,23 @@ def why_not() -> str | None:
 class GlooPair(GroupPair):
     """One end."""
 
-    def __init__(self, setup: PairSetup):
+    def __init__(self, config: PairConfig, connection: Connection, rank: int, address: str):
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         with _device_lock:
-            device, listeners = _device(setup.address, os.getpid())
+            device, listeners = _device(address, os.getpid())
         options._devices = [device]
         # They run collective operations only; sends and receives need none.
         options._threads = 0
-        options._timeout = timedelta(seconds=setup.timeout_s)
-        store = ConnectionStore(setup.connection)
+        options._timeout = timedelta(seconds=config.pair_timeout_s)
+        store = ConnectionStore(connection)
         listeners.allow()
         try:
-            group = gloo(store, setup.rank, 2, options)
+            group = gloo(store, rank, 2, options)
             store.finish()
         finally:
             listeners.block()
-        super().__init__(group, group, 1 - setup.rank)
+        super().__init__(group, group, 1 - rank)
 
     def receive(self, buffer: torch.Tensor) -> _GlooReceive:
         # An earlier message's stamp must not be taken for this one's.

@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from multiprocessing.connection import Connection
 
 import torch
 
 from collectx.transport.connections import disconnect_poll
-from collectx.transport.network.p2p import PairSetup
 
 # How often a waiting receiver checks that the connection still exists.
 _CHECK_S = 0.05
@@ -21,9 +21,9 @@ _CHECK_S = 0.05
 class Inbox:
     """Of a worker. Its receivers fail when the connection to the trainer breaks, or after the pair's timeout."""
 
-    def __init__(self, setup: PairSetup):
-        self.disconnected = disconnect_poll(setup.connection)
-        self.timeout_s = setup.timeout_s
+    def __init__(self, connection: Connection, timeout_s: float):
+        self.disconnected = disconnect_poll(connection)
+        self.timeout_s = timeout_s
         self._lock = threading.Lock()
         # One of the two is empty.
         self._posted: deque[InboxReceive] = deque()

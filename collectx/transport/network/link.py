@@ -20,15 +20,15 @@ import torch
 from collectx.batch import Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import Ask, BatchReport, Fill
+from collectx.transport.base import Ask, BatchReport, BatchSpec, Fill
 from collectx.transport.connections import disconnect_poll, enable_keepalive
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.p2p import (
     POLL_S,
     WORKER,
     Incoming,
-    LinkConfig,
     Pair,
+    PairConfig,
     message_buffer,
     set_stamp,
     stamp_of,
@@ -44,8 +44,8 @@ def join_trainer(
     hello: dict[str, Any],
     timeout_s: float,
     prepare: Callable[[dict], None] = lambda spec: None,
-) -> tuple[dict, LinkConfig, Connection, Pair]:
-    """Connects to the trainer as the worker of an index.
+) -> tuple[dict, NetworkLink]:
+    """Connects to the trainer as the worker of an index, and makes the pair.
 
     Args:
         hello: information about this worker for the event log, as JSON-compatible data.
@@ -53,7 +53,7 @@ def join_trainer(
         prepare: called with the worker's spec, before the pair is made.
 
     Returns:
-        The worker's spec as JSON-compatible data, the configuration of the link, the connection, and the pair.
+        The worker's spec as JSON-compatible data, and its link.
 
     Raises:
         RendezvousError: the trainer was not found, or has refused this worker.
@@ -69,9 +69,11 @@ def join_trainer(
         if "refused" in reply:
             raise RendezvousError(f"the trainer refused: {reply['refused']}")
         prepare(reply["spec"])
-        config = LinkConfig.from_json(reply["link"])
+        config = PairConfig(**reply["pair"])
         enable_keepalive(connection, config.timeout_s)
-        return reply["spec"], config, connection, config.make_pair(connection, WORKER, address)
+        pair = config.make_pair(connection, WORKER, address)
+        batch = BatchSpec.from_json(reply["batch"])
+        return reply["spec"], NetworkLink(worker, connection, pair, batch, endpoint.secret)
     except BlockingIOError as error:
         raise RendezvousError(f"the trainer sent nothing for too long while worker {worker} was joining") from error
     except (EOFError, OSError) as error:
@@ -92,7 +94,8 @@ class NetworkLink:
     """The worker's end. Slots and weights lie in memory of this process.
 
     Args:
-        connection, pair, config: from `join_trainer`.
+        connection: to the trainer.
+        batch: the slots and the weights.
         secret: the run's, with which requests and replies are signed.
 
     Attributes:
@@ -100,11 +103,11 @@ class NetworkLink:
             milliseconds, and takes weights that have arrived.
     """
 
-    def __init__(self, worker: int, connection: Connection, pair: Pair, config: LinkConfig, secret: bytes):
-        self.batch, layout = config.batch, config.batch.layout()
+    def __init__(self, worker: int, connection: Connection, pair: Pair, batch: BatchSpec, secret: bytes):
+        self.batch, layout = batch, batch.layout()
         self.worker = worker
         self._secret = secret
-        self._connection = connection
+        self.connection = connection
         self._pair = pair
         self._memory = [message_buffer(layout.nbytes) for _ in range(self.batch.num_slots)]
         for memory in self._memory:
@@ -119,7 +122,7 @@ class NetworkLink:
         self._poller = select.poll()
         self._poller.register(connection.fileno(), select.POLLIN)
         self._nbytes = self.batch.weights_nbytes
-        self._fixes_versions = self.batch.fixes_versions
+        self._grants_name_version = self.batch.grants_name_version
         # Two buffers: one holds the newest weights until `refresh`, the other receives newer ones.
         self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
         for _ in range(2):
@@ -127,7 +130,7 @@ class NetworkLink:
         self._newest: torch.Tensor | None = None
         self._version = -1
         # Of the last grant.
-        self._least_version = -1 if self._fixes_versions else 0
+        self._least_version = -1 if self._grants_name_version else 0
 
     @property
     def preempted(self) -> bytes:
@@ -145,7 +148,7 @@ class NetworkLink:
     def acquire(self) -> Fill | Ask | None:
         while not self._granted and not self._is_closed:
             # Weights give no sign of their complete arrival, so they are polled for.
-            is_arriving = self._announced_version > self._version and not self._fixes_versions
+            is_arriving = self._announced_version > self._version and not self._grants_name_version
             self._receive_messages(POLL_S if is_arriving else None)
             self._take_weights()
         if self._is_closed:
@@ -183,7 +186,7 @@ class NetworkLink:
     def _take_weights(self) -> None:
         """Takes weights that have arrived, no newer ones than the grant names, and acknowledges them."""
         while self._receives and self._announced_version > self._version and self._receives[0][0].done():
-            if self._fixes_versions and self._version == self._least_version:
+            if self._grants_name_version and self._version == self._least_version:
                 return
             incoming, buffer = self._receives.popleft()
             incoming.wait()
@@ -212,7 +215,7 @@ class NetworkLink:
     def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls `callback` from another thread as soon as the trainer has closed or is gone: for a worker that does not
         read `stop` while it works. Returns a function that ends the thread; it blocks while `callback` runs."""
-        poller = disconnect_poll(self._connection)
+        poller = disconnect_poll(self.connection)
         readable, writable = os.pipe()
         poller.register(readable)
 
@@ -233,7 +236,7 @@ class NetworkLink:
     def _send_message(self, message: bytes) -> None:
         # If the trainer is gone, the next `acquire` returns None.
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(message)
+            self.connection.send_bytes(message)
 
     def _receive_messages(self, timeout_s: float | None) -> None:
         """Handles the trainer's messages; blocks until there is one, for at most `timeout_s`.
@@ -244,7 +247,7 @@ class NetworkLink:
         try:
             # `Connection.poll` would make a new selector each time.
             while not self._is_closed and self._poller.poll(None if timeout_s is None else 1000.0 * timeout_s):
-                message = self._connection.recv_bytes()
+                message = self.connection.recv_bytes()
                 timeout_s = 0.0
                 if message[:1] == messages.REQUEST:
                     self._granted.append(Ask(*messages.unpack_signed(message, self._secret)))

@@ -31,9 +31,11 @@ import mpi4py
 from collectx.transport.connections import disconnect_poll
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     import torch
 
-    from collectx.transport.network.p2p import PairSetup
+    from collectx.transport.network.p2p import PairConfig
 
 mpi4py.rc.initialize = False
 from mpi4py import MPI  # noqa: E402, `rc` must be set before this import
@@ -72,23 +74,24 @@ def why_not() -> str | None:
     return None
 
 
-def make(setup: PairSetup) -> MpiPair:
+def make(config: PairConfig, connection: Connection, rank: int, address: str) -> MpiPair:
     """See `collectx.transport.network.p2p`.
 
     Raises:
         RuntimeError: the two ends are not of one MPI universe.
     """
     initialize()
+    timeout_s = config.pair_timeout_s
     mine = {"namespace": os.environ.get("PMIX_NAMESPACE", ""), "rank": MPI.COMM_WORLD.rank}
-    setup.connection.send_bytes(json.dumps(mine).encode())
-    theirs = json.loads(setup.connection.recv_bytes())
+    connection.send_bytes(json.dumps(mine).encode())
+    theirs = json.loads(connection.recv_bytes())
     parent = MPI.Comm.Get_parent()
     if parent != MPI.COMM_NULL:
-        return MpiPair(setup, parent, 0)
+        return MpiPair(connection, timeout_s, parent, 0)
     if theirs["namespace"] in spawned:
-        return MpiPair(setup, spawned[theirs["namespace"]], 0)
+        return MpiPair(connection, timeout_s, spawned[theirs["namespace"]], 0)
     if mine["namespace"] and mine["namespace"] == theirs["namespace"]:
-        return MpiPair(setup, MPI.COMM_WORLD, theirs["rank"])
+        return MpiPair(connection, timeout_s, MPI.COMM_WORLD, theirs["rank"])
     raise RuntimeError(
         "trainer and worker are not of one MPI job, so MPI cannot connect them: start both by the same mpirun, "
         "or by srun --mpi=pmix, or let the trainer start its workers with launcher=local; or use backend=gloo"
@@ -141,11 +144,11 @@ def _finalize() -> None:
 class MpiPair:
     """One end; `peer` is the other end's rank in the communicator."""
 
-    def __init__(self, setup: PairSetup, communicator: Any, peer: int):
-        self._disconnected = disconnect_poll(setup.connection)
+    def __init__(self, connection: Connection, timeout_s: float, communicator: Any, peer: int):
+        self._disconnected = disconnect_poll(connection)
         self._communicator = communicator
         self._peer = peer
-        self._timeout_s = setup.timeout_s
+        self._timeout_s = timeout_s
         self._transfers: list[MpiTransfer] = []
 
     def send(self, buffer: torch.Tensor) -> MpiTransfer:

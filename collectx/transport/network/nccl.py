@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from collectx.transport.network.p2p import TRAINER, WORKER, PairSetup
+from collectx.transport.network.p2p import TRAINER, WORKER, PairConfig
 from collectx.transport.network.process_group import ConnectionStore, GroupPair, GroupReceive, connect
 
 
@@ -32,24 +33,24 @@ class NcclPair(GroupPair):
     """One end. Has two groups, one for each direction: the operations of one group run one after the other, so a
     receive that is posted early would delay every later send."""
 
-    def __init__(self, setup: PairSetup):
+    def __init__(self, config: PairConfig, connection: Connection, rank: int, address: str):
         # By default a broken pair ends the process, and with it all other pairs.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-        self._device = torch.device(setup.device)
+        self._device = torch.device(config.devices[rank])
         nccl: Any = dist.ProcessGroupNCCL
-        store = ConnectionStore(setup.connection)
+        store = ConnectionStore(connection)
         groups = []
         with torch.cuda.device(self._device):
             for sender in (WORKER, TRAINER):
                 options = nccl.Options()
-                options._timeout = timedelta(seconds=setup.timeout_s)
-                groups.append(nccl(dist.PrefixStore(str(sender), store), setup.rank, 2, options))
-                connect(groups[-1], setup.rank, sender, self._device)
+                options._timeout = timedelta(seconds=config.pair_timeout_s)
+                groups.append(nccl(dist.PrefixStore(str(sender), store), rank, 2, options))
+                connect(groups[-1], rank, sender, self._device)
             torch.cuda.synchronize(self._device)
         store.finish()
         upwards, downwards = groups
-        outwards, inwards = (downwards, upwards) if setup.rank == TRAINER else (upwards, downwards)
-        super().__init__(outwards, inwards, 1 - setup.rank)
+        outwards, inwards = (downwards, upwards) if rank == TRAINER else (upwards, downwards)
+        super().__init__(outwards, inwards, 1 - rank)
 
     def send(self, buffer: torch.Tensor) -> _StagedTransfer:
         with torch.cuda.device(self._device):

@@ -3,10 +3,11 @@ of a worker breaks no other channel and a replacement can join.
 
 Each backend is a module (`collectx.config.registry`) with two functions (or classes):
 
-    make(setup: PairSetup) -> Pair     one end of a pair
-    why_not() -> str | None            why the backend cannot work in this process; its libraries can be imported
+    make(config, connection, rank, address) -> Pair     one end of a pair, see `PairConfig.make_pair`
+    why_not() -> str | None     why the backend cannot work in this process; its libraries can be imported
 
-A backend's rendezvous goes over the authenticated connection, so nothing else has to listen.
+A backend's rendezvous goes over the authenticated connection, on which nothing else is sent meanwhile, so nothing else
+has to listen.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from collectx.config.registry import implementation
-from collectx.transport.base import BatchSpec
 from collectx.transport.connections import set_receive_timeout
 
 TRAINER, WORKER = 0, 1
@@ -72,60 +72,37 @@ class Pair(Protocol):
         """Closes the channel; pending sends and receives fail at the other end."""
 
 
-class PairSetup(NamedTuple):
-    """What an end of a pair is made from; the other one is made at the same time at the other end of `connection`.
+@dataclass(frozen=True)
+class PairConfig:
+    """Parameters of both ends of a pair, which the trainer sends to each worker.
 
     Attributes:
-        connection: to the other end. Nothing else is sent over it meanwhile.
-        rank: `TRAINER` or `WORKER`.
-        address: this host's address on the network to the other end.
-        timeout_s: after which a send or a receive counts as failed.
-        device: where the bytes lie at this end while they travel; only for nccl.
+        timeout_s: a connection over a cut cable breaks within about this time.
+        backend: a kind of network backend; it must be available (`collectx.transport.network.availability`).
+        devices: of the trainer's end and of the worker's: where the bytes lie while they travel; only for nccl.
         options: of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; only for rpc.
     """
 
-    connection: Connection
-    rank: int
-    address: str
-    timeout_s: float
-    device: str = "cpu"
-    options: Mapping[str, Any] = {}
-
-
-@dataclass(frozen=True)
-class LinkConfig:
-    """Parameters of the transport, which the trainer sends to each worker.
-
-    Attributes:
-        batch: the slots and the weights.
-        timeout_s: a connection over a cut cable breaks within about this time. Making the pair, a send and a receive
-            may take as long, and at least `_PAIR_S`.
-        backend: a kind of network backend; it must be available (`collectx.transport.network.availability`).
-        devices: `PairSetup.device` of the trainer's end and of the worker's.
-        options: see `PairSetup`.
-    """
-
-    batch: BatchSpec
     timeout_s: float
     backend: str = "gloo"
     devices: Sequence[str] = ("cpu", "cpu")
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return vars(self) | {"batch": self.batch.to_json()}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> LinkConfig:
-        """The inverse of `to_json`."""
-        return cls(**{**values, "batch": BatchSpec.from_json(values["batch"])})
+    @property
+    def pair_timeout_s(self) -> float:
+        """How long making the pair, a send and a receive may each take."""
+        return max(self.timeout_s, _PAIR_S)
 
     def make_pair(self, connection: Connection, rank: int, address: str) -> Pair:
-        """Makes this process's end of the pair; see `PairSetup`."""
-        timeout_s = max(self.timeout_s, _PAIR_S)
-        setup = PairSetup(connection, rank, address, timeout_s, self.devices[rank], self.options)
-        set_receive_timeout(connection, timeout_s)
-        pair = implementation("backend", self.backend).make(setup)
+        """Makes this process's end of the pair; the other one is made at the same time at the other end of
+        `connection`.
+
+        Args:
+            rank: `TRAINER` or `WORKER`.
+            address: this host's address on the network to the other end.
+        """
+        set_receive_timeout(connection, self.pair_timeout_s)
+        pair = implementation("backend", self.backend).make(self, connection, rank, address)
         set_receive_timeout(connection, None)
         return pair
 

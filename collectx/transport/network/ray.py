@@ -19,6 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ import ray
 import torch
 
 from collectx.transport.network.inbox import Inbox, InboxReceive, Sent
-from collectx.transport.network.p2p import TRAINER, PairSetup, stamp_of
+from collectx.transport.network.p2p import TRAINER, PairConfig, stamp_of
 
 # Threads of an actor: for `work`, `messages` and `take`.
 _NUM_THREADS = 3
@@ -101,12 +102,12 @@ _inbox: Future[Inbox] = Future()
 class WorkerPair:
     """The worker's end."""
 
-    def __init__(self, setup: PairSetup):
-        self._inbox = Inbox(setup)
-        self._timeout_s = setup.timeout_s
+    def __init__(self, connection: Connection, timeout_s: float):
+        self._inbox = Inbox(connection, timeout_s)
+        self._timeout_s = timeout_s
         _inbox.set_result(self._inbox)
         actor_id = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
-        setup.connection.send_bytes((actor_id or "").encode())
+        connection.send_bytes((actor_id or "").encode())
 
     def send(self, buffer: torch.Tensor) -> _StoreSend:
         send = _StoreSend(buffer, self._timeout_s)
@@ -127,12 +128,12 @@ class TrainerPair:
         RuntimeError: the worker is no actor of this trainer.
     """
 
-    def __init__(self, setup: PairSetup):
-        name = setup.connection.recv_bytes().decode()
+    def __init__(self, connection: Connection, timeout_s: float):
+        name = connection.recv_bytes().decode()
         if name not in actors:
             raise RuntimeError("backend=ray: this worker is no Ray actor of this trainer: use launcher=ray")
         self._actor = actors[name]
-        self._timeout_s = setup.timeout_s
+        self._timeout_s = timeout_s
         self._stream = self._actor.messages.remote()
 
     def send(self, buffer: torch.Tensor) -> Sent:
@@ -149,9 +150,9 @@ class TrainerPair:
         """Does nothing: the actor ends with its control connection, or is killed."""
 
 
-def make(setup: PairSetup) -> TrainerPair | WorkerPair:
+def make(config: PairConfig, connection: Connection, rank: int, address: str) -> TrainerPair | WorkerPair:
     """See `collectx.transport.network.p2p`."""
-    return TrainerPair(setup) if setup.rank == TRAINER else WorkerPair(setup)
+    return (TrainerPair if rank == TRAINER else WorkerPair)(connection, config.pair_timeout_s)
 
 
 def why_not() -> str | None:

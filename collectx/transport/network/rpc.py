@@ -8,7 +8,7 @@ A process has one RPC agent. With `rpc.init_rpc`, all peers would inform each ot
 blocks all. Here a worker's agent knows the trainer's only, and the trainer's agent knows those of the workers:
 
     trainer's agent, id 0 ---- worker's agent, id 1
-                        \\--- worker's agent, id 2       (one id for each life of a worker)
+                        \\--- worker's agent, id 2       (one id for each process of a worker)
 
 They exchange their addresses over the authenticated connection. An agent authenticates no caller, and unpickles what it
 receives: the trainer's port is closed to new connections, a worker's after the trainer has connected
@@ -24,6 +24,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
@@ -34,7 +35,7 @@ from torch.distributed import rpc
 
 from collectx.transport.network.inbox import Inbox, InboxReceive, Sent
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
-from collectx.transport.network.p2p import TRAINER, Outgoing, PairSetup
+from collectx.transport.network.p2p import TRAINER, Outgoing, PairConfig
 
 # TensorPipe's shared-memory transport is left out: it also chooses it for processes of other containers on the host.
 _OPTIONS: dict[str, Any] = {"num_worker_threads": 4, "_transports": ["uv"]}
@@ -51,7 +52,7 @@ def why_not() -> str | None:
 
 
 class RpcPair:
-    """One end. The options in `setup` of the first open pair apply to all.
+    """One end. The options of the first open pair apply to all.
 
     Attributes:
         key: the id of the worker's agent.
@@ -63,22 +64,20 @@ class RpcPair:
         RuntimeError: this process uses torch RPC for something else, or on another network.
     """
 
-    def __init__(self, setup: PairSetup):
-        self.inbox = Inbox(setup)
+    def __init__(self, config: PairConfig, connection: Connection, rank: int, address: str):
+        self.inbox = Inbox(connection, config.pair_timeout_s)
         self.outbox: deque[torch.Tensor] = deque()
-        self._is_trainer = setup.rank == TRAINER
+        self._is_trainer = rank == TRAINER
         self.key = 0
         try:
-            self._exchange_addresses(setup)
+            self._exchange_addresses(connection, address, {"rpc_timeout": config.pair_timeout_s, **config.options})
         except BaseException:
             self.close()
             raise
 
-    def _exchange_addresses(self, setup: PairSetup) -> None:
-        connection = setup.connection
+    def _exchange_addresses(self, connection: Connection, address: str, options: dict[str, Any]) -> None:
         worker = None if self._is_trainer else json.loads(connection.recv_bytes())
-        options = {"rpc_timeout": setup.timeout_s, **setup.options}
-        self.key, address = _agent.register(worker and worker["key"], setup.address, options)
+        self.key, address = _agent.register(worker and worker["key"], address, options)
         mine = json.dumps({"key": self.key, "address": address}).encode()
         if worker is None:
             connection.send_bytes(mine)

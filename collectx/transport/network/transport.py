@@ -37,7 +37,7 @@ from collectx.transport.base import Arrival, Ask, BatchSpec, Departure, Joined, 
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.network.p2p import POLL_S, TRAINER, LinkConfig, message_buffer
+from collectx.transport.network.p2p import POLL_S, TRAINER, PairConfig, message_buffer
 from collectx.transport.network.remote_worker import RemoteWorker
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.processes import Handle
@@ -53,7 +53,7 @@ class NetworkTransport:
         supervisor: watches the workers; closed with the transport.
         endpoint, interface: see `Listener`.
         events: called as `events(name, **fields)` from any thread when a peer is refused.
-        timeout_s, backend, devices, options: see `LinkConfig`; filled slots lie on the first of the devices.
+        timeout_s, backend, devices, options: see `PairConfig`; filled slots lie on the first of the devices.
 
     Attributes:
         endpoint: where the trainer listens for workers.
@@ -75,7 +75,7 @@ class NetworkTransport:
     ):
         self.spec = spec
         self._layout = spec.layout()
-        self._config = LinkConfig(spec, timeout_s, backend, tuple(devices), dict(options or {}))
+        self._config = PairConfig(timeout_s, backend, tuple(devices), dict(options or {}))
         self._supervisor = supervisor
         self._workers = supervisor.workers
         # Of each worker and slot. It outlives the worker, as its last batches may not have been gathered yet.
@@ -85,7 +85,7 @@ class NetworkTransport:
         self._received: deque[Arrival | Departure | Joined | Reply] = deque()
         self._weight_sync = WeightSync(spec, self._workers, supervisor.send)
         self._is_closed = False
-        self._admission = Admission(self._workers, self._config, events, endpoint, interface)
+        self._admission = Admission(self._workers, spec, self._config, events, endpoint, interface)
         supervisor.watch(self._admission.readable, self._add_worker)
         self.endpoint = self._admission.endpoint
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from collectx.transport.network.p2p import TRAINER, WORKER, PairSetup
+from collectx.transport.network.p2p import TRAINER, WORKER, PairConfig
 from collectx.transport.network.process_group import ConnectionStore, GroupPair, connect
 
 
@@ -22,14 +23,14 @@ def why_not() -> str | None:
 class UccPair(GroupPair):
     """One end."""
 
-    def __init__(self, setup: PairSetup):
+    def __init__(self, config: PairConfig, connection: Connection, rank: int, address: str):
         ucc: Any = dist.ProcessGroupUCC
-        store = ConnectionStore(setup.connection)
-        group = ucc(store, setup.rank, 2, timedelta(seconds=setup.timeout_s))
+        store = ConnectionStore(connection)
+        group = ucc(store, rank, 2, timedelta(seconds=config.pair_timeout_s))
         for sender in (WORKER, TRAINER):
-            connect(group, setup.rank, sender)
+            connect(group, rank, sender)
         store.finish()
-        super().__init__(group, group, 1 - setup.rank)
+        super().__init__(group, group, 1 - rank)
 
     def close(self) -> None:
         self._inwards = self._outwards = None

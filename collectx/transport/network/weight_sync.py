@@ -1,5 +1,5 @@
 """Sends weights to remote workers: one transfer per worker at a time, few workers at a time. Sends the newest version
-only or, with `BatchSpec.fixes_versions`, the versions that the worker's grants name.
+only or, with `BatchSpec.grants_name_version`, the versions that the worker's grants name.
 
 Used by the trainer's end of the network transport.
 """
@@ -35,13 +35,13 @@ class WeightSync:
     ):
         self.version = spec.first_version - 1
         self._nbytes = nbytes = spec.weights_nbytes
-        self._fixes_versions = spec.fixes_versions
+        self._grants_name_version = spec.grants_name_version
         self._workers = workers
         self._send_message = send_message
         # The weights of all workers, and newer ones of some indices, where no worker may have joined yet.
         self._shared: Weights | None = None
         self._individual: dict[int | None, Weights] = {}
-        # With `BatchSpec.fixes_versions`: the last two versions that were granted.
+        # With `BatchSpec.grants_name_version`: the last two versions that were granted.
         self._granted: dict[int, Weights] = {}
         self._spare: list[Weights] = []
         # Transfers share the network card: many at a time would all end late.
@@ -139,7 +139,7 @@ class WeightSync:
 
     def send(self, worker: RemoteWorker) -> None:
         """Sends the next weights to a worker that has joined and has older ones; queues it if enough are sending."""
-        if self._fixes_versions:
+        if self._grants_name_version:
             weights = worker.versions[0] if worker.versions else None
         else:
             weights = self._individual.get(worker.index, self._shared)
@@ -157,7 +157,7 @@ class WeightSync:
             return  # the connection is broken as well
         self._num_sending += 1
         weights.num_users += 1
-        if self._fixes_versions:
+        if self._grants_name_version:
             worker.versions.popleft()
         worker.weights_version = weights.version
         self._send_message(worker, messages.pack_weights(weights.version))

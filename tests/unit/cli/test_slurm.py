@@ -9,8 +9,8 @@ from queueing import missing
 from collectx import DistributedCollector
 from collectx.cli import run, status
 from collectx.errors import ConfigError, LauncherError
+from collectx.jobs.rendezvous import JobSpec
 from collectx.run import RunFolder, preflight
-from collectx.run.rendezvous import JobSpec
 
 HYDRAS = "hydra/launcher=submitit_slurm"
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from collectx.config.check import check, check_group
+from collectx.config.check import check_config, check_group
 from collectx.config.registry import packaged_values
 from collectx.library.keywords import MultiKeywords, RayKeywords, RpcKeywords
 from collectx.library.parse import option_value, parse
@@ -37,7 +37,7 @@ def in_yaml(path, value):
     if group:
         check_group(group, packaged_values(group, CHOICES[group]) | {name: value}, problems)
     else:
-        problems = check({path: value})[1]
+        problems = check_config({path: value})[1]
     return [problem.text() for problem in problems if problem.path == path]
 
 

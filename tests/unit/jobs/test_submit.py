@@ -8,8 +8,8 @@ from queueing import missing, start
 from collectx.cli import status
 from collectx.errors import ConfigError
 from collectx.jobs import submit, watcher
+from collectx.jobs.rendezvous import JobSpec
 from collectx.run import RunFolder
-from collectx.run.rendezvous import JobSpec
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
+from torchrl.data import OneHot
 from torchrl.envs import InitTracker, SerialEnv, TransformedEnv
 from torchrl.modules import GRUModule, MultiStepActorWrapper
 from worlds import torchrlenvs
@@ -71,6 +72,14 @@ def test_an_index_or_scores_stand_for_a_one_hot_action(create, choose):
     assert torch.equal(batch["action"], torch.stack([~up, up], -1).long())
     moved = batch["next", "observation"][..., 0] - batch["observation"][..., 0]
     assert torch.equal(moved > 0, up)
+
+
+def test_scores_of_the_dtype_of_a_one_hot_action_are_converted():
+    env = torchrlenvs.one_hot()
+    env.action_spec = OneHot(2, dtype=torch.float32)
+    batch = collect_one_hot(env, lambda seen: torch.stack([0.1 - seen[..., 0], 0.1 - 2 * seen[..., 0]], -1))
+    up = is_up(batch["observation"])
+    assert torch.equal(batch["action"], torch.stack([~up, up], -1).float())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The rollouts, lockstep and ragged: what they write where."""
 
 import gc
+import itertools
 import sys
 from dataclasses import replace
 from functools import partial
@@ -20,19 +21,22 @@ from collectx.env import build, read_spec
 from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.loop import WorkerStopped
+from collectx.rollout.loop import Rollout, WorkerStopped
+from collectx.rollout.one_env import OneEnvRollout
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.segments import RaggedRollout, rollout_class
+from collectx.rollout.wrappers import with_time_limit
 
 PLAIN = RolloutOptions(check_finite=False)
 
 
-def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None):
+def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None, kind=None, ends_early=None):
     """A rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
-    env = build(cfg)
+    env = with_time_limit(build(cfg), spec)
     size = env.spec.num_envs
     actor = make_actor(policy, env.spec, torch.device("cpu"), ExplorationType.RANDOM)
-    rollout = rollout_class(env.spec)(env, actor, Episodes(0, size, size), range(size), memoryview(stop), spec, refresh)
+    kind, episodes = kind or rollout_class(env.spec, actor), Episodes(0, size, size)
+    rollout = kind(env, actor, episodes, range(size), memoryview(stop), spec, refresh, ends_early)
     layout = Layout(batch_leaves(env.spec.observation, actor.leaves), size, steps)
     slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
     return rollout, slot, rollout.prepare(slot)
@@ -52,7 +56,7 @@ def test_a_ragged_row_is_of_one_env_and_no_frame_is_lost_or_repeated(lengths, st
     rollout, slot, rows = make(cfg, None, steps, spec=RolloutOptions(False, set_truncated=set_truncated))
     assert isinstance(rollout, RaggedRollout)
     expected, lengths_told = [(1, 1)] * size, []
-    for number in range(20):
+    for number in range(8):
         stats = rollout.collect(rows, number)
         lengths_told += stats.lengths.tolist()
         for row in range(size):
@@ -76,7 +80,7 @@ def test_a_ragged_row_is_of_one_env_and_no_frame_is_lost_or_repeated(lengths, st
     assert sorted(lengths_told) == sorted(ended)
 
 
-@pytest.mark.parametrize("cfg", [gym(3), RAGGED], ids=["lockstep", "ragged"])
+@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])
 def test_a_rollout_stops_between_two_steps(cfg):
     rollout, _, rows = make(cfg, None, 4, stop=b"\1")
     with pytest.raises(WorkerStopped):
@@ -84,7 +88,7 @@ def test_a_rollout_stops_between_two_steps(cfg):
     rollout.close()
 
 
-@pytest.mark.parametrize("cfg", [gym(3), RAGGED], ids=["lockstep", "ragged"])
+@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])
 def test_a_value_that_does_not_fit_is_refused_with_its_step(cfg, monkeypatch):
     rollout, _, rows = make(cfg, None, 9)
     steps = iter([rollout._env.step] * 2)
@@ -93,6 +97,48 @@ def test_a_value_that_does_not_fit_is_refused_with_its_step(cfg, monkeypatch):
     with pytest.raises(ShapeError, match=r"^observation: a misfit \(step 2 of the batch\)$"):
         rollout.collect(rows, 0)
     rollout.close()
+
+
+OBSERVED = spaces.Dict({"pose": spaces.Box(-1, 1, (2, 3)), "room": spaces.Discrete(5)})
+ACTED = spaces.Dict({"force": spaces.Box(-1, 1, (3,)), "gear": spaces.Discrete(4)})
+
+
+@pytest.mark.parametrize(
+    ("cfg", "acts"),
+    [
+        (gym(1), True),
+        (gym(1, "Pendulum-v1"), True),
+        (gym_vector(1, "same_step", "sync"), True),
+        (replace(gym(1), id=None, entry_point=partial(SpaceEnv, OBSERVED, ACTED, 7)), False),
+    ],
+    ids=["CartPole", "Pendulum", "vector", "dict"],
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_frames_per_traj": 14}, {"reset_at_each_iter": True, "set_truncated": True}, {"num_random_batches": 2}],
+    ids=lambda options: "-".join(options) or "plain",
+)
+@pytest.mark.parametrize("length", [29, 4])
+def test_one_env_gives_the_same_batches_as_the_loop_for_several(cfg, acts, options, length):
+    """Batches end after `length` of 29 steps."""
+    batches, statistics, options = [], [], RolloutOptions(True, **options)
+    for kind in (None, Rollout):
+        torch.manual_seed(0)
+        ends = itertools.cycle([False] * (length - 1) + [True] * (length < 29))
+        policy = policies.build(mlp(), read_spec(cfg), 0) if acts else None
+        rollout, slot, rows = make(cfg, policy, 29, spec=options, kind=kind, ends_early=ends.__next__)
+        assert type(rollout) is (kind or OneEnvRollout)
+        for number in range(8):
+            report = rollout.collect(rows, number)
+            assert report.frames == length
+            statistics.append([report.returns.tolist(), report.lengths.tolist()])
+            batches.append({key: tensor[:, :length].clone() for key, tensor in slot.tensors.items()})
+        rollout.close()
+    assert statistics[:8] == statistics[8:]
+    for one, several in zip(batches[:8], batches[8:], strict=True):
+        assert one.keys() == several.keys()
+        for key, tensor in one.items():
+            assert torch.equal(tensor, several[key]), key
 
 
 @pytest.mark.difference("frames of `init_random_frames`")
@@ -110,7 +156,7 @@ def test_random_frames_leave_nothing_in_what_the_policy_writes_nor_the_slot_in_t
     assert slot.tensors["high",].unique().tolist() == [3]
 
 
-@pytest.mark.parametrize("cfg", [gym(3), RAGGED], ids=["lockstep", "ragged"])
+@pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])
 def test_the_step_loop_keeps_no_object(cfg):
     rollout, _, rows = make(cfg, policies.build(mlp(), read_spec(cfg), 0), 50)
     blocks = []
@@ -124,7 +170,7 @@ def test_the_step_loop_keeps_no_object(cfg):
     rollout.close()
 
 
-@pytest.mark.parametrize("cfg", [counting(3), RAGGED], ids=["lockstep", "ragged"])
+@pytest.mark.parametrize("cfg", [counting(1), counting(3), RAGGED], ids=["one env", "lockstep", "ragged"])
 def test_each_frame_has_the_version_of_the_weights_that_acted_in_it(cfg):
     """Newer weights come before some of the steps."""
     policy, versions = telling_policy(4), iter([0, 1, 1, 2, 2, 2, *range(5, 1000)])
@@ -144,7 +190,7 @@ def test_each_frame_has_the_version_of_the_weights_that_acted_in_it(cfg):
         if cfg is RAGGED:  # which has no frame of some steps
             assert (version.diff() >= 0).all()
         else:
-            assert version.tolist() == [expected] * 3
+            assert version.tolist() == [expected] * cfg.num_envs
     rollout.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collectx import trainer as trainers
-from collectx.collector.batch_info import Delivery
+from collectx.collector.batch_info import BatchInfo
 from collectx.config.schema.trainer import TrainerConfig
 from collectx.run import RunFolder
 from collectx.transport.base import Arrival, BatchReport
@@ -25,7 +25,7 @@ def delivery():
 
     def make(index, *parts, version=0):
         parts = [_part(**part) for part in parts or [{}]]
-        return Delivery(index, sum(part.report.frames for part in parts), tuple(parts), version, waited_s=0.25)
+        return BatchInfo(index, sum(part.report.frames for part in parts), tuple(parts), version, waited_s=0.25)
 
     return make
 

@@ -91,6 +91,13 @@ def test_a_request_is_met_once(start):
     assert [run.batch(), run.batch()] == [["checkpoint"], []]
 
 
+def test_a_request_before_the_first_batch_is_met_after_it(start):
+    run = start()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    run.checkpointer.before_batch()
+    assert [run.batch(), run.batch()] == [["checkpoint"], []]
+
+
 def test_a_failing_write_is_an_event(start, monkeypatch):
     run = start(every_batches=1)
     with monkeypatch.context() as patch:

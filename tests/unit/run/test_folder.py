@@ -1,20 +1,17 @@
-"""The run folder, and what roles of a job leave for each other in it."""
+"""The run folder and its files."""
 
 import json
 import os
 import shutil
-import signal
 import stat
 from pathlib import Path
 
 import pytest
 
 from collectx.checkpoints import Checkpoints
-from collectx.errors import DamagedFile, RendezvousError
-from collectx.run import entry, files, rendezvous
+from collectx.errors import DamagedFile
 from collectx.run.files import JsonLines, read_lines, write_atomically, write_json
 from collectx.run.folder import RunFolder
-from collectx.transport.network.handshake import Endpoint
 
 
 def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):
@@ -92,39 +89,3 @@ def test_lines_are_there_at_once_and_a_torn_last_one_is_left_out(tmp_path):
     with open(path, "a") as file:
         file.write('{"batch": ')
     assert list(read_lines(path)) == [{"batch": 0}, {"1": [None, True, None, 2.5], "return": None, "where": str(path)}]
-
-
-def test_the_secret_is_for_the_owner_alone_and_of_one_start(folder, tmp_path):
-    endpoint, before = Endpoint(("127.0.0.1",), 4000, b"secret"), os.umask(0)
-    (tmp_path / "a_strangers").touch()
-    folder.secret.symlink_to(tmp_path / "a_strangers")
-    try:
-        rendezvous.announce_trainer(folder, endpoint, "7.0")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(folder.secret.lstat().st_mode) == 0o600
-    assert (tmp_path / "a_strangers").read_bytes() == b""
-    assert b"secret" not in folder.rendezvous.read_bytes()
-    assert rendezvous.find_trainer(folder, "7.0", "knob", 0.0) == endpoint
-    with pytest.raises(RendezvousError, match=r"within 0 s \(knob=0\)"):
-        rendezvous.find_trainer(folder, "8.0", "knob", 0.0)
-
-
-@pytest.mark.parametrize("harm", ["mode", "owner", "link"])
-def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, cfg, within, harm):
-    rendezvous.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
-    rendezvous.JobSpec(cfg, token="7.0").write(folder, [])
-    for path in (folder.secret, folder.job_objects):
-        if harm == "mode":
-            path.chmod(0o620)
-        elif harm == "link":
-            path.rename(path.with_name("elsewhere"))
-            path.symlink_to(path.with_name("elsewhere"))
-    if harm == "owner":
-        within(files, "os", geteuid=lambda: os.getuid() + 1)
-    with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
-        rendezvous.find_trainer(folder, "7.0", "knob", 0.0)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
-        entry.main([str(folder.path), "--worker", "0"])
-    signal.signal(signal.SIGTERM, before)

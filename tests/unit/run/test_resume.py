@@ -9,8 +9,9 @@ import torch
 from composing import composed
 
 from collectx.cli import resume, run
-from collectx.run import RunFolder, entry, execute
-from collectx.run.rendezvous import JobSpec
+from collectx.jobs import entry
+from collectx.jobs.rendezvous import JobSpec
+from collectx.run import RunFolder, execute
 
 _LINE = (
     "env=cartpole env.num_envs=2 policy=mlp policy.hidden_sizes=[8] trainer=custom trainer.digest=true "

@@ -4,8 +4,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from collectx.errors import JobEnded
-from collectx.run import entry
+from collectx.run import signals
 from collectx.run.signals import RunStopped, Signals, ignore_requests
 
 pytestmark = pytest.mark.usefixtures("hangups")
@@ -111,6 +110,18 @@ def test_an_ignored_signal_stays_ignored():
     assert not raised
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_handler_in_c_which_python_cannot_set_again_stays(number, within):
+    before = signal.signal(number, handler := lambda signum, frame: None)
+    try:
+        # The result for a handler that was there before Python.
+        within(signals, "signal", getsignal=lambda each: None if each == number else signal.getsignal(each))
+        with Signals():
+            assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_a_forked_process_ends_it_and_is_not_the_runs(number):
@@ -127,26 +138,3 @@ def test_a_signal_to_a_forked_process_ends_it_and_is_not_the_runs(number):
     finally:
         signal.signal(number, before)
     assert os.waitstatus_to_exitcode(status) == -number
-
-
-def test_a_worker_whose_job_is_ended_says_so(within, tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    within(entry, "time", sleep=lambda seconds: signal.raise_signal(signal.SIGTERM))
-    try:
-        with pytest.raises(JobEnded, match="preempted"):
-            entry.main(["--wait", "100", str(tmp_path), "--worker", "0"])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_a_signal_after_the_result_of_a_job_is_without_effect(within, folder):
-    killed = []
-    within(entry, "os", kill=lambda *arguments: killed.append(arguments))
-    before = signal.getsignal(signal.SIGUSR1)
-    folder.result.touch()
-    entry._end_without_result(folder, signal.SIGUSR1)
-    assert (killed, signal.getsignal(signal.SIGUSR1)) == ([], before)
-    folder.result.unlink()
-    entry._end_without_result(folder, signal.SIGUSR1)
-    assert killed == [(os.getpid(), signal.SIGUSR1)]
-    signal.signal(signal.SIGUSR1, before)

@@ -107,7 +107,7 @@ class Model:
             return True
         if self.is_over:
             return False
-        parts = self.schedule.take()
+        parts = self.schedule.next_batch()
         if parts is None:
             grants = list(self.schedule.begin())
             if self.schedule.stacked and grants:
@@ -204,7 +204,7 @@ class Model:
 
 @dataclass
 class BoundedLagModel(Model):
-    """The trainer publishes once per batch at most. `take` raises where the lag of a batch is above the limit."""
+    """The trainer publishes once per batch at most. `next_batch` raises where the lag of a batch is above the limit."""
 
     # The version at the grant of each slot that is granted or full.
     acted: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -249,7 +249,7 @@ class OverlappedModel(Model):
         grants = list(self.schedule.request())
         assert not grants or {worker for worker, _ in grants} == set(self.granted), "a batch is begun without a worker"
         self.grant(grants)
-        parts = self.schedule.take()
+        parts = self.schedule.next_batch()
         if parts is None:
             return bool(grants)
         assert {(part.worker, part.slot) for part in parts} <= self.full

@@ -30,8 +30,8 @@ def test_the_next_batch_has_the_weights_from_before_the_last_one_was_requested(s
     for batch in range(1, 6):
         slot = (batch - 1) % 2
         fill(schedule, slot)
-        assert [part.slot for part in schedule.take()] == [slot, slot]
-        assert schedule.take() is None
+        assert [part.slot for part in schedule.next_batch()] == [slot, slot]
+        assert schedule.next_batch() is None
         schedule.published(10 * batch)
         schedule.published(10 * batch + 1)  # replaces the one before
         assert schedule.request() == [(0, slot), (1, slot)]
@@ -43,9 +43,9 @@ def test_a_worker_may_be_a_batch_ahead_and_a_batch_waits_for_all(schedule):
     schedule.request()
     fill(schedule, 0, [1])
     fill(schedule, 1, [1])
-    assert schedule.take() is None
+    assert schedule.next_batch() is None
     fill(schedule, 0, [0])
-    assert [(part.worker, part.slot) for part in schedule.take()] == [(0, 0), (1, 0)]
+    assert [(part.worker, part.slot) for part in schedule.next_batch()] == [(0, 0), (1, 0)]
     assert schedule.undelivered() == []
     fill(schedule, 1, [0])
     assert [[part.worker for part in parts] for parts in schedule.undelivered()] == [[0, 1]]
@@ -55,10 +55,10 @@ def test_no_batch_is_begun_that_will_not_be_delivered():
     schedule = SyncSchedule(2, 1, 2)
     assert len(schedule.request()) == 4
     fill(schedule, 0)
-    assert schedule.take()
+    assert schedule.next_batch()
     assert schedule.request() == []
     fill(schedule, 1)
-    assert schedule.take()
+    assert schedule.next_batch()
     # A batch without the parts of dropped workers has fewer frames, so that one more is requested.
     assert schedule.request() == [(0, 0), (1, 0)]
 
@@ -75,18 +75,18 @@ def test_a_dropped_worker_is_missing_from_batches_that_it_has_not_filled(schedul
     fill(schedule, 0, [1])
     schedule.dropped(1)
     fill(schedule, 0, [0])
-    assert [part.worker for part in schedule.take()] == [0, 1]
+    assert [part.worker for part in schedule.next_batch()] == [0, 1]
     schedule.joined(2)
     assert schedule.request() == [(0, 0), (2, 0)]
     fill(schedule, 1, [0])
-    assert [part.worker for part in schedule.take()] == [0]
+    assert [part.worker for part in schedule.next_batch()] == [0]
 
 
 def test_batches_that_lose_all_workers_are_begun_anew_by_others(schedule):
     schedule.request()
     schedule.dropped(0)
     schedule.dropped(1)
-    assert schedule.take() is None
+    assert schedule.next_batch() is None
     assert schedule.begin() == []
     schedule.joined(2)
     assert schedule.begin() == [(2, 0), (2, 1)]
@@ -99,7 +99,7 @@ def test_a_restored_batch_is_delivered_first():
     schedule.restore((arrival(0, -1, 5), arrival(1, -1, 5)))
     assert schedule.request() == [(0, 0), (1, 0)]
     assert schedule.version_of(0) == 7
-    assert [part.slot for part in schedule.take()] == [-1, -1]
+    assert [part.slot for part in schedule.next_batch()] == [-1, -1]
     assert schedule.request() == []
 
 

@@ -19,7 +19,7 @@ def arrival(worker, slot=0):
 def arrive(schedule, worker, slot=0):
     """The parts of the batch that is complete by that."""
     schedule.arrived(arrival(worker, slot))
-    return schedule.take()
+    return schedule.next_batch()
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
@@ -82,12 +82,12 @@ def test_sync_goes_on_with_fewer():
     for worker in (0, 2):
         arrive(schedule, worker)
     schedule.dropped(1)
-    assert schedule.take() == (arrival(0), arrival(2))
+    assert schedule.next_batch() == (arrival(0), arrival(2))
     assert list(schedule.begin()) == [(0, 0), (2, 0)]
     # What the next one delivered before it was dropped stays in its batch.
     assert arrive(schedule, 2) is None
     schedule.dropped(2)
-    assert schedule.take() is None
+    assert schedule.next_batch() is None
     assert arrive(schedule, 0) == (arrival(0), arrival(2))
     assert list(schedule.begin()) == [(0, 0)]
 
@@ -126,7 +126,7 @@ def test_a_worker_that_joins_an_async_run_is_granted_its_slots(num_batches, gran
 
 def test_a_worker_that_joins_a_sync_run_takes_part_from_the_next_batch_on():
     schedule = SyncSchedule(0)
-    assert schedule.take() is None
+    assert schedule.next_batch() is None
     schedule.joined(2)
     assert list(schedule.begin()) == [(2, 0)]
     schedule.joined(0)
@@ -143,7 +143,7 @@ def test_where_all_workers_of_a_batch_are_dropped_those_that_are_joining_begin_a
     assert list(schedule.begin()) == [(0, 0)]
     schedule.joined(1)
     schedule.dropped(0)
-    assert schedule.take() is None
+    assert schedule.next_batch() is None
     assert list(schedule.begin()) == [(1, 0)]
     assert arrive(schedule, 1) == (arrival(1),)
 
@@ -179,9 +179,9 @@ def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
     again.begin()
     assert arrive(again, 1) is None  # the other one's turn
     again.dropped(1)
-    assert again.take() is None
+    assert again.next_batch() is None
     assert arrive(again, 0) == (arrival(0),)
-    assert again.take() == (arrival(1),)
+    assert again.next_batch() == (arrival(1),)
     assert again.must_wait_to_publish
     assert arrive(again, 0, 1) == (arrival(0, 1),)
     assert not again.must_wait_to_publish

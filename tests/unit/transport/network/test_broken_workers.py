@@ -22,7 +22,6 @@ from collectx.errors import NotRestorable, RemoteFailure, RendezvousError
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Ask, BatchReport, Fill, Reply, Reset
 from collectx.transport.network.link import NetworkLink
-from collectx.transport.network.p2p import LinkConfig
 
 CASES = pytest.mark.parametrize(
     "cases", [100, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
@@ -144,14 +143,8 @@ def test_what_a_hook_has_added_travels_with_the_report():
 def ends():
     """The link of a worker, and the trainer's end of its connection."""
     trainers, workers = Pipe()
-    config = LinkConfig(batch_spec(1), 60.0)
     with trainers, workers:
-        yield NetworkLink(0, workers, Mock(), config, SECRET), trainers
-
-
-def test_the_configuration_of_a_link_travels_as_plain_json():
-    config = LinkConfig(batch_spec(3), 60.0, "nccl", ["cuda:0", "cpu"], {"num_worker_threads": 2})
-    assert LinkConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+        yield NetworkLink(0, workers, Mock(), batch_spec(1), SECRET), trainers
 
 
 class _Making:

@@ -1,4 +1,4 @@
-"""`python -m collectx.run.entry [--wait S] [--worker INDEX] RUN`: the process of a job, trainer or worker.
+"""`python -m collectx.jobs.entry [--wait S] [--worker INDEX] RUN`: the process of a job, trainer or worker.
 
     RUN              a run folder with `jobs/task.json` in it, on a file system that all nodes share
     --wait S         how long that file may take to appear, in seconds
@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -27,6 +27,7 @@ from collectx.config.derived import backend_of, num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, JobEnded, LauncherError
+from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.launcher.local import leave_signals_to_trainer
 from collectx.launcher.slurm import commands, requeue
 from collectx.launcher.slurm.array import note_of_end
@@ -35,7 +36,6 @@ from collectx.launcher.slurm.script import WORKERS
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
-from collectx.run.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.run.result import Result, Status
 from collectx.run.signals import ignore_requests
 from collectx.user_objects import UserObjects
@@ -104,7 +104,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     signal.signal(signal.SIGTERM, lambda signum, frame: _end_without_result(files, signum))
     launcher = JobTasksLauncher(
         slurm,
-        [slurm.python or sys.executable, "-u", "-m", "collectx.run.entry", str(files.path), "--worker"],
+        [slurm.python or sys.executable, "-u", "-m", "collectx.jobs.entry", str(files.path), "--worker"],
         os.environ,
         files.log("job"),
         int((files.jobs / "log_begin").read_text()),
@@ -115,7 +115,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     )
     try:
         with closing(launcher):
-            result = execute(cfg, files.path, list(spec.argv), launcher)
+            result = execute(cfg, files.path, list(spec.argv), lambda show: nullcontext(launcher))
     except ConfigError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 2
@@ -194,7 +194,7 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
     node = files.node_note(requeue.job_id(os.environ))
     ended = files.jobs / f"exit_status.{os.environ['SLURM_JOB_ID']}"
     # Together, the workers of a run ask SLURM every few seconds.
-    period_s = _ASK_S * num_workers_of(cfg)
+    period_s = _ASK_S * num_workers_of(cfg.collector)
     next_s = time.monotonic() + random.uniform(0, period_s)
     while node.exists() and not ended.exists():
         time.sleep(_POLL_S)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
+from collectx.jobs.rendezvous import JobSpec, announce_trainer
 from collectx.launcher.base import Launcher, WaitingWorkers
 from collectx.run.folder import RunFolder
-from collectx.run.rendezvous import JobSpec, announce_trainer
 from collectx.user_objects import UserObjects
 
 _VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"
@@ -25,7 +25,7 @@ _VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"
 def worker_command(files: RunFolder, python: str | None = None, wait_s: float = 0.0) -> list[str]:
     """The command of a worker's job, without the index of the worker, which is its last argument."""
     wait = ["--wait", f"{wait_s:g}"] if wait_s else []
-    return [python or sys.executable, "-u", "-m", "collectx.run.entry", *wait, str(files.path), "--worker"]
+    return [python or sys.executable, "-u", "-m", "collectx.jobs.entry", *wait, str(files.path), "--worker"]
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def submitted_workers(
     scheduler = JobArray(launcher, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     watcher = JobWatcher(
         scheduler,
-        num_workers_of(cfg),
+        num_workers_of(cfg.collector),
         lambda worker: files.log(f"worker-{worker}"),
         cfg.collector.close_timeout_s,
         show,

@@ -1,0 +1,61 @@
+"""Rules of style that ruff does not know, of the product and of the tests; `make check` runs it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+# Threads, time and processes belong to all code of a process: a thread of the package, or of pytest, may call
+# `time.sleep` while a test runs. See the fixture `within`.
+_SHARED = r".*setattr\(['\"]?([a-z_]+\.)*(os|time|signal|shutil|socket|subprocess|threading)(, |\.)"
+# Rule, folder of the tests, what its files neither import nor call, and the files that may.
+TEST_RULES = [
+    ("unit tests start no process", "unit", r"(subprocess|multiprocessing)\b(?!\.(Pipe|connection))", r"$^"),
+    ("wait for a condition, not for a time", "", r"time\.sleep(\(|$)", r"(chaos|worlds|slurm|scripts)/|conftest\.py"),
+    ("contract suites take their ways from ways.py", "contract", r"([\w.]*\.)?\w+Transport(\(|$)", r"$^"),
+    ("nothing imports a test module", "", r"([\w.]*\.)?test_\w+(\.\w+)?(\(|$)", r"$^"),
+    ("replace a name of our modules, not an attribute of a shared module", "", _SHARED, r"$^"),
+]
+
+
+def used(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every import (`collectx.a.name`) and call of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{'.' * node.level}{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call):
+            yield node.lineno, ast.unparse(node)
+
+
+def problems_of_tests() -> Iterator[str]:
+    """What the tests' files use against a rule."""
+    for path in sorted(TESTS.rglob("*.py")):
+        name = path.relative_to(TESTS).as_posix()
+        rules = [rule for rule in TEST_RULES if name.startswith(rule[1]) and not re.match(rule[3], name)]
+        for line, text in used(path):
+            yield from (f"tests/{name}:{line}: {rule}" for rule, _, forbidden, _ in rules if re.match(forbidden, text))
+
+
+def problems_of_product() -> Iterator[str]:
+    """Tiny files, threads without a name by which tests see that they end, and articles before the name of a type."""
+    for path in sorted([*(ROOT / "collectx").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]):
+        text, name = path.read_text(), path.relative_to(ROOT)
+        if len(text.splitlines()) < 15 and path.name not in ("__init__.py", "__main__.py"):
+            yield f"{name}: fewer than 15 lines: put them where they are used"
+        if len(re.findall(r"threading\.(?:Thread|Timer)\(", text)) > text.count('"collectx-'):
+            yield f'{name}: a thread without a name "collectx-...": see `nothing_left_behind` in tests/conftest.py'
+        if re.search(r"\ban? \{type\(", text):
+            yield f'{name}: an article before the name of a type: it would be "a AsyncCollector"'
+
+
+if __name__ == "__main__":
+    problems = [*problems_of_tests(), *problems_of_product()]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    sys.exit(bool(problems))

@@ -1,0 +1,198 @@
+"""Loggers: where the scalars of a run go beside `metrics.jsonl`. Each writes to one well-known tool, whose package is
+imported when the logger is made.
+
+A run uses those of its section `logger`, see `collectx.run.logger_threads`; any other code may make them:
+
+    logger = TensorBoardLogger("runs/first")
+    logger.log({"train/loss": 0.5}, step=1000)
+    logger.close()
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+MEAN_RETURN = "episode/mean_return"
+"""The scalar that ranks runs."""
+
+
+class Logger(Protocol):
+    """Receives scalars. Called from one thread, which need not be the main one; may block."""
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        """Adds scalars by name. `step` is the number of frames that were delivered; it rises from call to call."""
+
+    def close(self) -> None:
+        """Writes what is not written yet. No calls follow."""
+
+
+class TensorBoardLogger:
+    """Writes event files of TensorBoard. Needs the package tensorboard.
+
+    Args:
+        folder: where the event files go.
+        config: hyperparameters by name; shown as a text, and in the tab HPARAMS once the logger is closed.
+        step: the last step of a run that is resumed: later ones that the folder has are hidden.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None, step: int | None = None
+    ):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
+        self._config = {name: _simple(value) for name, value in (config or {}).items()}
+        self._last: tuple[int, float] | None = None
+        if self._config and step is None:
+            rows = "\n".join(f"| {name} | {value} |" for name, value in self._config.items())
+            self._writer.add_text("config", f"| option | value |\n|---|---|\n{rows}")
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+        if MEAN_RETURN in scalars:
+            self._last = step, scalars[MEAN_RETURN]
+
+    def close(self) -> None:
+        if self._config and self._last is not None:
+            step, mean_return = self._last
+            self._writer.add_hparams(self._config, {MEAN_RETURN: mean_return}, run_name=".", global_step=step)
+        self._writer.close()
+
+
+class CsvLogger:
+    """Writes one table: a row for each step, a column for each scalar. For a new scalar, which adds a column, the whole
+    file is written again.
+
+    Args:
+        file: the table.
+        step: the last step of a run that is resumed: later rows are removed. None: the file is replaced.
+    """
+
+    def __init__(self, file: str | os.PathLike[str], step: int | None = None):
+        self._path = Path(file)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [row for row in self._rows() if int(row["step"]) <= step] if step is not None else []
+        self._write(["step", *dict.fromkeys(name for row in rows for name in row if name != "step")], rows)
+
+    def _rows(self) -> list[dict[str, str]]:
+        with suppress(FileNotFoundError), open(self._path, newline="") as file:
+            return list(csv.DictReader(file))
+        return []
+
+    def _write(self, names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+        temporary = self._path.with_name(f".{self._path.name}")
+        with open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(rows)
+        temporary.replace(self._path)
+        self._file = open(self._path, "a", newline="", buffering=1)  # noqa: SIM115, closed by close()
+        self._writer = csv.DictWriter(self._file, names)
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        names = self._writer.fieldnames
+        if new := [name for name in scalars if name not in names]:
+            self._file.close()
+            self._write([*names, *new], self._rows())
+        self._writer.writerow({"step": step, **scalars})
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class WandbLogger:
+    """Writes to Weights & Biases. Needs the package wandb. The horizontal axis is the scalar `frames`.
+
+    Args:
+        folder: where wandb writes its files.
+        config: hyperparameters by name.
+        run_id: continues the run of this id, if there is one.
+        options: further arguments of `wandb.init`, such as `project` and `mode`.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        **options: Any,
+    ):
+        import wandb
+
+        settings = wandb.Settings(console="off", silent=True)
+        self._run = wandb.init(
+            dir=folder, config=dict(config or {}), id=run_id, resume="allow", settings=settings, **options
+        )
+        self._run.define_metric("frames")
+        self._run.define_metric("*", step_metric="frames")
+        self._logged = int(self._run.summary.get("frames", -1))
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        if step > self._logged:
+            self._run.log({"frames": step, **scalars})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowLogger:
+    """Writes to MLflow. Needs the package mlflow, or mlflow-skinny.
+
+    Args:
+        experiment: its name; it is made if it does not exist. None: "Default".
+        name: the name of the run.
+        tracking_uri: of the server, database or folder; None: MLFLOW_TRACKING_URI, or MLflow's default.
+        config: hyperparameters by name.
+        run_id: continues the run that has this text as its tag `collectx`, if there is one.
+    """
+
+    def __init__(
+        self,
+        experiment: str | None = None,
+        name: str | None = None,
+        tracking_uri: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+    ):
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._metric = Metric
+        self._client = client = MlflowClient(tracking_uri)
+        experiment = experiment or "Default"
+        found = client.get_experiment_by_name(experiment)
+        experiment_id = client.create_experiment(experiment) if found is None else found.experiment_id
+        runs = client.search_runs([experiment_id], f"tags.collectx = '{run_id}'") if run_id is not None else []
+        self._logged = -1
+        if runs:
+            self._id = runs[0].info.run_id
+            client.update_run(self._id, status="RUNNING")
+            history = client.get_metric_history(self._id, "collector/policy_version")
+            self._logged = max((each.step for each in history), default=-1)
+        else:
+            tags = {} if run_id is None else {"collectx": run_id}
+            self._id = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
+            params = [Param(name, str(value)[:500]) for name, value in (config or {}).items()]
+            for begin in range(0, len(params), 100):  # the most that a request may have
+                client.log_batch(self._id, params=params[begin : begin + 100])
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        if step > self._logged:
+            now_ms = int(time.time() * 1000)
+            metrics = [self._metric(name, value, now_ms, step) for name, value in scalars.items()]
+            self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+def _simple(value: Any) -> bool | int | float | str:
+    """A hyperparameter as TensorBoard accepts it."""
+    return value if isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,0 +1,72 @@
+"""The rollout of a group of one env. Its step loop reads and writes the same small arrays in every step and copies them
+into the slot: views of the slot for each step, as groups of several envs have, would cost more than those copies.
+
+    carry --policy--> written --env--> carry, reward, terminated, truncated
+      |                  |               |      |
+      v                  v               v      v
+    observation[t]    action[t]       next.observation[t], next.reward[t], ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from collectx.batch import Leaf, as_array, as_tensor
+from collectx.env.base import EnvSpec, StepArrays
+from collectx.errors import ShapeError
+from collectx.rollout.inference import Inference
+from collectx.rollout.loop import Rollout, SlotViews, WorkerStopped, raise_at_step
+
+
+def is_possible(spec: EnvSpec, actor_leaves: Sequence[Leaf]) -> bool:
+    """Whether `OneEnvRollout` can be used: one env, and a policy that writes no observation."""
+    observed = {leaf for each in spec.observation for leaf in (each, each.under("next"))}
+    return spec.num_envs == 1 and observed.isdisjoint(actor_leaves)
+
+
+class OneEnvRollout(Rollout):
+    """A rollout of one env; the same batches as those of `Rollout`."""
+
+    def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
+        env, stop, ends_early, carry = self._env, self._stop, self._ends_early, self._carry
+        spec = env.spec
+        # Tensors for normal use, as a policy may enable gradients: made before the inference mode.
+        seen = [as_tensor(array, leaf.dtype) for array, leaf in zip(carry, spec.observation, strict=True)]
+        written = [as_array(torch.zeros((1, *leaf.shape), dtype=leaf.dtype)) for leaf in self._actor.leaves]
+        action = written[: len(spec.action)]
+        next_only = [np.zeros_like(array[0]) for array in views.next_only]
+        terminated, truncated = np.zeros((2, 1), np.bool_)
+        out = StepArrays(carry, np.zeros(1, np.float32), terminated, truncated, np.ones(1, np.bool_), next_only)
+        before = [*zip(views.observation, carry, strict=True), *zip(views.actor, written, strict=True)]
+        after = [*zip(views.next_observation, carry, strict=True), (views.reward, out.reward)]
+        after += zip(views.next_only, next_only, strict=True)
+        env_s = policy_s = 0.0
+        step, last = 0, views.steps - 1
+        try:
+            with torch.inference_mode():
+                for step in range(views.steps):
+                    if stop[0]:
+                        raise WorkerStopped
+                    started = perf_counter()
+                    infer(seen, written)
+                    for array, value in before:
+                        array[step] = value
+                    acted = perf_counter()
+                    any_ended = env.step(action, out)
+                    for array, value in after:
+                        array[step] = value
+                    if any_ended:
+                        views.terminated[step], views.truncated[step] = terminated, truncated
+                        env.restart(terminated | truncated, carry)
+                        terminated[0] = truncated[0] = False
+                    env_s += perf_counter() - acted
+                    policy_s += acted - started
+                    if ends_early is not None and step < last and ends_early():
+                        break
+        except ShapeError as error:
+            raise_at_step(error, step)
+        return step + 1, env_s, policy_s

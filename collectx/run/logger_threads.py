@@ -1,0 +1,157 @@
+"""Passes the lines of `metrics.jsonl` to the loggers of a run, each in a thread of its own. A logger that fails or
+hangs does not end or delay the run.
+
+Used in the trainer's process.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from collectx import loggers
+from collectx.config.schema.run import RunConfig, as_dict
+from collectx.loggers import MEAN_RETURN, Logger
+from collectx.run.files import write_atomically
+from collectx.run.folder import RunFolder
+from collectx.user_objects import call, resolve
+
+# Lines that may wait for a logger; some seconds of a fast run.
+_MOST_LINES = 10_000
+# The scalars of a line, by its keys.
+_NAMES = {
+    "mean_return": MEAN_RETURN,
+    "return": "episode/return",
+    "length": "episode/length",
+    "num_episodes": "episode/count",
+    "frames_per_s": "collector/frames_per_s",
+    "waited_s": "collector/wait_s",
+    "lag": "collector/policy_lag",
+    "version": "collector/policy_version",
+}
+
+
+class LoggerThreads:
+    """The loggers of a run.
+
+    Args:
+        make: what makes each logger, by its name. Called in the logger's thread.
+        events: the event log; receives the first error of a logger, after which it gets no more lines, and that a
+            logger is slower than the run, so that lines are left out.
+        close_timeout_s: `logger.close_timeout_s`.
+    """
+
+    def __init__(
+        self, make: Mapping[str, Callable[[], Logger]], events: Callable[..., None], close_timeout_s: float = 30.0
+    ):
+        self._threads = [_LoggerThread(name, each, events) for name, each in make.items()]
+        self._events = events
+        self._close_timeout_s = close_timeout_s
+
+    def __call__(self, line: Mapping[str, Any]) -> None:
+        """Passes a line of `metrics.jsonl` on; does not block."""
+        if self._threads:
+            scalars = {name: line[key] for key, name in _NAMES.items() if line.get(key) is not None}
+            scalars |= {f"train/{name}": value for name, value in line.get("scalars", {}).items()}
+            for thread in self._threads:
+                thread.put(scalars, line["frames"])
+
+    def close(self) -> None:
+        """Blocks until the loggers have written everything, for `close_timeout_s` at most. Idempotent."""
+        for thread in self._threads:
+            thread.end()
+        deadline_s = time.monotonic() + self._close_timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+            if thread.is_alive():
+                limit = f"{self._close_timeout_s:g} s (logger.close_timeout_s)"
+                self._events("logger_failed", logger=thread.logger, message=f"has not ended within {limit}")
+        self._threads = []
+
+
+class _LoggerThread(threading.Thread):
+    """Makes one logger, passes lines to it and closes it."""
+
+    def __init__(self, logger: str, make: Callable[[], Logger], events: Callable[..., None]):
+        super().__init__(name=f"collectx-logger-{logger}", daemon=True)
+        self.logger = logger
+        self._make = make
+        self._events = events
+        self._lines: queue.Queue[tuple[dict[str, float], int] | None] = queue.Queue()
+        self._num_skipped = 0
+        self.start()
+
+    def put(self, scalars: dict[str, float], step: int) -> None:
+        if self._lines.qsize() < _MOST_LINES:
+            self._lines.put((scalars, step))
+        elif self.is_alive():
+            self._num_skipped += 1
+            if self._num_skipped == 1:
+                self._events("logger_slow", logger=self.logger, frames=step, waiting=_MOST_LINES)
+
+    def end(self) -> None:
+        """Lets the thread end after the lines that wait."""
+        self._lines.put(None)
+
+    def run(self) -> None:
+        try:
+            logger = self._make()
+            try:
+                while (line := self._lines.get()) is not None:
+                    logger.log(*line)
+            finally:
+                logger.close()
+        except BaseException as error:
+            self._events("logger_failed", logger=self.logger, message=f"{type(error).__name__}: {error}")
+
+
+def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str, Callable[[], Logger]]:
+    """Returns what makes each logger of a run, by its name.
+
+    Args:
+        frames: how many frames the checkpoint has that the run continues from; None: the run begins.
+
+    Raises:
+        ConfigError: `logger.custom.target` does not exist.
+    """
+    options = cfg.logger
+    config = flat(as_dict(cfg))
+    make: dict[str, Callable[[], Logger]] = {}
+    if (tensorboard := options.tensorboard) is not None:
+        make["tensorboard"] = partial(
+            loggers.TensorBoardLogger, tensorboard.dir or files.tensorboard, config=config, step=frames
+        )
+    if (table := options.csv) is not None:
+        make["csv"] = partial(loggers.CsvLogger, table.file or files.progress, step=frames)
+    if (wandb := options.wandb) is not None:
+        named = vars(wandb) | {"name": wandb.name or files.path.name}
+        make["wandb"] = partial(loggers.WandbLogger, files.path, config=config, run_id=_run_id(files), **named)
+    if (mlflow := options.mlflow) is not None:
+        named = vars(mlflow) | {"name": mlflow.name or files.path.name}
+        make["mlflow"] = partial(loggers.MlflowLogger, config=config, run_id=_run_id(files), **named)
+    if (custom := options.custom) is not None:
+        target = resolve(custom.target, "logger.custom.target")
+        make["custom"] = partial(call, target, custom.kwargs, "logger.custom.kwargs")
+    return make
+
+
+def _run_id(files: RunFolder) -> str:
+    """The id by which wandb and MLflow know the run, also after it is resumed."""
+    if not files.logger_id.exists():
+        run_id = secrets.token_hex(8)
+        write_atomically(files.logger_id, lambda file: file.write(run_id.encode()))
+    return files.logger_id.read_text()
+
+
+def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The options of a configuration by their paths, as in `{"env.id": "CartPole-v1"}`."""
+    values: dict[str, Any] = {}
+    for key, value in options.items():
+        is_section = isinstance(value, Mapping) and value
+        values |= flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return values

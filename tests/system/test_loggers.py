@@ -1,0 +1,61 @@
+"""Loggers of a real run, as its user asks for them."""
+
+import csv
+import json
+
+import pytest
+from commands import collectx, environment, result
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+RUN = ["collector.total_frames=4096", "hydra.run.dir=run"]
+HANGS = (
+    "import time\nclass Hangs:\n    def log(self, scalars, step):\n        time.sleep(1e6)\n    def close(self): ...\n"
+)
+
+
+def steps(folder):
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return [event.step for event in events.Scalars("collector/policy_version")]
+
+
+@pytest.mark.ci
+def test_loggers_have_every_batch_once_also_after_a_resume(tmp_path):
+    collectx("run", *RUN, "logger=[tensorboard,csv,wandb,mlflow]", "logger.wandb.mode=offline", cwd=tmp_path)
+    folder = tmp_path / "run"
+    expected = [*range(512, 4097, 512)]
+    assert steps(folder) == expected
+    collectx("resume", "run", "collector.total_frames=5120", cwd=tmp_path)
+    expected = [*range(512, 5121, 512)]
+    assert steps(folder) == expected
+    with open(folder / "progress.csv") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == expected
+    ids = {path.name.rpartition("-")[2] for path in (folder / "wandb").glob("offline-run-*")}
+    assert ids == {(folder / "logger_id").read_text()}
+    records = [path.read_bytes() for path in (folder / "wandb").glob("offline-run-*/*.wandb")]
+    assert len(records) == 2
+    assert all(b"episode/mean_return" in record for record in records)
+    assert (tmp_path / "mlflow.db").exists()
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert not [event for event in events if event["event"].startswith("logger")]
+    returns = ["mean_return" in json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert returns[returns.index(True) :].count(False) == 0
+
+
+@pytest.mark.ci
+def test_a_logger_that_hangs_is_an_event_of_a_completed_run(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(HANGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert environment()["PYTHONPATH"] == str(tmp_path)
+    options = ["logger=custom", "logger.custom.target=own:Hangs", "logger.close_timeout_s=1"]
+    done = collectx("run", *RUN, *options, cwd=tmp_path)
+    assert result(tmp_path / "run")["status"] == "completed"
+    assert "logger custom gets no more lines: has not ended within 1 s (logger.close_timeout_s)" in done.stderr
+
+
+def test_a_wrong_logger_is_a_problem_of_the_configuration(tmp_path):
+    words = ["logger=[csv,tensorbord]", "logger.wandb.mod=online", "logger.custom.target=nothing.there:Here"]
+    done = collectx("run", *RUN, *words, cwd=tmp_path, status=2)
+    assert "logger=tensorbord: no such choice; did you mean tensorboard?" in done.stderr
+    assert "logger.wandb.mod: no such key; did you mean logger.wandb.mode?" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,128 @@
+"""Loggers: what they write is read back with the readers of their tools."""
+
+import csv
+import threading
+import time
+
+import mlflow
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger
+from collectx.run.logger_threads import LoggerThreads, flat
+
+CONFIG = {"env.id": "CartPole-v1", "seed": 3, "sizes": [64, 64], "none": None}
+NAME = "episode/mean_return"
+
+
+def tensorboard(folder, step=None):
+    return TensorBoardLogger(folder, CONFIG, step)
+
+
+def read_tensorboard(folder):
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert (
+        "_hparams_/session_start_info" in events.summary_metadata or "config/text_summary" in events.Tags()["tensors"]
+    )
+    return {event.step: event.value for event in events.Scalars(NAME)}
+
+
+def table(folder, step=None):
+    return CsvLogger(folder / "progress.csv", step)
+
+
+def read_table(folder):
+    with open(folder / "progress.csv") as file:
+        return {int(row["step"]): float(row[NAME]) for row in csv.DictReader(file) if row[NAME]}
+
+
+def in_mlflow(folder, step=None):
+    return MlflowLogger("tests", "one", f"sqlite:///{folder}/mlflow.db", CONFIG, run_id="abc")
+
+
+def read_mlflow(folder):
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["env.id"] == "CartPole-v1"
+    return {each.step: each.value for each in client.get_metric_history(run.info.run_id, NAME)}
+
+
+KINDS = {"tensorboard": (tensorboard, read_tensorboard), "csv": (table, read_table), "mlflow": (in_mlflow, read_mlflow)}
+
+
+@pytest.mark.filterwarnings("ignore")  # of mlflow's and tensorboard's own imports
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_has_every_step_once(kind, tmp_path):
+    make, read = KINDS[kind]
+    logger = make(tmp_path)
+    for step in (10, 20, 30):
+        logger.log(
+            {NAME: step / 10, "collector/policy_version": 1.0} | ({"train/loss": 0.5} if step > 10 else {}), step
+        )
+    logger.close()
+    assert read(tmp_path) == {10: 1.0, 20: 2.0, 30: 3.0}
+    logger = make(tmp_path, 20)  # from a checkpoint before the last step
+    for step in (30, 40):
+        logger.log({NAME: step / 10, "collector/policy_version": 1.0, "train/new": 1.0}, step)
+    logger.close()
+    assert read(tmp_path) == {10: 1.0, 20: 2.0, 30: 3.0, 40: 4.0}
+
+
+class Recorder:
+    def __init__(self, fails_at=None, holds=None):
+        self.lines, self.closed, self._fails_at, self._holds = [], False, fails_at, holds
+
+    def log(self, scalars, step):
+        if self._holds is not None:
+            self._holds.wait(60)
+        if step == self._fails_at:
+            raise OSError("no space")
+        self.lines.append((step, scalars))
+
+    def close(self):
+        self.closed = True
+
+
+def events_of(made):
+    return lambda name, **fields: made.append((name, fields))
+
+
+def test_a_logger_that_fails_gets_no_more_lines_and_others_go_on():
+    good, bad, events = Recorder(), Recorder(fails_at=2), []
+
+    def impossible():
+        raise ImportError("not installed")
+
+    threads = LoggerThreads({"good": lambda: good, "bad": lambda: bad, "none": impossible}, events_of(events))
+    for frames in (1, 2, 3):
+        threads({"frames": frames, "mean_return": None, "version": 0, "scalars": {"loss": 0.5}, "workers": []})
+    threads.close()
+    threads.close()
+    assert [step for step, _ in good.lines] == [1, 2, 3]
+    assert good.lines[0][1] == {"collector/policy_version": 0, "train/loss": 0.5}
+    assert ([step for step, _ in bad.lines], bad.closed, good.closed) == ([1], True, True)
+    assert sorted(fields["logger"] + ": " + fields["message"] for _, fields in events) == [
+        "bad: OSError: no space",
+        "none: ImportError: not installed",
+    ]
+
+
+def test_a_logger_that_hangs_takes_no_time_of_the_run_and_no_memory_without_end(monkeypatch):
+    monkeypatch.setattr("collectx.run.logger_threads._MOST_LINES", 100)
+    release, events = threading.Event(), []
+    hanging = Recorder(holds=release)
+    threads = LoggerThreads({"hanging": lambda: hanging}, events_of(events), close_timeout_s=0.1)
+    began_s = time.monotonic()
+    for frames in range(1000):
+        threads({"frames": frames})
+    threads.close()
+    assert time.monotonic() - began_s < 10
+    assert [name for name, _ in events] == ["logger_slow", "logger_failed"]
+    assert "logger.close_timeout_s" in events[1][1]["message"]
+    release.set()
+
+
+def test_hyperparameters_have_the_paths_of_options():
+    assert flat({"env": {"id": "a", "kwargs": {}}, "seed": 1}) == {"env.id": "a", "env.kwargs": {}, "seed": 1}

@@ -14,8 +14,8 @@ def test_every_group_in_the_order_of_the_data_path(capsys):
     assert listing.main([]) == 0
     out = capsys.readouterr().out
     groups = [line.rstrip(":") for line in out.splitlines() if not line.startswith(" ")]
-    assert groups[:7] == ["env", "policy", "collector", "backend", "launcher", "devices", "trainer"]
-    assert groups[7:] == ["logger", "experiment", "debug"]
+    assert groups[:8] == ["env", "policy", "collector", "inference", "backend", "launcher", "devices", "trainer"]
+    assert groups[8:] == ["logger", "experiment", "debug"]
     assert "  cartpole     CartPole-v1: balance a pole" in out
     assert "@package" not in out
     assert out.count("Ray exchanges pickles: use it on trusted networks only.\n") == 2

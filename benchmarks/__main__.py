@@ -56,7 +56,8 @@ def main() -> int:
         except fresh.Failed as error:
             failed = True
             report.say(f"  failed: {error}")
-    report.say(f"\n{monotonic() - began:.0f} s; load average at the end {os.getloadavg()[0]:.2f}")
+    report.about["load"] += f", {os.getloadavg()[0]:.1f} at the end"
+    report.say(f"\n{monotonic() - began:.0f} s; {report.about['load']}")
     report.write()
     return int(failed)
 

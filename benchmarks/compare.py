@@ -17,6 +17,8 @@ from benchmarks.cases import CASES
 
 _ROOT = Path(__file__).parents[1]
 _TURNS = 4
+# Of fewer rounds, chance makes one side win all too often.
+_LEAST_ROUNDS = 5
 
 
 def main() -> None:
@@ -35,9 +37,9 @@ def main() -> None:
                 except fresh.Failed as error:
                     print(f"{name} {kind}: failed: {error}", flush=True)
                     continue
-                verdict = (
-                    "faster" if min(ratios) > 1 else "slower" if max(ratios) < 1 else "no difference beyond the noise"
-                )
+                verdict = "no difference beyond the noise"
+                if len(ratios) >= _LEAST_ROUNDS and (min(ratios) > 1 or max(ratios) < 1):
+                    verdict = "faster" if min(ratios) > 1 else "slower"
                 spread = f"({min(ratios):.3f} to {max(ratios):.3f})"
                 print(f"{name + ' ' + kind:<40} {median(ratios):6.3f} {spread}  {verdict}", flush=True)
 

@@ -267,7 +267,7 @@ def _connect(
     from collectx.launcher.local import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
-    allow_descriptors(options.num_workers)
+    allow_descriptors(options.num_workers, launcher.is_local)
     supervisor: Supervisor[Any] = Supervisor(
         options.start_timeout_s,
         options.worker_timeout_s,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collectx.collector.trajectories import split_trajectories as split_trajectories
+    from collectx.library.collectors import AsyncBatchedCollector as AsyncBatchedCollector
     from collectx.library.collectors import AsyncCollector as AsyncCollector
     from collectx.library.collectors import BaseCollector as BaseCollector
     from collectx.library.collectors import Collector as Collector
@@ -51,6 +52,7 @@ filter_warnings_subprocess = True
 
 # The module of each public name.
 _MODULES = {
+    "AsyncBatchedCollector": "library.collectors",
     "AsyncCollector": "library.collectors",
     "BaseCollector": "library.collectors",
     "Collector": "library.collectors",

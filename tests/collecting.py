@@ -9,7 +9,7 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
-from collectx.config.registry import packaged_values
+from collectx.config.registry import group_from_dict, packaged_values
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
 from collectx.config.schema.env import CountingEnvConfig, GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RayLauncherConfig
@@ -27,6 +27,7 @@ _COLLECTOR = {"frames_per_batch": 12, "total_frames": 120, "start_timeout_s": 20
 COLLECTOR = EitherCollectorConfig(**packaged_values("collector", "multi_sync") | _COLLECTOR, sync=False)
 _LAUNCHER = {"kind": "local", "ray_init_config": RAY, "remote_configs": {"num_cpus": 0.1}, "queue_timeout_s": 240.0}
 LAUNCHER = RayLauncherConfig(**packaged_values("launcher", "ray") | _LAUNCHER)
+SERVER = packaged_values("inference", "server")
 DEVICES = DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None)
 
 
@@ -70,9 +71,12 @@ class Log:
         return [fields for each, fields in self.lines if each == name]
 
 
-def config(kind="multi_sync", place="local", env=None, policy=None, *, backend="auto", seed=0, **knobs: Any):
+def config(
+    kind="multi_sync", place="local", env=None, policy=None, *, backend="auto", seed=0, inference=None, **knobs: Any
+):
     """A run's configuration. `kind` is `collector.kind`, with `_sync` where it can be both and is to be sync; `knobs`
-    are fields of the collector's, the devices' and the launcher's configuration."""
+    are fields of the collector's, the devices' and the launcher's configuration; `inference` are options of
+    `inference=server`, None: `inference=local`."""
     devices, launcher = (
         replace(default, **{name: knobs.pop(name) for name in _names(default) & knobs.keys()})
         for default in (DEVICES, replace(LAUNCHER, kind=place))
@@ -91,6 +95,7 @@ def config(kind="multi_sync", place="local", env=None, policy=None, *, backend="
         devices=devices,
         trainer=TrainerConfig(kind="meter", digest=False),
         seed=seed,
+        inference=group_from_dict("inference", {"kind": "local"} if inference is None else SERVER | inference),
     )
 
 

@@ -200,8 +200,10 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """As `publish`, of weights that functions write, for all workers or for some; see `Transport.publish`.
 
         Raises:
-            NotImplementedError: for some workers, with `collector.overlap=1`.
+            NotImplementedError: for some workers, with `collector.overlap=1` or `inference=server`.
         """
+        if self.pool.server is not None and None not in writes:
+            raise NotImplementedError("one policy acts for all workers, so its weights are published for all of them")
         if self._schedule.grants_name_version and None not in writes:
             raise NotImplementedError("with overlap=1 all workers act with the same weights: use overlap=0")
         self.owner.check_process()
@@ -248,7 +250,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         Raises:
             Exception: a worker is gone, as in `next`.
         """
-        replies = self.ask("state") if waits or not self._are_filling else {}
+        everyone = dict.fromkeys(self.pool.able, ())
+        replies = self.ask("state", per_worker=everyone) if waits or not self._are_filling else {}
         batches = [] if self._next_parts is None else [self._next_parts]
         batches += self._schedule.undelivered()
         return {
@@ -278,9 +281,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self._restored[-number] = memory.to(self._spec.storing_device or memory.device)
             self._schedule.restore(parts)
         ready, starting, saved_workers = self.pool.ready, self.pool.starting, state["workers"]
-        replies = self.ask(
-            "load", per_worker={index: (saved_workers[index],) for index in ready & saved_workers.keys()}
-        )
+        able = self.pool.able & saved_workers.keys()
+        replies = self.ask("load", per_worker={index: (saved_workers[index],) for index in able})
         reasons = {index: reason for index, reason in replies.items() if reason is not None}
         for index in starting & saved_workers.keys():
             if (reason := saved_workers[index]["rollout"].get("reason")) is not None:
@@ -334,6 +336,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that
         are granted already come first. Does not block. The replacement of a worker that is restarted before is reset
         too. A later reset without a seed does not replace one with a seed."""
+        if reset.seed is not None and workers is None:
+            self.pool.tell_server("seed", reset.seed)
         for index in self.pool.ready if workers is None else workers:
             worker = self.pool.records[index]
             if reset.seed is not None or worker.reset is None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import nn
 
@@ -28,6 +29,7 @@ from collectx.config.derived import (
     schedule_of,
 )
 from collectx.config.schema.collector import CollectorConfig
+from collectx.config.schema.inference import ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import TrainerConfig
@@ -36,7 +38,9 @@ from collectx.errors import ConfigError
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Entry, Launcher
 from collectx.policy.base import Actor
+from collectx.policy.random import RandomActor
 from collectx.policy.recurrent import spec_with_states
+from collectx.policy.served import ServedActor
 from collectx.policy.weights import FlatWeights, device_of
 from collectx.rollout.options import RolloutOptions
 from collectx.schedule.asynchronous import AsyncSchedule
@@ -108,8 +112,8 @@ def build(
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
     )
     launcher = launcher or make_launcher(cfg, log_dir)
-    specs = SpecMaker(cfg, overrides, spec.num_envs, outer)
-    transport, role = _connect(cfg, batch, specs, launcher, events)
+    specs = SpecMaker(cfg, overrides, spec.num_envs, outer, _served(cfg, actor))
+    transport, role, server_role = _connect(cfg, batch, specs, launcher, events, spec)
     if isinstance(schedule, PreemptiveSchedule):
         schedule.preempt = transport.preempt
     pool = WorkerPool(
@@ -123,6 +127,7 @@ def build(
         options.min_workers or num_workers,
         {} if resume is None else first_incarnations(resume),
         partial(first_requests, resume) if is_joining else None,
+        server_role,
     )
     collector = Collector(transport, schedule, delivery, pool)
     try:
@@ -146,6 +151,7 @@ class SpecMaker:
         overrides: one for each worker, of those that are added too; empty: none.
         num_envs: of every worker's process.
         outer: the worker that runs the collector; None: it is the run's collector.
+        served: see `WorkerSpec`.
     """
 
     def __init__(
@@ -154,7 +160,9 @@ class SpecMaker:
         overrides: Sequence[WorkerOverrides],
         num_envs: int,
         outer: Placement | None = None,
+        served: ServedActor | None = None,
     ):
+        self.served = served
         self._cfg = _config_of_workers(cfg)
         self._overrides = overrides
         self._num_envs = num_envs
@@ -185,7 +193,13 @@ class SpecMaker:
             overrides.hooks,
             overrides.user_collector,
             overrides.keeps_weights,
+            self.served,
         )
+
+    def make_server(self, index: int, incarnation: int) -> WorkerSpec:
+        """The spec of the inference server, with the envs and the device of the first worker."""
+        placement = Placement(worker=index, index=index, num_workers=self._outer.num_workers, incarnation=incarnation)
+        return dataclasses.replace(self.make(0, 0), placement=placement, served=None)
 
     def _placement(self, worker: int, incarnation: int) -> Placement:
         outer, index = self._outer, worker % self._num_workers
@@ -212,7 +226,14 @@ def _config_of_workers(cfg: RunConfig) -> RunConfig:
         devices=DevicesConfig(device=None, storing_device=None, policy_device=policy_device, env_device=None),
         trainer=TrainerConfig(kind="meter", digest=False),
         seed=cfg.seed,
+        inference=cfg.inference,
     )
+
+
+def _served(cfg: RunConfig, actor: Actor) -> ServedActor | None:
+    """What workers know of a policy that the inference server calls; None if they act themselves."""
+    is_served = isinstance(cfg.inference, ServerInferenceConfig) and not isinstance(actor, RandomActor)
+    return ServedActor(actor.leaves, actor.states) if is_served else None
 
 
 def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> BatchSpec:
@@ -252,22 +273,31 @@ def _make_schedule(
 
 
 def _connect(
-    cfg: RunConfig, batch: BatchSpec, specs: SpecMaker, launcher: Launcher, events: Callable[..., None]
-) -> tuple[Transport, Role]:
-    """Makes the transport, and the role of its workers."""
+    cfg: RunConfig,
+    batch: BatchSpec,
+    specs: SpecMaker,
+    launcher: Launcher,
+    events: Callable[..., None],
+    env_spec: EnvSpec,
+) -> tuple[Transport, Role, Role | None]:
+    """Makes the transport, the role of its workers, and the role of the inference server, if there is one.
+
+    Args:
+        env_spec: of one worker's envs.
+    """
     backend, options = backend_of(cfg), cfg.collector
     if backend == "inline":
         from collectx.transport.inline import InlineTransport
         from collectx.worker.entry import inline_worker
 
         inline = InlineTransport(batch)
-        return inline, Role(
-            "worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.placement.worker)))
-        )
+        role = Role("worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.placement.worker))))
+        return inline, role, None
     from collectx.launcher.local import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
-    allow_descriptors(options.num_workers, launcher.is_local)
+    num_processes = options.num_workers * (1 if specs.served is None else 2)
+    allow_descriptors(num_processes, launcher.is_local)
     supervisor: Supervisor[Any] = Supervisor(
         options.start_timeout_s,
         options.worker_timeout_s,
@@ -276,11 +306,27 @@ def _connect(
         launcher.join_timeout,
     )
     if backend == "shared_memory":
+        from collectx.transport.inference import InferenceChannel
         from collectx.transport.shared_memory import SharedMemoryTransport
         from collectx.worker.entry import run_worker
+        from collectx.worker.inference_server import run_inference_server
 
-        shared = SharedMemoryTransport(batch, supervisor)
-        return shared, Role("worker", specs.make, lambda spec: (run_worker, (spec, shared.link(spec.placement.worker))))
+        channel = None if specs.served is None else InferenceChannel(options.num_workers)
+        shared = SharedMemoryTransport(batch, supervisor, channel)
+
+        def run(spec: WorkerSpec) -> Entry:
+            return run_worker, (spec, shared.link(spec.worker, spec.placement.incarnation))
+
+        role = Role("worker", specs.make, run)
+        if channel is None:
+            return shared, role, None
+        launcher.names[options.num_workers] = name = "inference server"
+        pickled, end = cloudpickle.dumps(dataclasses.replace(env_spec, draw=None)), channel.server()
+
+        def serve(spec: WorkerSpec) -> Entry:
+            return run_inference_server, (spec, pickled, shared.link(spec.worker), end)
+
+        return shared, role, Role(name, specs.make_server, serve)
     from collectx.transport.network.addresses import local_addresses
     from collectx.transport.network.handshake import Endpoint, new_secret
     from collectx.transport.network.transport import NetworkTransport
@@ -306,4 +352,4 @@ def _connect(
     def entry(spec: WorkerSpec) -> Entry:
         return run_remote_worker, (endpoint, spec.worker, start_timeout_s, spec.user_objects, build)
 
-    return network, Role("worker", specs.make, entry, endpoint)
+    return network, Role("worker", specs.make, entry, endpoint), None

@@ -31,9 +31,11 @@ class WorkerPool:
         first_incarnations: the incarnations with which workers begin, by index; 0 where there is none.
         first_requests: returns the first requests to a worker, at least one. None: workers are ready as soon as they
             are started.
+        server_role: of the inference server, which has the index after the last worker's; None: there is none.
 
     Attributes:
-        records: of all workers that were ever started, by index.
+        records: of all workers that were ever started, by index, and of the inference server.
+        server: the record of the inference server; None: there is none.
         num_ready, num_starting: how many workers are in these states.
         num_awaited: replies to come to the last `request`.
     """
@@ -50,8 +52,10 @@ class WorkerPool:
         min_workers: int,
         first_incarnations: Mapping[int, int],
         first_requests: Callable[[int], Sequence[Ask]] | None = None,
+        server_role: Role | None = None,
     ):
         self.records: list[WorkerRecord] = []
+        self.server = None if server_role is None else WorkerRecord(num_workers, server_role, 0)
         self.num_ready = self.num_starting = self.num_awaited = 0
         self._role = role
         self._launcher = launcher
@@ -73,6 +77,11 @@ class WorkerPool:
             self._launcher.announce(self._role.endpoint)
         for worker in self.records:
             self._start_first(worker)
+        if self.server is not None:
+            self.records.append(self.server)
+            self._expect(self.server)
+            self._start(self.server)
+            self._set_state(self.server, WorkerState.SERVING)
 
     def add(self) -> None:
         """Starts one more worker, with the envs of one of the first workers, in incarnations that no other worker has.
@@ -93,7 +102,7 @@ class WorkerPool:
 
     def _expect(self, worker: WorkerRecord) -> None:
         """Lets a process of the worker's incarnation connect."""
-        worker.spec = self._role.make_spec(worker.index, worker.incarnation)
+        worker.spec = worker.role.make_spec(worker.index, worker.incarnation)
         self._transport.expect(worker.index, worker.spec.to_json)
 
     def _start_first(self, worker: WorkerRecord) -> None:
@@ -106,7 +115,7 @@ class WorkerPool:
     def _start(self, worker: WorkerRecord) -> None:
         """Starts the process that is expected."""
         restarts = worker.num_restarts + worker.num_requeues
-        worker.handle = self._launcher.start(worker.index, self._role.entry(worker.spec), restarts, worker.handle)
+        worker.handle = self._launcher.start(worker.index, worker.role.entry(worker.spec), restarts, worker.handle)
         worker.has_replied = False
         if worker.handle is not None:
             self._transport.attach(worker.index, worker.handle)
@@ -132,9 +141,15 @@ class WorkerPool:
         return {worker.index for worker in self.records if worker.state is WorkerState.STARTING}
 
     @property
+    def able(self) -> set[int]:
+        """The workers that take part in batches, and the inference server."""
+        return self.ready if self.server is None else {*self.ready, self.server.index}
+
+    @property
     def silent(self) -> list[WorkerRecord]:
-        """The ready workers whose newest process has not replied to any request, so may still be making its envs."""
-        return [worker for worker in self.records if worker.state is WorkerState.READY and not worker.has_replied]
+        """The ready workers, and the inference server, whose newest process has not replied to any request, so may
+        still be making its envs or its policy."""
+        return [worker for worker in self.records if worker.index in self.able and not worker.has_replied]
 
     @property
     def num_alive(self) -> int:
@@ -144,7 +159,8 @@ class WorkerPool:
     @property
     def ready_of_started(self) -> tuple[int, int] | None:
         """How many workers are ready and how many were started; None if all are ready."""
-        return None if self.num_ready == len(self.records) else (self.num_ready, len(self.records))
+        num_started = len(self.records) - (self.server is not None)
+        return None if self.num_ready == num_started else (self.num_ready, num_started)
 
     @property
     def are_too_few(self) -> bool:
@@ -188,7 +204,7 @@ class WorkerPool:
         worker.num_granted = worker.num_pending = 0
         self._finish_request(worker, Reply(worker.index, None, error))
         self._events("worker_failed", worker=worker.index, type=type(error).__name__, message=text_of(error))
-        if is_final:
+        if is_final or worker is self.server:
             raise error
         num_restarts = sum(each.num_restarts for each in self.records)
         action = self._failure_policy.decide(worker, error, self.num_alive - 1, num_restarts)
@@ -197,6 +213,7 @@ class WorkerPool:
         if action is Action.DROP:
             self._leave(worker)
             self._set_state(worker, WorkerState.DROPPED)
+            self.tell_server("drop", worker.index)
             self._events("worker_dropped", worker=worker.index, num_workers=self.num_alive)
             return ()
         if action is Action.REQUEUE:
@@ -218,6 +235,12 @@ class WorkerPool:
         if worker.state is WorkerState.READY:
             self._schedule.dropped(worker.index)
 
+    def tell_server(self, name: str, *arguments: Any) -> None:
+        """Sends a request to the inference server, if there is one. Does not wait for the reply."""
+        if self.server is not None:
+            self.server.num_pending += 1
+            self._transport.send_request(self.server.index, Ask(name, arguments))
+
     def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
         """Sends a request to workers. `num_awaited` becomes 0 when all have replied, or are gone.
 
@@ -225,8 +248,9 @@ class WorkerPool:
             name: a method of `collectx.worker.requests.RequestHandler`.
             arguments: by worker; those that do not take part are not asked.
         """
+        able = self.able
         for worker in self.records:
-            worker.is_awaited = worker.state is WorkerState.READY and worker.index in arguments
+            worker.is_awaited = worker.index in able and worker.index in arguments
             worker.reply = None
         asked = [worker for worker in self.records if worker.is_awaited]
         self.num_awaited = len(asked)

@@ -16,10 +16,11 @@ from collectx.worker.spec import WorkerSpec
 
 
 class WorkerState(Enum):
-    """Whether a worker takes part in batches; see `collectx.collector.pool`."""
+    """Whether a worker takes part in batches; see `collectx.collector.pool`. The inference server is `SERVING`."""
 
     STARTING = "starting"
     READY = "ready"
+    SERVING = "serving"
     DROPPED = "dropped"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
-from collectx.config.registry import GROUPS, KINDS, limits_of, packaged_values, schemas
+from collectx.config.registry import DEFAULTS, GROUPS, KINDS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import incomplete, section_of
 from collectx.config.schema.run import SECTIONS, RunConfig, SweepConfig
 
@@ -44,7 +44,8 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
         if group in ignore:
             sections[group] = incomplete(_hints(RunConfig)[group])
         else:
-            sections[group] = check_group(group, values.get(group), problems)
+            default = {"kind": DEFAULTS[group]} if group in DEFAULTS else None
+            sections[group] = check_group(group, values.get(group, default), problems)
     seed = check_option("seed", values.get("seed", ABSENT), int, limits_of("seed"))
     if isinstance(seed, Problem):
         problems.append(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
+from collectx.config.schema.inference import ServerInferenceConfig
 from collectx.config.schema.launcher import DevicesConfig, SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 
@@ -35,6 +36,12 @@ def schedule_of(collector: CollectorConfig) -> str:
     if isinstance(collector, EitherCollectorConfig):
         return "sync" if collector.sync else "async"
     return SCHEDULES[collector.kind]
+
+
+def acts_in_fixed_order(cfg: RunConfig) -> bool:
+    """Whether the inference server acts for all envs in a fixed order."""
+    order = cfg.inference.order if isinstance(cfg.inference, ServerInferenceConfig) else "fixed"
+    return order == "fixed" or (order == "auto" and schedule_of(cfg.collector) != "async")
 
 
 def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:

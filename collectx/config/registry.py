@@ -19,13 +19,15 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from collectx.config.schema import collector, env, launcher, policy, trainer
+from collectx.config.schema import collector, env, inference, launcher, policy, trainer
 from collectx.config.schema.fields import section_of
 from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError
 
-# The groups, in the order of the data path; a choice in each is needed.
-GROUPS = ("env", "policy", "collector", "backend", "launcher", "devices", "trainer")
+# The groups, in the order of the data path; a choice in each is needed, but for those of `DEFAULTS`.
+GROUPS = ("env", "policy", "collector", "inference", "backend", "launcher", "devices", "trainer")
+# The choices of groups that a configuration may lack, as saved ones of earlier versions do.
+DEFAULTS = {"inference": "local"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,10 @@ KINDS: dict[str, dict[str, Kind]] = {
         "distributed_sync": Kind(collector.CollectorConfig),
         "rpc": Kind(collector.EitherCollectorConfig),
         "ray": Kind(collector.EitherCollectorConfig),
+    },
+    "inference": {
+        "local": Kind(inference.InferenceConfig),
+        "server": Kind(inference.ServerInferenceConfig),
     },
     "backend": {
         "auto": Kind(launcher.BackendConfig),
@@ -136,7 +142,8 @@ def _packaged_values(group: str, name: str) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """The inverse of `as_dict`; checks nothing."""
-    groups = {group: group_from_dict(group, values[group]) for group in GROUPS}
+    missing = {group: {"kind": kind} for group, kind in DEFAULTS.items()}
+    groups = {group: group_from_dict(group, (missing | values)[group]) for group in GROUPS}
     sections = {name: _from_dict(cls, values.get(name, {})) for name, cls in SECTIONS.items()}
     return RunConfig(**groups, **sections, seed=values["seed"])
 

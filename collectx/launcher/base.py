@@ -36,6 +36,7 @@ class Launcher:
 
     Attributes:
         is_local: whether every worker runs on this machine.
+        names: what messages call a process, by its index, where it is no worker.
         max_requeues: how often each worker is restarted after a scheduler has ended its job (`JobEnded`).
     """
 
@@ -48,6 +49,7 @@ class Launcher:
         announce: Callable[[Endpoint], None] | None = None,
         join_timeout: Limit | None = None,
     ):
+        self.names: dict[int, str] = {}
         self._log = log
         self._announce = announce
         self._join_timeout = join_timeout
@@ -85,7 +87,8 @@ class Launcher:
             log = self._log(worker)
             end = _ending(log, remote.expects_log) if remote is not None and remote.exitcode else ""
             words.append(f"log: {log}{end}")
-        return f"worker {worker} ({'; '.join(words)})" if words else f"worker {worker}"
+        name = self.names.get(worker, f"worker {worker}")
+        return f"{name} ({'; '.join(words)})" if words else name
 
     def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
         """How long `worker` may take to connect; see `Launcher`."""

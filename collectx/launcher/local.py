@@ -240,11 +240,14 @@ class LocalLauncher(Launcher):
         log_dir: Path | None = None,
         prints_errors: bool = True,
     ):
-        super().__init__(None if log_dir is None else lambda worker: log_dir / f"worker-{worker}.log")
+        super().__init__(None if log_dir is None else lambda worker: log_dir / f"{self._file_name(worker)}.log")
         self._num_threads = num_threads
         self._start_timeout_s = start_timeout_s
         self._pin_cores = pin_cores
         self._prints_errors = prints_errors
+
+    def _file_name(self, worker: int) -> str:
+        return self.names.get(worker, f"worker {worker}").replace(" ", "-")
 
     def process_setup(self, worker: int) -> dict[str, Any]:
         """The arguments of `set_up_process`, as plain data."""
@@ -277,7 +280,7 @@ class LocalLauncher(Launcher):
         process = multiprocessing.get_context("forkserver").Process(
             target=_run,
             args=(*entry, self.process_setup(worker), self._prints_errors),
-            name=f"collectx-worker-{worker}",
+            name=f"collectx-{self._file_name(worker)}",
         )
         for pause_s in (*_RETRY_S, None):
             warm_up()

@@ -15,6 +15,7 @@ from collectx.errors import ConfigError
 from collectx.library import unified
 from collectx.library.base import BaseCollector
 from collectx.library.keywords import (
+    AsyncBatchedKeywords,
     DistributedKeywords,
     DistributedSyncKeywords,
     MultiAsyncKeywords,
@@ -111,6 +112,23 @@ class MultiAsyncCollector(MultiCollector):
     @signature_of(MultiAsyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
         StatefulCollector.__init__(self, MultiAsyncKeywords, arguments, keywords)
+
+
+class AsyncBatchedCollector(StatefulCollector):
+    """Collects in worker processes of this machine that only step envs: one more process calls the policy, for the envs
+    of all workers that wait for actions at a time. A batch comes from a single worker, the first that is ready. Weights
+    act from the next call of the policy on; `("collector", "policy_version")` has the version of each frame."""
+
+    policy: Any = None
+
+    @signature_of(AsyncBatchedKeywords)
+    def __init__(self, *arguments: Any, **keywords: Any):
+        StatefulCollector.__init__(self, AsyncBatchedKeywords, arguments, keywords)
+
+    @property
+    def env(self) -> Any:
+        """Not here: the envs are in the workers' processes. Raises AttributeError."""
+        raise AttributeError("env: the envs are in the workers' processes: use getattr_env, or create_env_fn")
 
 
 class AsyncCollector(MultiAsyncCollector):

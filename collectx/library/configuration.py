@@ -70,6 +70,7 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
         collector=_group("collector", keywords.kind, options),
         backend=_group("backend", backend, options),
         launcher=_launcher(keywords, options, problems),
+        inference=_group("inference", keywords.inference, options),
         devices=DevicesConfig(**options["devices"]),
         trainer=_group("trainer", "meter", {}),
         seed=options[""]["seed"],

@@ -209,6 +209,11 @@ class Keywords:
         return self.kinds[bool(getattr(self, "sync", False))]
 
     @property
+    def inference(self) -> str:
+        """`inference.kind` of the configuration."""
+        return "local"
+
+    @property
     def worker_count(self) -> int:
         """Number of workers, by `num_workers`, `num_collectors` or `create_env_fn`."""
         if self.kind == "single":
@@ -357,6 +362,59 @@ class MultiKeywords(MultiSyncKeywords):
     kinds = ("multi_async", "multi_sync")
 
     sync: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncBatchedKeywords(WorkerKeywords):
+    """The keywords of `AsyncBatchedCollector`.
+
+    Args:
+        max_batch_size: the maximum number of envs in one call of the policy; None: no maximum.
+        min_batch_size: a call waits until so many envs need an action, for `server_timeout` seconds at most; None: 1.
+        server_timeout: see `min_batch_size`; None: 0.01.
+        backend, env_backend, policy_backend: "multiprocessing" or "threading", with the same effect: envs and policy
+            are in processes of this machine.
+        transport, env_exchange, transition_chunk_size, weight_sync_model_id, verbose: ignored (accepted for TorchRL
+            compatibility): the transport is the collector's. `transport` must be None, "auto" or "driver".
+        envs_per_worker: must be 1; for several envs in each worker use `num_envs`.
+        yield_completed_trajectories: must be False; use `trajs_per_batch`.
+        weight_sync: must be None; call `update_policy_weights_`.
+        worker_affinity, driver_affinity: must be None.
+        server_config: must be None; use `max_batch_size`, `min_batch_size` and `server_timeout`.
+        device_config: must be None; use `device` or `policy_device`.
+        policy_version: must be 0, the version of the first weights.
+        policy_version_key: ignored (accepted for TorchRL compatibility): batches have
+            `("collector", "policy_version")`; see `track_policy_version`.
+    """
+
+    kinds = ("multi_async", "multi_async")
+
+    max_batch_size: int | None = option("inference.max_batch", None)
+    min_batch_size: int | None = option("inference.min_batch", None, lambda count: count or 1)
+    server_timeout: float | None = option(
+        "inference.timeout_s", None, lambda seconds: 0.01 if seconds is None else seconds
+    )
+    backend: str | None = limited(None, choices=("threading", "multiprocessing"))
+    env_backend: str | None = limited(None, choices=("threading", "multiprocessing"))
+    policy_backend: str | None = limited(None, choices=("threading", "multiprocessing"))
+    transport: Any = None
+    env_exchange: str = "auto"
+    envs_per_worker: int = 1
+    transition_chunk_size: int | str = "auto"
+    yield_completed_trajectories: bool = False
+    weight_sync: Any = None
+    weight_sync_model_id: str = "policy"
+    verbose: bool = False
+    worker_affinity: Any = None
+    driver_affinity: Any = None
+    server_config: Any = None
+    device_config: Any = None
+    policy_version: int = 0
+    policy_version_key: Any = "policy_version"
+
+    @property
+    def inference(self) -> str:
+        return "server"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,13 +23,14 @@ ATTRIBUTES = {
     "procs": _PROCESSES,
     "queue_out": _PROCESSES,
     "register_scheme_receiver": _WEIGHT_SCHEMES,
+    "server_backend": "the policy is called in a process of its own",
+    "server_stats": "use the seconds of a batch in collector.stats",
     "running": "use collector.is_running()",
     "total_frames_per_collector": "workers collect until the run has total_frames",
 }
 
 # Public names of `torchrl.collectors` that do not exist in `collectx`, with the reason or a replacement.
 NAMES = {
-    "AsyncBatchedCollector": "one policy that acts for envs in several processes: use MultiAsyncCollector",
     "Evaluator": "evaluate with Collector(..., exploration_type='DETERMINISTIC')",
     "RayEvalWorker": "evaluate with RayCollector(..., exploration_type='DETERMINISTIC')",
 }

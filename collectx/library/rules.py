@@ -28,6 +28,7 @@ from collectx.errors import ConfigError, SpaceError
 from collectx.jobs.submitted_workers import PresubmittedJobs
 from collectx.library.configuration import in_python
 from collectx.library.keywords import (
+    AsyncBatchedKeywords,
     Keywords,
     NetworkKeywords,
     RayKeywords,
@@ -377,6 +378,37 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
         )
 
 
+# Keywords of `AsyncBatchedCollector`: the values that they may have, and what to use in place of others.
+_BATCHED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "transport": ((None, "auto", "driver"), "observations and actions lie in shared memory"),
+    "envs_per_worker": ((1,), "use num_envs, for the envs of each worker"),
+    "yield_completed_trajectories": ((False,), "use trajs_per_batch, a number of trajectories"),
+    "weight_sync": ((None,), "call update_policy_weights_"),
+    "worker_affinity": ((None,), "set the affinity of a worker's process in init_fn"),
+    "driver_affinity": ((None,), "set the affinity of this process by os.sched_setaffinity"),
+    "server_config": ((None,), "use max_batch_size, min_batch_size and server_timeout"),
+    "device_config": ((None,), "use device, policy_device and storing_device"),
+    "policy_version": ((0,), "versions begin with 0"),
+    "compile_policy": ((None, False), "the sizes of the batches differ: compile the policy's modules yourself"),
+    "cudagraph_policy": ((None, False), "the sizes of the batches differ"),
+}
+
+
+def _inference_server(keywords: Keywords, cfg: RunConfig) -> Messages:
+    """One policy acts for all workers."""
+    if not isinstance(keywords, AsyncBatchedKeywords):
+        return
+    for name, (allowed, advice) in _BATCHED.items():
+        value = getattr(keywords, name, None)
+        if not any(value is each or (isinstance(each, int | str) and value == each) for each in allowed):
+            yield f"{name}={value!r}: {advice}."
+    has_both = keywords.policy is not None and keywords.policy_factory is not None
+    if has_both or keywords.has_individual_policies:
+        yield "policy_factory: one policy acts for all workers: give one callable, or policy."
+    if len(set(policy_devices(keywords, cfg.collector.num_workers))) > 1:
+        yield "policy_device: one policy acts for all workers: give one device."
+
+
 RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _lists,
     _callables,
@@ -394,4 +426,5 @@ RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _one_constructor,
     _collector_class,
     _ray_actors,
+    _inference_server,
 )

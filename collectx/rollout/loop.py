@@ -176,7 +176,12 @@ class Rollout:
             infer = refreshing(infer, self._refresh, views.policy_version)
         views.terminated[:] = False
         views.truncated[:] = False
-        num_steps, env_s, policy_s = self._step_envs(views, infer)
+        return self._report(views, policy_version, *self._step_envs(views, infer))
+
+    def _report(
+        self, views: SlotViews, policy_version: int, num_steps: int, env_s: float, policy_s: float
+    ) -> BatchReport:
+        """Writes `done` and trajectory ids of a batch with so many steps, and reports it."""
         terminated, truncated, done = (flag[:num_steps] for flag in (views.terminated, views.truncated, views.done))
         np.logical_or(terminated, truncated, out=done)
         started = perf_counter()
@@ -232,6 +237,11 @@ class Rollout:
         """Begins new trajectories in some envs, `[E]` bool, of a group with `can_restart_early`."""
         self._env.restart(chosen, self._carry)
         self._episodes.abandon(chosen)
+
+    @property
+    def acts_randomly(self) -> bool:
+        """Whether the next batch has random actions."""
+        return self._num_random > 0
 
     @property
     def group(self) -> Env:

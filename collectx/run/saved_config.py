@@ -16,6 +16,7 @@ from typing import Any
 
 from collectx.checkpoints import Checkpoints
 from collectx.config.check import check_config
+from collectx.config.registry import DEFAULTS
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
@@ -36,6 +37,7 @@ _FIXED: dict[str, tuple[str, ...]] = {
         *("compact_obs", "overlap"),
     ),
     "trainer": ("kind", "target"),
+    "inference": ("kind", "order"),
 }
 _FIXED_GROUPS = ("env", "policy")
 
@@ -228,4 +230,5 @@ def _plain(cfg: RunConfig) -> dict[str, Any]:
 def _relevant(content: dict[str, Any]) -> dict[str, Any]:
     """Without the options that say what happens to an earlier run in the folder."""
     run = {name: value for name, value in (content.get("run") or {}).items() if name not in ("overwrite", "resume")}
-    return {**content, "run": run}
+    missing = {group: {"kind": kind} for group, kind in DEFAULTS.items()}
+    return {**missing, **content, "run": run}

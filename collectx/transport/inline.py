@@ -82,7 +82,7 @@ class InlineLink(SlabLink):
     def acquire(self) -> Fill | Ask | None:
         message, pointer = self.messages.popleft()
         if isinstance(message, Fill):
-            self._pointer = pointer
+            self.pointer = pointer
         return message
 
     def send(self, slot: int, report: BatchReport) -> None:
@@ -99,7 +99,7 @@ class InlineLink(SlabLink):
         episodes."""
         if isinstance(message, Fill) and message.reset is None:
             message = Fill(message.slot, Reset())
-        self.messages.appendleft((message, self._pointer))
+        self.messages.appendleft((message, self.pointer))
         self._error = interruption
 
     def take_error(self) -> BaseException | None:

@@ -14,11 +14,12 @@ from typing import Any
 
 import cloudpickle
 
-from collectx.errors import RemoteFailure
+from collectx.errors import RemoteFailure, WorkerTimeout
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Fill, Reply, Reset
+from collectx.transport.inference import InferenceChannel, InferenceClient
 from collectx.transport.processes import Handle
-from collectx.transport.slab import Slab, SlabLink, SlabTransport
+from collectx.transport.slab import SHARED, Slab, SlabLink, SlabTransport
 from collectx.transport.supervisor import State, Supervisor, Worker
 
 
@@ -30,20 +31,31 @@ class _LocalWorker(Worker):
 
 
 class SharedMemoryTransport(SlabTransport):
-    """The trainer's end. Closes the supervisor with itself."""
+    """The trainer's end. Closes the supervisor and `inference` with itself."""
 
-    def __init__(self, spec: BatchSpec, supervisor: Supervisor[_LocalWorker]):
+    def __init__(
+        self, spec: BatchSpec, supervisor: Supervisor[_LocalWorker], inference: InferenceChannel | None = None
+    ):
         super().__init__(spec, shared=True)
+        self.inference = inference
         self._supervisor = supervisor
         self._workers = supervisor.workers
         self._events: deque[Arrival | Departure | Reply] = deque()
         self._closed = False
 
-    def link(self, worker: int) -> SharedMemoryLink:
-        """Makes the worker's end, to be pickled as an argument of the worker's process. Once for each process."""
+    def link(self, worker: int, incarnation: int | None = None) -> SharedMemoryLink:
+        """Makes the worker's end, to be pickled as an argument of the worker's process. Once for each process. The
+        index after the last worker's is the inference server.
+
+        Args:
+            incarnation: of a worker that the inference server acts for.
+        """
         ours, theirs = Pipe(duplex=True)
         self._supervisor.connect(self._supervisor.add(_LocalWorker(worker, remote_end=theirs)), ours)
-        return SharedMemoryLink(self.slab, worker, theirs)
+        client = None
+        if incarnation is not None and self.inference is not None:
+            client = self.inference.client(worker, incarnation)
+        return SharedMemoryLink(self.slab, worker if worker < self.spec.num_workers else SHARED, theirs, client)
 
     def attach(self, worker: int, handle: Handle) -> None:
         record = self._workers[worker]
@@ -78,6 +90,8 @@ class SharedMemoryTransport(SlabTransport):
 
     def _handle_message(self, worker: _LocalWorker, message: bytes | Exception) -> None:
         event: Arrival | Reply
+        if isinstance(message, WorkerTimeout):
+            worker, message = self._find_late(worker, message)
         if isinstance(message, bytes) and message[:1] == messages.FAILED:
             message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(worker))
         if not isinstance(message, bytes):
@@ -92,6 +106,19 @@ class SharedMemoryTransport(SlabTransport):
             event = self._unpack_reply(worker, message[1:])
             self._supervisor.replied(worker)
         self._events.append(event)
+
+    def _find_late(self, worker: _LocalWorker, error: WorkerTimeout) -> tuple[_LocalWorker, Exception]:
+        """The process that is the reason why a worker is late, and its error: if the worker waits for actions, another
+        one that does not ask for any, as the inference server waits for it, or else the server."""
+        limit = worker.limit
+        if self.inference is None or limit is None or not self.inference.is_waiting(worker.index):
+            return worker, error
+        others = [each for index, each in self._workers.items() if index < self.spec.num_workers and each.limit]
+        busy = [each for each in others if not self.inference.is_waiting(each.index)]
+        late = busy[0] if busy else self._workers[self.spec.num_workers]
+        for each in others:
+            self._supervisor.restart_timer(each)
+        return late, self._supervisor.timeout_error(late, limit)
 
     def _unpack_reply(self, worker: _LocalWorker, pickled: bytes) -> Reply:
         try:
@@ -111,15 +138,28 @@ class SharedMemoryTransport(SlabTransport):
             self._close_remote_end(worker)
         self._supervisor.close()
         self.slab.close_descriptor()
+        if self.inference is not None:
+            self.inference.close()
 
 
 class SharedMemoryLink(SlabLink):
     """The worker's end; unpickled in the worker's process."""
 
-    def __init__(self, slab: Slab, worker: int, connection: Connection):
+    def __init__(self, slab: Slab, worker: int, connection: Connection, inference: InferenceClient | None = None):
         super().__init__(slab, worker)
+        self._inference = inference
         self._connection = connection
         self._has_failed = False
+
+    def connect_inference(self) -> InferenceClient:
+        """The requests to the inference server. Called once, in the worker's process."""
+        assert self._inference is not None
+        self._inference.connect(self._connection)
+        return self._inference
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when `acquire` does not block."""
+        return self._connection.fileno()
 
     def acquire(self) -> Fill | Ask | None:
         try:
@@ -128,7 +168,7 @@ class SharedMemoryLink(SlabLink):
             return None  # the trainer closed, or is gone
         if message[:1] == messages.REQUEST:
             return Ask(*pickle.loads(message[1:]))
-        grant, self._pointer = messages.unpack_grant(message)
+        grant, self.pointer = messages.unpack_grant(message)
         return grant
 
     def reply(self, value: Any, error: Exception | None = None) -> None:

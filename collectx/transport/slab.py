@@ -24,6 +24,8 @@ from collectx.transport.base import Arrival, BatchSpec, Writes, keep_granted
 _POINTER_BYTES = 8
 # The pointer to weights that were never published (version -1).
 _NOTHING = -2
+# In place of a worker: an end with the shared weights alone.
+SHARED = -1
 
 
 class Slab:
@@ -160,18 +162,25 @@ class Slab:
 
 
 class SlabLink:
-    """Base of the workers' ends over a slab."""
+    """Base of the workers' ends over a slab. That of the inference server is the end of no worker.
+
+    Attributes:
+        pointer: with `BatchSpec.grants_name_version`, to the weights that `refresh` takes; see `Slab.pointer_to`.
+    """
 
     def __init__(self, slab: Slab, worker: int):
         self.batch = slab.spec
         self.worker = worker
         self._slab = slab
-        # With `BatchSpec.grants_name_version`: see `Slab.pointer_to`.
-        self._pointer = _NOTHING
+        self.pointer = _NOTHING
 
     @property
     def slots(self) -> list[Slot]:
-        return [self._slab.slot(self.worker, index) for index in range(self._slab.spec.num_slots)]
+        return self.slots_of(self.worker)
+
+    def slots_of(self, worker: int) -> list[Slot]:
+        """The slots of any worker."""
+        return [self._slab.slot(worker, index) for index in range(self._slab.spec.num_slots)]
 
     @property
     def stop(self) -> memoryview:
@@ -183,7 +192,7 @@ class SlabLink:
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         if self.batch.grants_name_version:
-            return self._slab.read_granted(read, version, self._pointer)
+            return self._slab.read_granted(read, version, self.pointer)
         return self._slab.refresh(read, version, self.worker)
 
 

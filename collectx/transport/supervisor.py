@@ -249,7 +249,7 @@ class Supervisor(Generic[AnyWorker]):
             # A watched descriptor may be a sign of the late worker. Messages of other workers are not.
             if self._timers.now_s >= deadline_s and late not in active and not was_called:
                 if late.limit is not None and late.limit == self._limit(late):
-                    yield late, self._timeout_error(late, late.limit)
+                    yield late, self.timeout_error(late, late.limit)
                 else:
                     self.restart_timer(late)  # it has joined or delivered meanwhile, and has another limit
 
@@ -284,7 +284,8 @@ class Supervisor(Generic[AnyWorker]):
         has_joined = worker.state is State.JOINED
         return death_error(self.describe(worker), has_joined, worker.handle, self._close_timeout_s, error)
 
-    def _timeout_error(self, worker: Worker, limit: Limit) -> Exception:
+    def timeout_error(self, worker: Worker, limit: Limit) -> Exception:
+        """The error of a worker that has exceeded a timeout."""
         stacks = request_stacks(worker.handle.pid if worker.handle is not None else None, worker.connection)
         return timeout_error(self.describe(worker), worker.state is State.JOINED, limit, stacks)
 

@@ -7,8 +7,8 @@ Runs in the worker's process, or in the trainer's for inline workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Protocol
 
@@ -108,11 +108,16 @@ def _close_after(source: BatchSource, error: BaseException) -> None:
 def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> None:
     """Runs the loop until the trainer says stop; an error is reported to the trainer, then raised, with the attribute
     `is_reported`."""
-    try:
+    with reported(link), suppress(WorkerStopped):
         for _ in run_worker_loop(link, make_source):
             pass
-    except WorkerStopped:
-        pass
+
+
+@contextmanager
+def reported(link: Link) -> Iterator[None]:
+    """Reports an error of the block to the trainer, and raises it with the attribute `is_reported`."""
+    try:
+        yield
     except BaseException as error:
         link.fail(error)
         with suppress(AttributeError):

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from collectx.batch import as_key, nest
 from collectx.errors import NotRestorable, ShapeError
 from collectx.rollout.loop import Rollout
+from collectx.rollout.served import ServedRollout
 from collectx.state import dumps, load_generators, loads, save_generators
 from collectx.transport.base import Ask, Link
 from collectx.user_objects import Hooks
@@ -49,7 +50,7 @@ class RequestHandler:
         self,
         worker: int,
         is_inline: bool,
-        rollout: Rollout,
+        rollout: Rollout | ServedRollout,
         hooks: Hooks,
         batches: Callable[[int, int], TensorDictBase],
         weights: Callable[[], dict[str, torch.Tensor]],

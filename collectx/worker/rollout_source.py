@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -15,16 +16,21 @@ from tensordict import TensorDict
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import Leaf, Slot, nested_dims, to_tensordict
-from collectx.env.base import EnvSpec, first_observations
+from collectx.config.schema.env import EnvConfig
+from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ShapeError
+from collectx.policy.base import Actor
+from collectx.policy.served import ServedActor
 from collectx.policy.user_actor import UserActor
 from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
-from collectx.rollout.loop import EndsEarly, WorkerStopped
+from collectx.rollout.loop import EndsEarly, Rollout, WorkerStopped
 from collectx.rollout.segments import rollout_class
+from collectx.rollout.served import ServedGroup, ServedRollout
 from collectx.rollout.wrappers import RecurrentStateEnv, with_time_limit
 from collectx.transport.base import Ask, BatchReport, BatchSpec, Fill, Link, Reset
+from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
@@ -45,6 +51,9 @@ class RolloutSource:
         self._is_inline = is_inline
         # The state of torch's generator of an inline worker, while it is not running.
         self._random_state = torch.get_rng_state()
+        self._actor: Actor
+        self._rollout: Rollout | ServedRollout
+        self._prepared: list[Any]
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
         with self._installed():
             self._build()
@@ -70,12 +79,35 @@ class RolloutSource:
         first_env, total_envs = placement.index * spec.num_envs, spec.num_envs * placement.num_workers
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
-        group = envs.build(cfg.env, first_env, placement.incarnation)
-        if group.spec.num_envs != spec.num_envs:
-            raise ShapeError(
-                f"worker {spec.worker} makes {group.spec.num_envs} envs, worker 0 makes {spec.num_envs}: all must make "
-                "equally many"
-            )
+        self._version = spec.first_version
+        self._read: Callable[[torch.Tensor], None] = lambda buffer: None
+        # The trainer may change its object between two batches.
+        self._follow: Callable[[], None] = lambda: None
+        if spec.served is None:
+            self._build_rollout(first_env, total_envs)
+        else:
+            self._build_served_rollout(spec.served, first_env, total_envs)
+        actor, env_spec = self._actor, self._env_spec
+        slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
+        self._prepared = [self._rollout.prepare(slot) for slot in slots]
+        self._requests = RequestHandler(
+            placement.index,
+            is_inline,
+            self._rollout,
+            spec.hooks,
+            _Batches(slots, self._group_spec, link.batch.leaves),
+            self._state_dict,
+        )
+        self._check: FiniteCheck | None = None
+        if options.check_finite:
+            policy_keys = {leaf.key for leaf in actor.leaves}
+            self._check = FiniteCheck(env_spec, policy_keys, slots, placement.index, first_env, total_envs)
+
+    def _build_rollout(self, first_env: int, total_envs: int) -> None:
+        """Makes the envs and a policy that acts in this process."""
+        spec, link, is_inline = self._spec, self._link, self._is_inline
+        cfg, placement, options = spec.cfg, spec.placement, spec.rollout
+        group = self._build_envs(cfg.env, first_env, spec.num_envs)
         policy, is_trainers = _build_policy(spec, group.spec, is_inline)
         env = with_time_limit(group, options)
         seeds: Sequence[int] | None = env_seeds(spec, cfg.seed)
@@ -87,10 +119,7 @@ class RolloutSource:
         self._actor = actor
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
-        next_only = (leaf.under("next") for leaf in env.spec.next_only_leaves)
-        _check_leaves(spec.worker, link.batch, (*env.spec.observation, *actor.leaves, *next_only))
-        self._version = spec.first_version
-        self._read: Callable[[torch.Tensor], None] = lambda buffer: None
+        self._take_specs(group.spec, env.spec)
         # The weights of the trainer's object are left alone: those that were published may be older, and its tensors
         # may be shared with other modules.
         if not is_trainers:
@@ -98,30 +127,55 @@ class RolloutSource:
             weights.adopt()
             self._read = weights.read
         policies.accelerate(actor, cfg.policy)
-        # The trainer may change its object between two batches.
-        self._follow = actor.follow if is_trainers and isinstance(actor, UserActor) else lambda: None
+        if is_trainers and isinstance(actor, UserActor):
+            self._follow = actor.follow
         episodes = Episodes(first_env, spec.num_envs, total_envs, placement.incarnation)
         ends_early: EndsEarly | None = None
         if options.may_end_early:
             preempted = link.preempted
             ends_early = spec.should_end or (lambda: preempted[0])
-        self._rollout = rollout = rollout_class(env.spec, actor)(
+        self._rollout = rollout_class(env.spec, actor)(
             env, actor, episodes, seeds, link.stop, options, self.refresh, ends_early
         )
-        slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
-        self._prepared = [rollout.prepare(slot) for slot in slots]
-        self._requests = RequestHandler(
-            placement.index,
-            is_inline,
-            rollout,
-            spec.hooks,
-            _Batches(slots, group.spec, link.batch.leaves),
-            self._state_dict,
-        )
-        self._check: FiniteCheck | None = None
-        if options.check_finite:
-            policy_keys = {leaf.key for leaf in actor.leaves}
-            self._check = FiniteCheck(env.spec, policy_keys, slots, placement.index, first_env, total_envs)
+
+    def _build_served_rollout(self, actor: ServedActor, first_env: int, total_envs: int) -> None:
+        """Makes the envs, in the groups for which the inference server acts in turn."""
+        spec, link = self._spec, self._link
+        cfg, incarnation, options = spec.cfg, spec.placement.incarnation, spec.rollout
+        assert isinstance(link, SharedMemoryLink)
+        self._actor, seeds, groups = actor, env_seeds(spec, cfg.seed), []
+        for rows in spec.groups:
+            num_envs = rows.stop - rows.start
+            share = cfg.env if num_envs == spec.num_envs else replace(cfg.env, num_envs=num_envs)
+            group = self._build_envs(share, first_env + rows.start, num_envs)
+            if group.spec.ragged:
+                raise ShapeError(
+                    "inference=server: this vector env spends steps on resets, so the frames that are acted for have "
+                    "no place in the batch yet: make it with autoreset_mode=disabled or same_step, or use "
+                    "inference=local"
+                )
+            env = with_time_limit(group, options)
+            if actor.states:
+                env = RecurrentStateEnv(env, actor.states)
+            self._take_specs(*(replace(each.spec, num_envs=spec.num_envs) for each in (group, env)))
+            episodes = Episodes(first_env + rows.start, num_envs, total_envs, incarnation)
+            groups.append((ServedGroup(env, actor, episodes, seeds[rows], link.stop, options), rows))
+        self._rollout = ServedRollout(groups, link.connect_inference(), lambda: link.pointer)
+
+    def _build_envs(self, cfg: EnvConfig, first_env: int, num_envs: int) -> Env:
+        group = envs.build(cfg, first_env, self._spec.placement.incarnation)
+        if group.spec.num_envs != num_envs:
+            raise ShapeError(
+                f"worker {self._spec.worker} makes {group.spec.num_envs} envs, worker 0 makes {num_envs}: all must "
+                "make equally many"
+            )
+        return group
+
+    def _take_specs(self, group: EnvSpec, env: EnvSpec) -> None:
+        """Takes the specs of the worker's envs, without wrappers and with them, if they fit the slots."""
+        self._group_spec, self._env_spec = group, env
+        next_only = (leaf.under("next") for leaf in env.next_only_leaves)
+        _check_leaves(self._spec.worker, self._link.batch, (*env.observation, *self._actor.leaves, *next_only))
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """The newest weights by name, copied to the CPU."""

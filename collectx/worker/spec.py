@@ -17,7 +17,9 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig, as_dict
+from collectx.policy.served import ServedActor
 from collectx.rollout.options import RolloutOptions
+from collectx.rollout.served import split
 from collectx.user_objects import Hooks, UserCollector, UserObjects
 
 
@@ -76,6 +78,7 @@ class WorkerSpec:
         hooks: called around its batches.
         user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
         keeps_weights: acts with the weights from its policy factory until version 1 is published.
+        served: what the inference server writes, and the states of its policy; None: the worker has a policy.
     """
 
     cfg: RunConfig
@@ -86,6 +89,13 @@ class WorkerSpec:
     hooks: Hooks = field(default_factory=Hooks)
     user_collector: UserCollector | None = None
     keeps_weights: bool = False
+    served: ServedActor | None = None
+
+    @property
+    def groups(self) -> list[slice]:
+        """The rows of a slot by the groups of envs for which the inference server acts in turn. Envs that are made
+        together, or by the user, are one group."""
+        return split(self.num_envs, 2 if self.cfg.env.kind in ("gym", "counting") and self.num_envs > 1 else 1)
 
     @property
     def worker(self) -> int:

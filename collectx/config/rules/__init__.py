@@ -29,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     backends.visible_devices,
     backends.mpi_universe,
     collection.nested_collectors,
+    collection.inference_server,
     launchers.slurm_jobs,
     launchers.slurm_nodes,
     launchers.slurm_time,

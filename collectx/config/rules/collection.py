@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectx.config.derived import NETWORK_BACKENDS, backend_of, rows_per_env, schedule_of
+from collectx.config.derived import (
+    NETWORK_BACKENDS,
+    acts_in_fixed_order,
+    backend_of,
+    is_elastic,
+    rows_per_env,
+    schedule_of,
+)
 from collectx.config.problem import Problem
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.inference import ServerInferenceConfig
 from collectx.config.schema.run import RunConfig
+
+# A process that is forked takes 256 descriptors at most, and the inference server a pipe to each worker.
+MAX_SERVED_WORKERS = 200
 
 
 def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
@@ -140,3 +151,41 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
         rule = f"over backend={backend} every process of this machine is a worker itself"
         advice = f"use collector.num_workers={collector.num_workers * count}, or collector=distributed."
         yield Problem(path, rule, count, advice)
+
+
+def inference_server(cfg: RunConfig) -> Iterator[Problem]:
+    """The inference server reads observations in shared memory."""
+    options, collector = cfg.inference, cfg.collector
+    if not isinstance(options, ServerInferenceConfig):
+        return
+    path, local = "inference", "use inference=local."
+    if (backend := backend_of(cfg)) != "shared_memory":
+        rule = f"over backend={backend} the workers do not share memory with the inference server"
+        if backend == "inline":
+            rule = "the workers are in the trainer's process, where one of them acts at a time"
+        advice = f"use collector=multi_sync or multi_async with launcher=local, or {local.removeprefix('use ')}"
+        yield Problem(path, rule, options.kind, advice)
+    if cfg.policy.kind == "random":
+        yield Problem(path, "policy=random is drawn by each worker for many steps at once", options.kind, local)
+    if collector.num_workers > MAX_SERVED_WORKERS:
+        rule = f"with inference=server may be {MAX_SERVED_WORKERS} at most, as each takes a descriptor of its start"
+        advice = "use a higher env.num_envs, or inference=local."
+        yield Problem("collector.num_workers", rule, collector.num_workers, advice)
+    if collector.preemptive_threshold is not None:
+        rule = "with inference=server no part of a batch ends early"
+        advice = "use collector.preemptive_threshold=null, or inference=local."
+        yield Problem("collector.preemptive_threshold", rule, collector.preemptive_threshold, advice)
+    if is_elastic(collector):
+        rule = "with inference=server a run begins with all workers"
+        advice = f"use collector.min_workers={collector.num_workers}, or inference=local."
+        yield Problem("collector.min_workers", rule, collector.min_workers, advice)
+    is_fixed = acts_in_fixed_order(cfg)
+    if is_fixed and schedule_of(collector) == "async":
+        rule = "async workers do not step at the same time"
+        yield Problem("inference.order", rule, options.order, "use auto or ready, or a sync collector.")
+    if not is_fixed and collector.overlap:
+        rule = "with inference.order=ready one call would need the weights of two versions"
+        yield Problem("collector.overlap", rule, collector.overlap, "use inference.order=fixed, or 0.")
+    if options.max_batch is not None and options.max_batch < options.min_batch:
+        rule = f"is below inference.min_batch={options.min_batch}"
+        yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or null.")

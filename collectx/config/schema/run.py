@@ -8,6 +8,7 @@ from typing import Any
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.fields import Section, one_of, unsigned
+from collectx.config.schema.inference import InferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig
 from collectx.config.schema.logger import LoggerConfig
 from collectx.config.schema.policy import PolicyConfig
@@ -45,6 +46,7 @@ class RunConfig(Section):
     seed: int = unsigned(61)
     run: RunOptions = field(default_factory=RunOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 

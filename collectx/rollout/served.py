@@ -1,0 +1,154 @@
+"""The rollout of a worker whose policy the inference server calls. Two groups of envs take turns: one steps while the
+server acts for the other.
+
+    group 0   step | wait | step | wait | step         wait: its actions are computed
+    group 1   wait | step | wait | step | wait
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from collectx.batch import Slot
+from collectx.env.base import Env
+from collectx.errors import ShapeError
+from collectx.rollout.loop import Rollout, SlotViews, WorkerStopped, raise_at_step
+from collectx.transport.base import BatchReport
+from collectx.transport.inference import END, InferenceClient
+
+
+def split(num_envs: int, num_groups: int) -> list[slice]:
+    """The rows of each group in a slot."""
+    bounds = [num_envs * group // num_groups for group in range(num_groups + 1)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+class ServedGroup(Rollout):
+    """The rollout of one group, whose policy is called elsewhere. See `Rollout` for the arguments.
+
+    Attributes:
+        report: of the last batch of `steps`.
+    """
+
+    report: BatchReport
+
+    def steps(self, views: SlotViews) -> Iterator[None]:
+        """Fills the slot but for the policy's outputs and versions, and yields before each step, until these are
+        written. Run under `torch.inference_mode`."""
+        env, num_actions = self._env, len(self._env.spec.action)
+        views.terminated[:] = False
+        views.truncated[:] = False
+        for array, carry in zip(views.observation, self._carry, strict=True):
+            array[0] = carry
+        observations = [*views.by_step(views.observation), self._carry]
+        env_s = 0.0
+        for following, (_, written, out) in zip(observations[1:], views.step_arrays(), strict=True):
+            if self._stop[0]:
+                raise WorkerStopped
+            yield
+            began = perf_counter()
+            any_ended = env.step(written[:num_actions], out)
+            for array, final in zip(following, out.observation, strict=True):
+                array[...] = final
+            if any_ended:
+                env.restart(out.terminated | out.truncated, following)
+            env_s += perf_counter() - began
+        self.report = self._report(views, int(views.policy_version[0, 0]), views.steps, env_s, 0.0)
+
+
+class ServedRollout:
+    """Has the methods of `Rollout` that a worker calls.
+
+    Args:
+        groups: the rollout of each group, whose policy is a `ServedActor`, with the rows of the group.
+        pointer: returns the pointer to the granted weights; see `Request`.
+    """
+
+    def __init__(
+        self, groups: Sequence[tuple[ServedGroup, slice]], client: InferenceClient, pointer: Callable[[], int]
+    ):
+        self._rollouts = [rollout for rollout, _ in groups]
+        self._rows = [rows for _, rows in groups]
+        self._client = client
+        self._pointer = pointer
+        self._num_slots = 0
+
+    def prepare(self, slot: Slot) -> tuple[int, list[SlotViews]]:
+        """The views of the next slot."""
+        self._num_slots += 1
+        parts = [slot.narrow(rows.start, rows.stop - rows.start) for rows in self._rows]
+        return self._num_slots - 1, [rollout.prepare(part) for rollout, part in zip(self._rollouts, parts, strict=True)]
+
+    def collect(self, prepared: Any, policy_version: int) -> BatchReport:
+        """See `Rollout.collect`. The server writes the versions. `policy_version` is that of random actions, which are
+        drawn here."""
+        slot, views = prepared
+        pointer, self._client.wait_s = self._pointer(), 0.0
+        if self._rollouts[0].acts_randomly:
+            reports = [
+                rollout.collect(part, policy_version) for rollout, part in zip(self._rollouts, views, strict=True)
+            ]
+        else:
+            self._step(slot, views, pointer)
+            reports = [rollout.report for rollout in self._rollouts]
+        for group in range(len(reports)):
+            self._client.post(group, slot, END, pointer)
+        return BatchReport(
+            min(report.policy_version for report in reports),
+            sum(report.frames for report in reports),
+            sum(report.env_s for report in reports),
+            self._client.wait_s,
+            np.concatenate([report.returns for report in reports]),
+            np.concatenate([report.lengths for report in reports]),
+        )
+
+    def _step(self, slot: int, views: Sequence[SlotViews], pointer: int) -> None:
+        client, step = self._client, 0
+        groups = [(n, rollout.steps(part)) for n, (rollout, part) in enumerate(zip(self._rollouts, views, strict=True))]
+        try:
+            with torch.inference_mode():
+                for step in range(views[0].steps + 1):
+                    for group, steps in groups:
+                        if not client.wait(group):
+                            raise WorkerStopped
+                        if next(steps, END) is not END:
+                            client.post(group, slot, step, pointer)
+        except ShapeError as error:
+            raise_at_step(error, step - 1)
+
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        """See `Rollout.reset`."""
+        for rollout, rows in zip(self._rollouts, self._rows, strict=True):
+            rollout.reset(None if seeds is None else seeds[rows])
+
+    def restart(self, chosen: np.ndarray) -> None:
+        """See `Rollout.restart`."""
+        for rollout, rows in zip(self._rollouts, self._rows, strict=True):
+            rollout.restart(chosen[rows])
+
+    @property
+    def group(self) -> Env:
+        """See `Rollout.group`; of a user's envs there is one group only."""
+        return self._rollouts[0].group
+
+    def state(self) -> dict[str, Any]:
+        """See `Rollout.state`."""
+        states = [rollout.state() for rollout in self._rollouts]
+        reasons = [state["reason"] for state in states if "reason" in state]
+        return {"groups": states} | ({"reason": reasons[0]} if reasons else {})
+
+    def load(self, state: dict[str, Any]) -> str | None:
+        """See `Rollout.load`."""
+        reasons = [rollout.load(part) for rollout, part in zip(self._rollouts, state["groups"], strict=True)]
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def close(self) -> None:
+        """Closes the envs."""
+        for rollout in self._rollouts:
+            rollout.close()

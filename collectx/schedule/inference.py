@@ -1,0 +1,132 @@
+"""For which requests the inference server acts next. Decisions without I/O, in the server's process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Protocol
+
+from collectx.transport.inference import END, Request
+
+# A worker, and a group of its envs.
+Member = tuple[int, int]
+
+
+class Order(Protocol):
+    """The order in which requests are acted for."""
+
+    def add(self, request: Request) -> None:
+        """A request has come."""
+
+    def drop(self, worker: int) -> None:
+        """A worker is gone and not replaced."""
+
+    def take(self) -> Sequence[Request]:
+        """The requests of the next call of the policy; empty: it waits."""
+
+    def wait_s(self) -> float | None:
+        """After how many seconds `take` may return requests although none has come; None: never."""
+
+
+class FixedOrder:
+    """Acts for all members that are being stepped, in the order of the workers, whatever the order of their requests.
+    Half of the members take turns with the other half. A batch begins when all members have ended the one before.
+
+    Args:
+        members: all of them, in order.
+    """
+
+    def __init__(self, members: Sequence[Member]):
+        has_groups = any(group for _, group in members)
+        # What has come from each member and was not acted for. Empty: it is stepping.
+        self._halves: list[dict[Member, deque[Request]]] = [
+            {(worker, group): deque() for worker, group in members if (group if has_groups else worker) % 2 == half}
+            for half in range(2)
+        ]
+        self._turn = 0
+
+    def add(self, request: Request) -> None:
+        for half in self._halves:
+            if (waiting := half.get((request.worker, request.group))) is None:
+                continue
+            if waiting and waiting[-1].incarnation < request.incarnation:
+                # Of a process that is gone. Its place in a batch that it had completed is kept.
+                ended = [each for each in waiting if each.step == END]
+                waiting.clear()
+                waiting.extend(ended)
+            waiting.append(request)
+
+    def drop(self, worker: int) -> None:
+        for half in self._halves:
+            for member in [member for member in half if member[0] == worker]:
+                del half[member]
+
+    def take(self) -> Sequence[Request]:
+        for _ in range(4):  # the halves of this batch, and of the next one
+            waiting = self._halves[self._turn].values()
+            if not all(waiting):
+                return ()
+            self._turn = 1 - self._turn
+            if taken := [each.popleft() for each in waiting if each[0].step != END]:
+                return taken
+            others = self._halves[self._turn].values()
+            if all(each and each[0].step == END for each in others):
+                for each in (*waiting, *others):
+                    each.popleft()
+                self._turn = 0
+        return ()
+
+    def wait_s(self) -> float | None:
+        return None
+
+
+class ReadyOrder:
+    """Acts for those that wait, in the order in which they came.
+
+    Args:
+        sizes: the number of envs in each group.
+        min_batch, timeout_s, max_batch: options of the group `inference`. A group is not split: a call has at least
+            one.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        min_batch: int,
+        timeout_s: float,
+        max_batch: int | None,
+        clock: Callable[[], float] = monotonic,
+    ):
+        self._sizes, self._min_batch, self._timeout_s, self._max_batch = sizes, min_batch, timeout_s, max_batch
+        self._clock = clock
+        self._waiting: dict[Member, tuple[Request, float]] = {}
+
+    def add(self, request: Request) -> None:
+        member = request.worker, request.group
+        self._waiting.pop(member, None)
+        if request.step != END:
+            self._waiting[member] = request, self._clock()
+
+    def drop(self, worker: int) -> None:
+        for member in [member for member in self._waiting if member[0] == worker]:
+            del self._waiting[member]
+
+    def take(self) -> Sequence[Request]:
+        num_envs = sum(self._sizes[group] for _, group in self._waiting)
+        if num_envs < self._min_batch and self.wait_s() != 0:
+            return ()
+        taken: list[Request] = []
+        num_envs = 0
+        for request, _ in self._waiting.values():
+            num_envs += self._sizes[request.group]
+            if taken and self._max_batch is not None and num_envs > self._max_batch:
+                break
+            taken.append(request)
+        for request in taken:
+            del self._waiting[request.worker, request.group]
+        return taken
+
+    def wait_s(self) -> float | None:
+        first = next(iter(self._waiting.values()), None)
+        return None if first is None else max(0.0, first[1] + self._timeout_s - self._clock())

@@ -1,0 +1,150 @@
+"""Requests for actions, from workers to the inference server of their machine. Observations and actions lie in the
+slots; a request says where, and is sent back when the actions are there.
+
+    worker 0 --request--.                                     .--request--> worker 0
+    worker 1 --request--+--> one pipe --> inference server ---+--request--> worker 1
+
+Writes to a pipe of up to 512 bytes are atomic, so a worker that is killed leaves no part of a request. The trainer
+keeps all ends: the process that replaces a worker uses the same pipes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import NamedTuple
+
+from collectx.memory import SharedMemory
+from collectx.transport.connections import disconnect_poll
+
+# The step of a request after the last one of a batch; it is not sent back.
+END = 2**32 - 1
+_REQUEST = struct.Struct("<qIIHHH")
+# Whole requests.
+_READ_BYTES = 2**11 * _REQUEST.size
+
+
+class Request(NamedTuple):
+    """A request for the actions of one group of a worker's envs.
+
+    Attributes:
+        pointer: with `BatchSpec.grants_name_version`, to the weights that act; see `Slab.pointer_to`.
+        incarnation: of the worker; requests of an earlier process of it are discarded.
+        step: of the slot whose observations are written; `END`: the group has no further step in its batch.
+    """
+
+    pointer: int
+    incarnation: int
+    step: int
+    worker: int
+    group: int
+    slot: int
+
+
+class InferenceChannel:
+    """All ends, in the trainer's process."""
+
+    def __init__(self, num_workers: int):
+        # The two ends of each pipe, for reading and for writing.
+        self._requests = Pipe(duplex=False)
+        self._replies = [Pipe(duplex=False) for _ in range(num_workers)]
+        # A byte for each worker, nonzero while it waits for actions.
+        self._shared: SharedMemory | None = SharedMemory("inference")
+        self._waiting = self._shared.map(num_workers).numpy()
+
+    def client(self, worker: int, incarnation: int) -> InferenceClient:
+        """The ends of one process of a worker, to be pickled as an argument of the process."""
+        assert self._shared is not None
+        self._waiting[worker] = 0
+        return InferenceClient(self._requests[1], self._replies[worker][0], self._shared, worker, incarnation)
+
+    def server(self) -> InferenceEnd:
+        """The server's end, to be pickled as an argument of its process."""
+        return InferenceEnd(self._requests[0], [reply for _, reply in self._replies])
+
+    def is_waiting(self, worker: int) -> bool:
+        """Whether the worker waits for actions."""
+        return bool(self._waiting[worker])
+
+    def close(self) -> None:
+        """Closes the ends in this process."""
+        for ends in (self._requests, *self._replies):
+            for end in ends:
+                end.close()
+        self._shared = None
+
+
+@dataclass
+class InferenceClient:
+    """The worker's end.
+
+    Attributes:
+        wait_s: seconds in which it has waited for actions.
+    """
+
+    _requests: Connection
+    _replies: Connection
+    _shared: SharedMemory
+    _worker: int
+    _incarnation: int
+    wait_s: float = 0.0
+
+    def connect(self, trainer: Connection) -> None:
+        """Lets waits end when the trainer closes its connection or is gone. Called once, in the worker's process."""
+        self._waiting = self._shared.map(self._worker + 1).numpy()
+        self._poll = disconnect_poll(trainer)
+        self._poll.register(self._replies.fileno(), select.POLLIN)
+        self._pending: dict[int, Request] = {}
+
+    def post(self, group: int, slot: int, step: int, pointer: int) -> None:
+        """Requests actions for the observations of a step. Does not block."""
+        request = Request(pointer, self._incarnation, step, self._worker, group, slot)
+        os.write(self._requests.fileno(), _REQUEST.pack(*request))
+        if step != END:
+            self._pending[group] = request
+
+    def wait(self, group: int) -> bool:
+        """Blocks until the actions that were requested last for the group are written. Returns False if the trainer
+        has closed or is gone. The trainer ends waits of more than `collector.worker_timeout_s`."""
+        if group in self._pending:
+            began, self._waiting[self._worker] = perf_counter(), 1
+            while group in self._pending:
+                if any(descriptor != self._replies.fileno() for descriptor, _ in self._poll.poll()):
+                    return False
+                for request in unpack(os.read(self._replies.fileno(), _READ_BYTES)):
+                    if self._pending.get(request.group) == request:
+                        del self._pending[request.group]
+            self._waiting[self._worker] = 0
+            self.wait_s += perf_counter() - began
+        return True
+
+
+@dataclass
+class InferenceEnd:
+    """The server's end."""
+
+    _requests: Connection
+    _replies: Sequence[Connection]
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when there are requests."""
+        return self._requests.fileno()
+
+    def receive(self) -> Sequence[Request]:
+        """The requests that have come; blocks until there is one."""
+        return unpack(os.read(self._requests.fileno(), _READ_BYTES))
+
+    def reply(self, request: Request) -> None:
+        """Tells the worker that the actions of `request` are written."""
+        os.write(self._replies[request.worker].fileno(), _REQUEST.pack(*request))
+
+
+def unpack(content: bytes) -> list[Request]:
+    """The requests in what a pipe has given."""
+    return [Request(*fields) for fields in _REQUEST.iter_unpack(content)]

@@ -1,0 +1,177 @@
+"""The inference server (`inference=server`): calls the policy for the envs of all workers of its machine. It reads
+observations in the workers' slots and writes actions there, each with the newest weights.
+
+    requests --order--> observations of many slots --one call of the policy--> actions in these slots --> replies
+
+Runs in a process of its own, which the trainer starts and watches like a worker.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from collectx import policy as policies
+from collectx.batch import POLICY_VERSION, Slot, as_array
+from collectx.config.derived import acts_in_fixed_order
+from collectx.config.schema.inference import ServerInferenceConfig
+from collectx.env.base import EnvSpec
+from collectx.policy.base import Actor
+from collectx.policy.recurrent import spec_with_states
+from collectx.policy.weights import FlatWeights
+from collectx.rollout.inference import Inference, make_inference
+from collectx.schedule.inference import FixedOrder, Order, ReadyOrder
+from collectx.state import load_generators, save_generators
+from collectx.transport.base import Ask
+from collectx.transport.inference import InferenceEnd, Request
+from collectx.transport.shared_memory import SharedMemoryLink
+from collectx.worker.loop import reported
+from collectx.worker.spec import WorkerSpec, seed_policy
+
+
+def run_inference_server(spec: WorkerSpec, env_spec: bytes, link: SharedMemoryLink, requests: InferenceEnd) -> None:
+    """The main function of the server's process. Returns when the trainer says stop; an error is reported to it, then
+    raised.
+
+    Args:
+        env_spec: the pickled spec of one worker's envs.
+    """
+    with reported(link):
+        InferenceServer(spec, pickle.loads(env_spec), link, requests).run()
+
+
+class InferenceServer:
+    """See the module.
+
+    Args:
+        spec: its configuration, and the groups of one worker's envs.
+        env_spec: of one worker's envs, without the states of a recurrent policy.
+    """
+
+    def __init__(self, spec: WorkerSpec, env_spec: EnvSpec, link: SharedMemoryLink, requests: InferenceEnd):
+        cfg = spec.cfg
+        self._link, self._requests, self._spec = link, requests, spec
+        seed_policy(cfg.seed, spec.placement, is_inline=False)
+        self._exploration = policies.ExplorationType(cfg.collector.exploration_type)
+        self._env_spec = replace(env_spec, is_single=False, batch_shape=())
+        self._policy = policies.build(cfg.policy, env_spec, cfg.seed)
+        actor = self._make_actor(spec.num_envs)
+        weights = FlatWeights(actor.module)
+        weights.adopt()
+        self._read, self._version = weights.read, spec.first_version
+        self._leaves = actor.leaves
+        # By the number of envs in a call.
+        self._inferences: dict[int, tuple[Inference, list[np.ndarray]]] = {}
+        observed = spec_with_states(env_spec, actor.states).observation
+        self._slots = [
+            [_Views(slot, [leaf.key for leaf in observed], [leaf.key for leaf in actor.leaves]) for slot in slots]
+            for slots in map(link.slots_of, range(link.batch.num_workers))
+        ]
+        self._rows = spec.groups
+        self._order = _order(spec, link.batch.num_workers)
+
+    def run(self) -> None:
+        """Acts until the trainer closes the connection, or is gone."""
+        poll, trainer = select.poll(), self._link.fileno()
+        for descriptor in (trainer, self._requests.fileno()):
+            poll.register(descriptor, select.POLLIN)
+        with torch.inference_mode(), policies.exploration(self._exploration):
+            while True:
+                wait_s = self._order.wait_s()
+                ready = {descriptor for descriptor, _ in poll.poll(None if wait_s is None else 1000 * wait_s)}
+                if trainer in ready:
+                    message = self._link.acquire()
+                    if not isinstance(message, Ask):
+                        return
+                    self._reply(message)
+                    continue
+                if ready:
+                    for request in self._requests.receive():
+                        self._order.add(request)
+                while taken := self._order.take():
+                    self._act(taken)
+
+    def _act(self, requests: Sequence[Request]) -> None:
+        """Writes the actions for these requests, and the version of the weights."""
+        # With `BatchSpec.grants_name_version`, all of a batch have the same pointer.
+        self._link.pointer = requests[0].pointer
+        self._version = self._link.refresh(self._read, self._version)
+        places = [(self._slots[each.worker][each.slot], self._rows[each.group], each.step) for each in requests]
+        seen = [views.seen(rows, step) for views, rows, step in places]
+        written = [views.written(rows, step) for views, rows, step in places]
+        sizes = [rows.stop - rows.start for _, rows, _ in places]
+        infer, outputs = self._inference(sum(sizes))
+        if len(requests) == 1:
+            infer(seen[0], written[0])
+        else:
+            infer([torch.cat(parts) for parts in zip(*seen, strict=True)], outputs)
+            start = 0
+            for size, arrays in zip(sizes, written, strict=True):
+                for array, values in zip(arrays, outputs, strict=True):
+                    array[...] = values[start : start + size]
+                start += size
+        for request, (views, rows, step) in zip(requests, places, strict=True):
+            views.versions[rows, step] = self._version
+            self._requests.reply(request)
+
+    def _inference(self, num_envs: int) -> tuple[Inference, list[np.ndarray]]:
+        """The inference for so many envs, and memory for its outputs."""
+        if num_envs not in self._inferences:
+            actor = self._make_actor(num_envs)
+            spec = replace(spec_with_states(self._env_spec, actor.states), num_envs=num_envs)
+            outputs = [as_array(torch.zeros((num_envs, *leaf.shape), dtype=leaf.dtype)) for leaf in self._leaves]
+            self._inferences[num_envs] = make_inference(actor, spec), outputs
+        return self._inferences[num_envs]
+
+    def _make_actor(self, num_envs: int) -> Actor:
+        spec, device = replace(self._env_spec, num_envs=num_envs), torch.device(self._spec.policy_device or "cpu")
+        with torch.inference_mode(False):
+            return policies.configured_actor(self._spec.cfg, self._policy, spec, device)[0]
+
+    def _reply(self, request: Ask) -> None:
+        """Replies to a request of the trainer."""
+        reply: Any = None
+        if request.name == "state":
+            # The form of a worker's; there are no envs.
+            reply = {"rollout": {}, "generators": save_generators()}
+        elif request.name == "load":
+            load_generators(request.arguments[0]["generators"])
+        elif request.name == "drop":
+            self._order.drop(*request.arguments)
+            for taken in iter(self._order.take, ()):
+                self._act(taken)
+        elif request.name == "seed":
+            (seed,) = request.arguments
+            seed_policy(seed, self._spec.placement, is_inline=False)
+        self._link.reply(reply)
+
+
+class _Views:
+    """The tensors of one slot that the policy reads, and the arrays that its outputs are written to."""
+
+    def __init__(self, slot: Slot, observed: Sequence[tuple[str, ...]], written: Sequence[tuple[str, ...]]):
+        arrays = slot.arrays()
+        self._observed = [slot.tensors[key] for key in observed]
+        self._written = [arrays[key] for key in written]
+        self.versions = arrays[POLICY_VERSION]
+
+    def seen(self, rows: slice, step: int) -> list[torch.Tensor]:
+        return [tensor[rows, step] for tensor in self._observed]
+
+    def written(self, rows: slice, step: int) -> list[np.ndarray]:
+        return [array[rows, step] for array in self._written]
+
+
+def _order(spec: WorkerSpec, num_workers: int) -> Order:
+    cfg = spec.cfg
+    assert isinstance(cfg.inference, ServerInferenceConfig)
+    if acts_in_fixed_order(cfg):
+        return FixedOrder([(worker, group) for worker in range(num_workers) for group in range(len(spec.groups))])
+    options, sizes = cfg.inference, [rows.stop - rows.start for rows in spec.groups]
+    return ReadyOrder(sizes, options.min_batch, options.timeout_s, options.max_batch)

@@ -16,10 +16,10 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-ci test-nightly test-slurm test-gpu bench check format clean
+.PHONY: help install run test test-ci test-nightly test-slurm test-gpu bench bench-compare check format clean
 
 help:  ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## Create .venv with pinned versions and install collectx
 
@@ -48,14 +48,19 @@ test-slurm: install  ## Run all tests on a real SLURM
 test-gpu: install  ## Run the tests that need a GPU
 	$(BIN)/python -m pytest --tier=all tests/contract/test_on_gpu.py
 
-bench: install  ## Benchmark against the bare loop and TorchRL (about half an hour)
-	$(BIN)/python -m benchmarks
+bench: install  ## Benchmark against the bare loop and TorchRL (ten minutes), and rewrite the tables of the documentation
+	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.tables
 
-check: install  ## Lint, formatting, style, types
+bench-compare: install  ## Compare the speed with that of the revision REV; ARGS="--only CASE" for some cases
+	$(BIN)/python -m benchmarks.compare $(REV) $(ARGS)
+
+check: install  ## Lint, formatting, style, types, tables of benchmarks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/style.py
 	$(BIN)/mypy
+	$(BIN)/python -m benchmarks.tables --check
 
 format: install  ## Format, and apply automatic fixes
 	$(BIN)/ruff format .

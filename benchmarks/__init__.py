@@ -6,7 +6,10 @@
     bare.py       the bare loop, an upper bound for any collector
     ours.py       the same with collectx
     peer.py       the same with TorchRL
-    speed.py      shares and ratios: alternating measurements of the three above
+    speed.py      shares and ratios: the three above in turns
+    compare.py    this checkout and another revision in turns: `make bench-compare REV=...`
+    tables.py     the tables of README.md and docs/PERFORMANCE.md, from results.json
+    many.py       hundreds of worker processes over gloo
     startup.py    time to the first batch
     memory.py     resident memory over many batches, and remaining processes and files
     overhead.py   the trainer's cost per batch; time from publish to use

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from benchmarks import fresh, handover, memory, overhead, replay, slurm, speed, startup
+from benchmarks import fresh, handover, memory, overhead, replay, slurm, speed, startup, tables
 from benchmarks.cases import CASES
 from benchmarks.speed import Line
 
@@ -22,51 +22,71 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace, "Report"], None]] = {
     "memory": lambda options, report: _memory(options.batches, report),
     "overhead": lambda options, report: _overhead(options.seconds, report),
     "weights": lambda options, report: _weights(options.seconds, report),
-    "crowd": lambda options, report: _crowd(options.seconds, options.crowd, report),
     "handover": lambda options, report: _handover(options.seconds, report),
     "replay": lambda options, report: _replay(options.pairs, options.seconds, report),
     "slurm": lambda options, report: _slurm(options.pairs, report),
 }
 PARTS = (*CASES, *MEASUREMENTS)
+# About ten minutes.
+DEFAULT = (
+    "cartpole_1",
+    "cartpole_32",
+    "halfcheetah_8",
+    "pong_8",
+    "envpool_64",
+    "torchrl_8",
+    "cartpole_32_gloo",
+    "halfcheetah_8_gloo",
+    "cartpole_32_rpc",
+    "startup",
+)
 
 
 def main() -> int:
     """Returns the exit status: 1 if a measurement failed, otherwise 0, even if targets are missed."""
     options = _options()
-    report = Report(options.json)
-    report.say(_header())
+    parts = options.only or (PARTS if options.all else DEFAULT)
+    report = Report(options.json or (None if options.only or options.quick else tables.RESULTS))
+    report.say("\n".join(report.about.values()))
     began, failed = monotonic(), False
-    for part in options.only or PARTS:
+    for part in parts:
         report.say(f"\n{part}")
         try:
             _run(part, options, report)
         except fresh.Failed as error:
             failed = True
             report.say(f"  failed: {error}")
-    report.say(f"\n{monotonic() - began:.0f} s; load average at the end {os.getloadavg()[0]:.2f}")
+    report.about["load"] += f", {os.getloadavg()[0]:.1f} at the end"
+    report.say(f"\n{monotonic() - began:.0f} s; {report.about['load']}")
     report.write()
     return int(failed)
 
 
 class Report:
-    """Prints lines and collects them for `--json`."""
+    """Prints lines and collects them for the file of results."""
 
     def __init__(self, path: Path | None):
         self._path = path
-        self._lines: list[dict] = []
-        self._text: list[str] = []
+        self._lines: dict[str, dict] = {}
+        self.about = _about()
 
     def say(self, text: str) -> None:
-        self._text.append(text)
         print(text, flush=True)
 
     def add(self, line: Line) -> None:
-        self._lines.append({"name": line.name, "median": line.median, "pairs": line.ratios, "target": line.target})
+        figures = {
+            "median": line.median,
+            "least": min(line.ratios),
+            "most": max(line.ratios),
+            "turns": len(line.ratios),
+        }
+        rounded = {name: float(f"{value:.3g}") for name, value in figures.items()}
+        self._lines[line.name] = rounded | {"target": line.target, "note": line.note}
         self.say(f"  {line}")
 
     def write(self) -> None:
         if self._path is not None:
-            self._path.write_text(json.dumps({"text": self._text, "lines": self._lines}, indent=1) + "\n")
+            self._path.write_text(json.dumps({"about": self.about, "lines": self._lines}, indent=1) + "\n")
 
 
 def _run(part: str, options: argparse.Namespace, report: Report) -> None:
@@ -77,7 +97,7 @@ def _run(part: str, options: argparse.Namespace, report: Report) -> None:
             report.say("  torchrl is not installed: its ratio is omitted (pip install torchrl==0.14.1)")
             if CASES[part].torchrl:
                 return
-        for line in speed.compare(part, options.pairs, options.seconds, report.say):
+        for line in speed.compare(part, options.pairs, options.seconds / options.pairs, report.say):
             report.add(line)
 
 
@@ -122,20 +142,6 @@ def _weights(seconds: float, report: Report) -> None:
         times = result["publish_ms"], result["memcpy_ms"], result["use_ms"]
         note = "publish {:.3f} ms, memcpy {:.3f} ms, then used in {:.2f} ms".format(*times)
         report.add(Line(f"publishing {megabytes:g} MB: times a memcpy", result["ratios"], None, note))
-
-
-def _crowd(seconds: float, counts: list[int], report: Report) -> None:
-    report.say("  the trainer over gloo, microseconds of processor per batch (with one transfer of weights each):")
-    for workers in counts:
-        for active in sorted({2, workers}):
-            result = fresh.run(
-                "benchmarks.crowd", timeout_s=400.0, seconds=seconds, num_workers=workers, num_active=active
-            )
-            report.say(
-                f"  {workers:5} workers, {active:5} of them active: {result['us_per_batch']:.0f} "
-                f"({result['us_per_batch_and_sending']:.0f}); joined within {result['join_s']:.1f} s, "
-                f"{result['kib_per_worker']:.0f} KiB and {result['threads_per_worker']:.2f} threads each"
-            )
 
 
 def _handover(seconds: float, report: Report) -> None:
@@ -186,37 +192,32 @@ def _slurm(pairs: int, report: Report) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="NAME", help=f"any of {', '.join(PARTS)}")
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of every comparison (5)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="seconds per side and round, after its warm-up (4)")
+    parser.add_argument("--all", action="store_true", help="all parts (without: about ten minutes)")
+    parser.add_argument("--pairs", type=int, default=7, help="turns or pairs of every comparison (7)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds per side, over all turns of a case (4)")
     parser.add_argument("--batches", type=int, default=100_000, help="batches of the memory test (100,000)")
-    parser.add_argument(
-        "--crowd", type=int, nargs="+", default=[2, 16, 64, 250, 1000], help="numbers of workers (2 16 64 250 1000)"
-    )
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument(
-        "--quick", action="store_true", help="one pair of one second each, to check that everything runs"
-    )
+    parser.add_argument("--json", type=Path, help="the file of results (benchmarks/results.json without --only)")
+    parser.add_argument("--quick", action="store_true", help="one pair each, to check that everything runs")
     options = parser.parse_args()
     if options.quick:
-        options.pairs, options.seconds, options.batches, options.crowd = 1, 1.0, 2_000, [2, 16]
+        options.pairs, options.seconds, options.batches = 1, 1.0, 2_000
     return options
 
 
-def _header() -> str:
+def _about() -> dict[str, str]:
     versions = []
     for package in ("torch", "tensordict", "gymnasium", "envpool", "torchrl"):
         try:
             versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             versions.append(f"no {package}")
-    return "\n".join(
-        (
-            f"python -m benchmarks {' '.join(sys.argv[1:])}".rstrip(),
-            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {_processor()}, {os.cpu_count()} cores, "
-            f"of which {len(fresh.cores())} are used; load average {os.getloadavg()[0]:.2f}",
-            f"Python {platform.python_version()}, {', '.join(versions)}",
-        )
-    )
+    return {
+        "command": f"python -m benchmarks {' '.join(sys.argv[1:])}".rstrip(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{_processor()}, {len(fresh.cores())} of {os.cpu_count()} cores",
+        "load": f"load average {os.getloadavg()[0]:.1f} at the start",
+        "versions": f"Python {platform.python_version()}, {', '.join(versions)}",
+    }
 
 
 def _processor() -> str:

@@ -42,10 +42,9 @@ def measuring(case: str, forward: str = "act", **_: Any) -> Generator[dict[str, 
             share = count_frames(1000) / (1000 * group.num_envs)
         seconds = yield {}
         while True:
-            cpu = fresh.CpuMeter()
             _for(_WARM_S, advance, chunk)
             steps, elapsed_s = _for(seconds, advance, chunk)
-            seconds = yield {"frames": share * steps * group.num_envs, "seconds": elapsed_s, **cpu.read()}
+            seconds = yield {"frames": share * steps * group.num_envs, "seconds": elapsed_s}
 
 
 def _for(seconds: float, advance: Callable[[int], None], chunk: int) -> tuple[int, float]:

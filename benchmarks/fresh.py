@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from time import perf_counter
+from pathlib import Path
 from typing import Any, Self
 
 # Thread pools are sized when their libraries load; envs and policy use one thread on every side.
@@ -50,19 +50,25 @@ def run(module: str, timeout_s: float = 120.0, **arguments: Any) -> dict[str, An
 
 
 class Session:
-    """A new process, started as by `run`, that measures in turns until the context ends.
+    """A new process, started as by `run` but in `folder`, that measures in turns until the context ends.
 
     Raises:
         Failed: by any method: the process ended without an answer, or took more than `timeout_s`.
     """
 
-    def __init__(self, module: str, timeout_s: float = 120.0, **arguments: Any):
-        self._name, self._timeout_s = f"{module} {arguments}", timeout_s
-        self._process = _start(module, arguments, stdin=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self._answer()
+    def __init__(self, module: str, timeout_s: float = 120.0, folder: Path | None = None, **arguments: Any):
+        self._name, self._timeout_s, self._is_ready = f"{module} {arguments}", timeout_s, False
+        self._process = _start(module, arguments, stdin=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder)
+
+    def wait_until_ready(self) -> None:
+        """Blocks until the process has prepared its measurement."""
+        if not self._is_ready:
+            self._answer()
+            self._is_ready = True
 
     def turn(self, seconds: float) -> dict[str, Any]:
         """Returns a measurement of so many seconds, after a warm-up. Blocks."""
+        self.wait_until_ready()
         print(seconds, file=self._process.stdin, flush=True)
         return self._answer()
 
@@ -113,16 +119,9 @@ def serve_turns(measuring: Callable[..., Generator[dict[str, Any], float, None]]
     turns.close()
 
 
-def serve(measure: Callable[..., dict[str, Any]], abrupt: bool = False) -> None:
-    """Main function of the child of `run`: pins itself, measures, prints the result.
-
-    Args:
-        abrupt: whether to kill the process group at the end, instead of a regular exit.
-    """
+def serve(measure: Callable[..., dict[str, Any]]) -> None:
+    """Main function of the child of `run`: pins itself, measures, prints the result."""
     print(_RESULT + json.dumps(measure(**_arguments())), flush=True)
-    # Only if `run` has made a process group for it.
-    if abrupt and os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
 
 
 def _arguments() -> dict[str, Any]:
@@ -130,35 +129,6 @@ def _arguments() -> dict[str, Any]:
     if arguments.get("cores"):
         os.sched_setaffinity(0, arguments["cores"])
     return arguments
-
-
-class CpuMeter:
-    """Measures processor use since its construction, in cores: of this process with its descendants, and of all
-    others."""
-
-    def __init__(self) -> None:
-        self._began = perf_counter()
-        self._process_s, self._busy_s = _cpu_s()
-
-    def read(self) -> dict[str, float]:
-        """Returns `process_cores` and `other_cores`. Load of other processes lowers the figures."""
-        elapsed_s = perf_counter() - self._began
-        process_s, busy_s = _cpu_s()
-        cores = (process_s - self._process_s) / elapsed_s
-        return {"process_cores": cores, "other_cores": max(0.0, (busy_s - self._busy_s) / elapsed_s - cores)}
-
-
-def _cpu_s() -> tuple[float, float]:
-    import psutil
-
-    me = psutil.Process()
-    process_s = 0.0
-    for process in (me, *me.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            process_s += times.user + times.system
-    machine = psutil.cpu_times()
-    return process_s, machine.user + machine.nice + machine.system
 
 
 def cores() -> list[int]:

@@ -29,10 +29,9 @@ def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float
         _take(collector, 1.0)
         seconds = yield {}
         while True:
-            cpu = fresh.CpuMeter()
             _take(collector, _WARM_S)
             frames, elapsed_s = _take(collector, seconds)
-            seconds = yield {"frames": frames, "seconds": elapsed_s, **cpu.read()}
+            seconds = yield {"frames": frames, "seconds": elapsed_s}
 
 
 def _take(collector: Any, seconds: float) -> tuple[int, float]:

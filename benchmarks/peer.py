@@ -5,20 +5,18 @@ worker. Several envs per worker are a SerialEnv, which steps them in the worker'
 distributed and the RPC collector start local processes and use gloo; Ray's uses a cluster on this machine only.
 """
 
-import contextlib
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Generator
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from benchmarks import fresh
-from benchmarks.cases import CASES, NETWORK_KINDS, RAY, RAY_KINDS, RPC_KINDS, Case, env_config, policy_config
-
-# A batch may take half a second; fewer batches are not significant.
-_MIN_BATCHES = 8
+from benchmarks.cases import CASES, RAY, RAY_KINDS, RPC_KINDS, Case, env_config, policy_config
 
 
-def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
+def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float, None]:
     """Measures frames from one delivered batch to another, and seconds, after a warm-up."""
     import torch
     from tensordict.nn import TensorDictModule
@@ -32,23 +30,21 @@ def measure(case: str, kind: str, seconds: float, **_: Any) -> dict[str, Any]:
     spec = envs.read_spec(env_config(group))
     module = Greedy(policies.build(policy_config(group), spec, 0)).requires_grad_(False)
     policy = TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
-    collector = _collector(kind, partial(make_env, group), policy, group)
+    batches = iter(_collector(kind, partial(make_env, group), policy, group))
     try:
-        batches = iter(collector)
         next(batches)
-        warm = perf_counter()
-        while perf_counter() - warm < 1.0:
-            next(batches)
-        frames, num_batches, began = 0, 0, perf_counter()
-        while (elapsed_s := perf_counter() - began) < seconds or num_batches < _MIN_BATCHES:
-            frames += next(batches).numel()
-            num_batches += 1
+        seconds = yield {}
+        while True:
+            # The batches that were ready before.
+            for _ in range(group.num_workers(kind)):
+                next(batches)
+            frames, began = 0, perf_counter()
+            while (elapsed_s := perf_counter() - began) < seconds:
+                frames += next(batches).numel()
+            seconds = yield {"frames": frames, "seconds": elapsed_s}
     finally:
-        # The other shutdowns take seconds and may hang: `serve` kills the process group.
-        if kind not in (*NETWORK_KINDS, *RPC_KINDS, *RAY_KINDS):
-            with contextlib.suppress(Exception):
-                collector.shutdown()
-    return {"frames": frames, "seconds": elapsed_s}
+        # Most shutdowns take seconds, and may hang.
+        os.killpg(0, signal.SIGKILL)
 
 
 def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> Any:
@@ -80,6 +76,8 @@ def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> A
         sync=kind.endswith("_sync"),
         launcher="mp",
         backend="gloo",
+        # Several of them run at once.
+        tcp_port=20_000 + os.getpid() % 10_000,
         # With total_frames=-1 it ends before its first batch.
         **(arguments | {"total_frames": 10**9}),
     )
@@ -95,4 +93,4 @@ def make_env(case: Case) -> Any:
 
 
 if __name__ == "__main__":
-    fresh.serve(measure, abrupt=True)
+    fresh.serve_turns(measuring)

@@ -67,8 +67,8 @@ class TensorBoardLogger:
 
 
 class CsvLogger:
-    """Writes one table: a row for each step, a column for each scalar. For a new scalar, which adds a column, the whole
-    file is written again.
+    """Writes one table: a row for each step, a column for each scalar. A new scalar adds a column, for
+    which the file is rewritten.
 
     Args:
         file: the table.
@@ -167,8 +167,8 @@ class MlflowLogger:
         self._metric = Metric
         self._client = client = MlflowClient(tracking_uri)
         experiment = experiment or "Default"
-        found = client.get_experiment_by_name(experiment)
-        experiment_id = client.create_experiment(experiment) if found is None else found.experiment_id
+        existing = client.get_experiment_by_name(experiment)
+        experiment_id = client.create_experiment(experiment) if existing is None else existing.experiment_id
         runs = client.search_runs([experiment_id], f"tags.collectx = '{run_id}'") if run_id is not None else []
         self._logged = -1
         if runs:

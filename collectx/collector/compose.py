@@ -296,7 +296,8 @@ def _connect(
     from collectx.launcher.local import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
-    allow_descriptors(options.num_workers * (1 if specs.served is None else 2))
+    num_processes = options.num_workers * (1 if specs.served is None else 2)
+    allow_descriptors(num_processes, launcher.is_local)
     supervisor: Supervisor[Any] = Supervisor(
         options.start_timeout_s,
         options.worker_timeout_s,

@@ -31,7 +31,7 @@ REMOTE = ("distributed", "distributed_sync", "rpc", "ray")
 
 
 def schedule_of(collector: CollectorConfig) -> str:
-    """What a batch is: "single" or "async", a part of one worker, the first that is complete; "sync", one part of every
+    """The kind of batch: "single" or "async", a part of one worker, the first that is complete; "sync", one part of every
     worker."""
     if isinstance(collector, EitherCollectorConfig):
         return "sync" if collector.sync else "async"

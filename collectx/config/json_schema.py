@@ -49,7 +49,7 @@ def run_schema() -> dict[str, Any]:
 
 
 def loggers() -> dict[str, Any]:
-    """The schema of each logger, which is a section of its own in the section `logger`."""
+    """The schema of each logger, a section below the section `logger`."""
     hints = typing.get_type_hints(LoggerConfig)
     sections = {name: cls for name, hint in hints.items() if (cls := section_of(hint)) is not None}
     return {

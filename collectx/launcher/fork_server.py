@@ -1,4 +1,5 @@
-"""The end of the trainer's fork server, which imports this module (`collectx.launcher.local`); no other process does.
+"""The memory and the end of the trainer's fork server, which imports this module last (`collectx.launcher.local`); no
+other process does.
 
 The server listens on a socket in a temporary folder of the trainer's process, which removes it when it exits. Of a
 trainer that is killed, the server removes it.
@@ -7,6 +8,7 @@ trainer that is killed, the server removes it.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 from multiprocessing import forkserver
@@ -14,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = os.getpid()
+# A garbage collection writes to all objects that it knows, 80 MB, which a worker would no longer share with the server.
+gc.collect()
+gc.freeze()
 
 
 def _remove_socket() -> None:

@@ -43,8 +43,9 @@ from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
-# File descriptors that libraries may need, and that each worker needs.
-_DESCRIPTORS, _WORKER_DESCRIPTORS = 256, 4
+# File descriptors that libraries may need, that workers need while they join, and that each worker needs: for its
+# connections, and with those of its process.
+_DESCRIPTORS, _JOINING, _CONNECTIONS, _WORKER_DESCRIPTORS = 256, 32, 2, 4
 # Pauses before restarting a worker whose start was cut by the end of the fork server.
 _RETRY_S = (0.1, 1.0)
 # Bytes of the path of a Unix socket (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
@@ -181,13 +182,26 @@ def _end_server_at_exit(trainer: int) -> None:
     atexit.register(end)
 
 
-def allow_descriptors(num_workers: int) -> None:
+def allow_descriptors(num_workers: int, is_local: bool = True) -> None:
     """Raises the limit of open files of this process, and of the fork server if it runs, for `num_workers` more
-    workers: two connections and two descriptors of the process each. Does not exceed the hard limit."""
+    workers: two connections each, and two descriptors of its process, if it `is_local`. Does not exceed the hard limit.
+
+    Raises:
+        LauncherError: the hard limit is too low for the workers; gloo would abort this process.
+    """
     import resource
 
-    needed = psutil.Process().num_fds() + _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
+    used = psutil.Process().num_fds()
+    needed = used + _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    each = _WORKER_DESCRIPTORS if is_local else _CONNECTIONS
+    if hard != resource.RLIM_INFINITY and hard < used + _JOINING + each * num_workers:
+        fewer = max(1, (hard - used - _JOINING) // each)
+        raise LauncherError(
+            f"collector.num_workers={num_workers} needs {needed} open files ({each} for each worker), and this process "
+            f"may have {hard} (ulimit -Hn): raise that limit (limits.conf, LimitNOFILE of a service), or use {fewer} "
+            "workers of several processes (collector.num_workers_per_collector)."
+        )
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

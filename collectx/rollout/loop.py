@@ -72,7 +72,7 @@ class SlotViews:
         ]
         # What `set_truncated` sets in the last frames.
         self.cuts = [self.truncated, self.done, *(self.next_observation[index] for index in spec.agents_cuts)]
-        self.actor = [arrays[leaf.key] for leaf in actor_leaves]
+        self._actor = [arrays[leaf.key] for leaf in actor_leaves]
         self.next_only: list[np.ndarray] = []
         if spec.next_only_leaves == (REWARD,):
             self.reward = arrays["next", "reward"][:, :, 0]
@@ -85,7 +85,6 @@ class SlotViews:
     def step_arrays(self) -> Iterator[tuple[PolicyInput, PolicyOutput, StepArrays]]:
         """For each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the policy
         writes; the arrays that the env writes."""
-        inputs = self.by_step([tensor.unbind(0) for tensor in self._policy_input])
         rewards = self.by_step(self.next_only)
         outputs = map(
             StepArrays,
@@ -96,7 +95,11 @@ class SlotViews:
             repeat(self._all_frames),
             rewards,
         )
-        return zip(inputs, zip(*self.actor, strict=True), outputs, strict=True)
+        return zip(*self.policy_arrays(), outputs, strict=True)
+
+    def policy_arrays(self) -> tuple[Iterator[PolicyInput], Iterator[PolicyOutput]]:
+        """For each step, what the policy reads and what it writes; see `step_arrays`."""
+        return self.by_step([tensor.unbind(0) for tensor in self._policy_input]), zip(*self._actor, strict=True)
 
     def by_step(self, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """For each step, the part of every leaf; empty tuples without leaves."""

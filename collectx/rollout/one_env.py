@@ -1,10 +1,12 @@
-"""The rollout of a group of one env. Its step loop reads and writes the same small arrays in every step and copies them
-into the slot: views of the slot for each step, as groups of several envs have, would cost more than those copies.
+"""The rollout of a group of one env. The env writes the same small arrays in every step, which are copied into the
+slot: views of the slot for each step, as groups of several envs have, would cost more than those copies.
 
-    carry --policy--> written --env--> carry, reward, terminated, truncated
-      |                  |               |      |
-      v                  v               v      v
-    observation[t]    action[t]       next.observation[t], next.reward[t], ...
+    carry --> observation[t] --policy--> action[t] --env--> carry, reward, terminated, truncated
+                                                              |      |
+                                                              v      v
+                                                next.observation[t], next.reward[t], ...
+
+The policy reads and writes the slot, as policy and env may keep an observation or an action for the next step.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from collectx.batch import Leaf, as_array, as_tensor
+from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.errors import ShapeError
 from collectx.rollout.inference import Inference
@@ -33,31 +35,27 @@ class OneEnvRollout(Rollout):
 
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
         env, stop, ends_early, carry = self._env, self._stop, self._ends_early, self._carry
-        spec = env.spec
-        # Tensors for normal use, as a policy may enable gradients: made before the inference mode.
-        seen = [as_tensor(array, leaf.dtype) for array, leaf in zip(carry, spec.observation, strict=True)]
-        written = [as_array(torch.zeros((1, *leaf.shape), dtype=leaf.dtype)) for leaf in self._actor.leaves]
-        action = written[: len(spec.action)]
+        num_actions = len(env.spec.action)
         next_only = [np.zeros_like(array[0]) for array in views.next_only]
         terminated, truncated = np.zeros((2, 1), np.bool_)
         out = StepArrays(carry, np.zeros(1, np.float32), terminated, truncated, np.ones(1, np.bool_), next_only)
-        before = [*zip(views.observation, carry, strict=True), *zip(views.actor, written, strict=True)]
-        after = [*zip(views.next_observation, carry, strict=True), (views.reward, out.reward)]
-        after += zip(views.next_only, next_only, strict=True)
+        observed = [*zip(views.observation, carry, strict=True)]
+        results = [*zip(views.next_observation, carry, strict=True), (views.reward, out.reward)]
+        results += zip(views.next_only, next_only, strict=True)
         env_s = policy_s = 0.0
         step, last = 0, views.steps - 1
         try:
             with torch.inference_mode():
-                for step in range(views.steps):
+                for step, (seen, written) in enumerate(zip(*views.policy_arrays(), strict=True)):
                     if stop[0]:
                         raise WorkerStopped
                     started = perf_counter()
-                    infer(seen, written)
-                    for array, value in before:
+                    for array, value in observed:
                         array[step] = value
+                    infer(seen, written)
                     acted = perf_counter()
-                    any_ended = env.step(action, out)
-                    for array, value in after:
+                    any_ended = env.step(written[:num_actions], out)
+                    for array, value in results:
                         array[step] = value
                     if any_ended:
                         views.terminated[step], views.truncated[step] = terminated, truncated

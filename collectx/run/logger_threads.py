@@ -1,5 +1,5 @@
-"""Passes the lines of `metrics.jsonl` to the loggers of a run, each in a thread of its own. A logger that fails or
-hangs does not end or delay the run.
+"""Passes the lines of `metrics.jsonl` to the loggers of a run, one thread for each logger. A logger that fails or hangs
+does not end or delay the run.
 
 Used in the trainer's process.
 """

@@ -26,7 +26,7 @@ from collectx.transport.connections import disconnect_poll
 # The step of a request after the last one of a batch; it is not sent back.
 END = 2**32 - 1
 _REQUEST = struct.Struct("<qIIHHH")
-# Whole requests.
+# A multiple of the size of a request.
 _READ_BYTES = 2**11 * _REQUEST.size
 
 
@@ -146,5 +146,5 @@ class InferenceEnd:
 
 
 def unpack(content: bytes) -> list[Request]:
-    """The requests in what a pipe has given."""
+    """The requests in bytes that were read from a pipe."""
     return [Request(*fields) for fields in _REQUEST.iter_unpack(content)]

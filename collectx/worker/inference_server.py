@@ -3,7 +3,7 @@ observations in the workers' slots and writes actions there, each with the newes
 
     requests --order--> observations of many slots --one call of the policy--> actions in these slots --> replies
 
-Runs in a process of its own, which the trainer starts and watches like a worker.
+Runs in a separate process, which the trainer starts and watches like a worker.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -9,11 +10,12 @@ import threading
 from multiprocessing import forkserver
 from pathlib import Path
 
+import psutil
 import pytest
 from worlds import launched
 
 from collectx.errors import LauncherError
-from collectx.launcher.local import LocalLauncher
+from collectx.launcher.local import LocalLauncher, allow_descriptors
 
 pytestmark = pytest.mark.ci
 
@@ -101,6 +103,20 @@ if __name__ == "__main__":
     path.write_text(script)
     ended = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert ended.stdout.split() == ["from", "here", str(not first), "1", "1", "0", "True"], ended.stderr
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_an_error_that_says_what_to_do(monkeypatch):
+    hard = psutil.Process().num_fds() + 332
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (hard, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    expected = (
+        rf"num_workers=100 needs .*may have {hard} \(ulimit -Hn\): raise .*or use 75 workers of several processes"
+    )
+    with pytest.raises(LauncherError, match=expected):
+        allow_descriptors(100)
+    with pytest.raises(LauncherError, match=r"num_workers=200 needs .*\(2 for each worker\)"):
+        allow_descriptors(200, is_local=False)
+    allow_descriptors(100, is_local=False)
 
 
 def test_workers_start_where_the_path_of_the_temporary_folder_is_long(tmp_path):

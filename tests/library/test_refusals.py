@@ -1,6 +1,7 @@
 """Wrong arguments are refused, all at once and before any process starts. A message names the keyword, what is
 wrong with its value, and what to do; here it is known by the keyword and a word or number more."""
 
+import os
 import re
 import threading
 from functools import cache, partial
@@ -148,7 +149,9 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("sync", {"split_trajs": "yes"}, "split_trajs='yes' True False"),
     ],
 )
-def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words):
+def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words, tmp_path, monkeypatch):
+    (tmp_path / "srun").touch(0o755)  # which submitit looks for
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     given = {"launcher": "mp"} | keywords if kind == "gloo" else keywords
     (problem,) = refused(KINDS[kind], **given)
     assert [word for word in words.split() if word not in problem] == []

@@ -1,4 +1,4 @@
-"""Options of the section `logger`: any number of loggers at once, each in a section of its own."""
+"""Options of the section `logger`: one section for each logger, any number of them at once."""
 
 from __future__ import annotations
 

@@ -208,8 +208,8 @@ class Listener:
                 server.shutdown(socket.SHUT_RDWR)
             server.close()
         deadline_s = time.monotonic() + _CLOSE_S
-        # At first peers can go on to read: one that is making its pair completes it. Where it failed in the middle,
-        # gloo would wait here for its connection until that times out.
+        # First, peers can still read: a worker that is making its pair completes it. If the worker failed then, gloo
+        # would wait here for its connection until the timeout.
         for how, until_s in ((socket.SHUT_RD, deadline_s - _CLOSE_S / 2), (socket.SHUT_RDWR, deadline_s)):
             with self._lock:
                 threads = [*self._threads, *self._peers]

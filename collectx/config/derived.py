@@ -31,8 +31,8 @@ REMOTE = ("distributed", "distributed_sync", "rpc", "ray")
 
 
 def schedule_of(collector: CollectorConfig) -> str:
-    """The kind of batch: "single" or "async", a part of one worker, the first that is complete; "sync", one part of every
-    worker."""
+    """The kind of batch: "single" or "async", a part of one worker, the first that is complete; "sync", one part of
+    every worker."""
     if isinstance(collector, EitherCollectorConfig):
         return "sync" if collector.sync else "async"
     return SCHEDULES[collector.kind]

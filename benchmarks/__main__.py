@@ -193,7 +193,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="NAME", help=f"any of {', '.join(PARTS)}")
     parser.add_argument("--all", action="store_true", help="all parts (without: about ten minutes)")
-    parser.add_argument("--pairs", type=int, default=7, help="turns or pairs of every comparison (7)")
+    parser.add_argument("--pairs", type=int, default=5, help="turns or pairs of every comparison (5)")
     parser.add_argument("--seconds", type=float, default=4.0, help="seconds per side, over all turns of a case (4)")
     parser.add_argument("--batches", type=int, default=100_000, help="batches of the memory test (100,000)")
     parser.add_argument("--json", type=Path, help="the file of results (benchmarks/results.json without --only)")

@@ -53,7 +53,7 @@ def execute(script: str, cwd: Path) -> str:
 
 def test_every_block_is_run_here():
     languages = [language for language, _ in BLOCKS]
-    assert (languages.count("python"), languages.count("yaml")) == (3, 2)
+    assert (languages.count("python"), languages.count("yaml")) == (4, 2)
     assert len(COMMANDS) >= 16
 
 
@@ -97,6 +97,11 @@ def test_the_library(tmp_path):
     frames, versions = zip(*(map(int, line.split()) for line in said.splitlines()), strict=True)
     assert frames == (1024,) * 20
     assert max(versions) > 0
+
+
+def test_a_logger(tmp_path):
+    execute(block("python", "TensorBoardLogger"), tmp_path)
+    assert list((tmp_path / "runs" / "first").glob("events.out.tfevents.*"))
 
 
 def test_the_replay_buffer(tmp_path):

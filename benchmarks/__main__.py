@@ -56,6 +56,7 @@ def main() -> int:
         except fresh.Failed as error:
             failed = True
             report.say(f"  failed: {error}")
+        report.write()  # what is measured stays where a later part is interrupted
     report.about["load"] += f", {os.getloadavg()[0]:.1f} at the end"
     report.say(f"\n{monotonic() - began:.0f} s; {report.about['load']}")
     report.write()

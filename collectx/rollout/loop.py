@@ -190,14 +190,19 @@ class Rollout:
         self._episodes.record(slice(None), views.reward[:num_steps], ends, views.traj_ids[:num_steps])
         return BatchReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
 
+    def _observations_by_step(self, views: SlotViews) -> list[Sequence[np.ndarray]]:
+        """Writes the observations before the first step. Returns the arrays for the observations before each step, and
+        those for the observations after the last step."""
+        for array, carry in zip(views.observation, self._carry, strict=True):
+            array[0] = carry
+        return [*views.by_step(views.observation), self._carry]
+
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
         """Writes observations, the policy's outputs, rewards and ends of a batch. Returns the number of its steps, and
         the seconds that envs and policy took. `_carry` has the observations after the last step then."""
         env, stop, ends_early = self._env, self._stop, self._ends_early
         num_actions = len(env.spec.action)
-        for array, carry in zip(views.observation, self._carry, strict=True):
-            array[0] = carry
-        observations = [*views.by_step(views.observation), self._carry]
+        observations = self._observations_by_step(views)
         env_s = policy_s = 0.0
         step, last = 0, views.steps - 1
         try:

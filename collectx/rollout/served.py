@@ -44,9 +44,7 @@ class ServedGroup(Rollout):
         env, num_actions = self._env, len(self._env.spec.action)
         views.terminated[:] = False
         views.truncated[:] = False
-        for array, carry in zip(views.observation, self._carry, strict=True):
-            array[0] = carry
-        observations = [*views.by_step(views.observation), self._carry]
+        observations = self._observations_by_step(views)
         env_s = 0.0
         for following, (_, written, out) in zip(observations[1:], views.step_arrays(), strict=True):
             if self._stop[0]:

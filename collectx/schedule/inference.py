@@ -1,4 +1,4 @@
-"""For which requests the inference server acts next. Decisions without I/O, in the server's process."""
+"""Chooses the requests that the inference server acts for next. Decisions without I/O, in the server's process."""
 
 from __future__ import annotations
 

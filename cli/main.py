@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "watch": "follow a run or a sweep that was left running: collectx watch DIR",
     "cancel": "end a run or a sweep: collectx cancel DIR [--now]",
     "logs": "print the logs of a run: collectx logs DIR [ROLE] [-f]",
+    "report": "write a page with figures of runs or a sweep: collectx report DIR... [out=DIR]",
     "list": "list the choices of every group, or its keys: collectx list [GROUP] [-v]",
     "schema": "a JSON schema for editors: collectx schema [GROUP]",
 }

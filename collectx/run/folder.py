@@ -11,6 +11,7 @@
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
     <run>/checkpoints/
+    <run>/report/              what `collectx report` writes
     <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id, by which they continue a run
 
 Used by the trainer's process while a run lives, and by the command line afterwards.
@@ -60,6 +61,7 @@ class RunFolder:
         self.job_note = self.jobs / "slurm.json"
         self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"
+        self.report = self.path / "report"
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
         self.progress = self.path / "progress.csv"
@@ -108,7 +110,7 @@ class RunFolder:
             for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
                 stale.unlink(missing_ok=True)
             if not keep_run:
-                for folder in (*self.checkpoints.glob("[0-9]*"), self.tensorboard, self.wandb):
+                for folder in (*self.checkpoints.glob("[0-9]*"), self.report, self.tensorboard, self.wandb):
                     if folder.exists():
                         shutil.rmtree(folder)
 

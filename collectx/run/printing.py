@@ -74,10 +74,11 @@ def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[st
     """The row of a run in a table of `COLUMNS`. `numbers` are named as in `result.json`; None: the run has none."""
     if numbers is None:
         return (name, status, *[""] * len(_NUMBERS))
-    return (name, status, *(_format(numbers.get(key), form) for key, form in _NUMBERS.items()))
+    return (name, status, *(number_cell(numbers.get(key), form) for key, form in _NUMBERS.items()))
 
 
-def _format(value: Any, form: str) -> str:
+def number_cell(value: Any, form: str = ",.1f") -> str:
+    """A number of a table; `-` where there is none."""
     return format(value, form) if isinstance(value, (int, float)) and not math.isnan(value) else "-"
 
 
@@ -107,7 +108,7 @@ def print_sweep(
             rows.append((name, Status.DAMAGED, None))
     seeds = _over_seeds(rows, objective)
     if not seeds:
-        rows.sort(key=lambda row: _rank((row[2] or {}).get(objective), objective))
+        rows.sort(key=lambda row: rank((row[2] or {}).get(objective), objective))
     print()
     print_table([cells(*row) for row in rows])
     if seeds:
@@ -130,14 +131,14 @@ def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objec
         return []
     means = {name: fmean(numbers) if numbers else None for name, numbers in values.items()}
     table = []
-    for name in sorted(values, key=lambda name: _rank(means[name], objective)):
+    for name in sorted(values, key=lambda name: rank(means[name], objective)):
         numbers, mean = values[name], means[name]
         spread = (stdev(numbers) if len(numbers) > 1 else None, min(numbers), max(numbers)) if numbers else [None] * 3
-        table.append((name or "all", str(len(numbers)), *(_format(number, ",.1f") for number in (mean, *spread))))
+        table.append((name or "all", str(len(numbers)), *(number_cell(number) for number in (mean, *spread))))
     return table
 
 
-def _rank(value: float | None, objective: str) -> float:
+def rank(value: float | None, objective: str) -> float:
     """The key by which points are sorted: the best first, those without a value last."""
     if value is None or math.isnan(value):
         return math.inf

@@ -90,12 +90,12 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
-    write_json(folder.meta, {**_read(folder), "numerics": numerics})
+    write_json(folder.meta, {**read_meta(folder), "numerics": numerics})
 
 
 def differences(old: RunFolder, new: RunFolder) -> list[str]:
     """Differences between two snapshots that may change the results of equal configurations; one line each."""
-    before, after = (_circumstances(_read(folder)) for folder in (old, new))
+    before, after = (_circumstances(read_meta(folder)) for folder in (old, new))
     return [
         f"{name}: {before.get(name)} there, {after.get(name)} here"
         for name in dict.fromkeys([*before, *after])
@@ -105,7 +105,7 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:
     """The import paths in a configuration, with their keys, whose source files differ from those of the snapshot."""
-    before = _read(folder).get("sources") or {}
+    before = read_meta(folder).get("sources") or {}
     return [name for name, digest in sources.digests(cfg).items() if before.get(name, digest) != digest]
 
 
@@ -121,7 +121,8 @@ def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read(folder: RunFolder) -> dict[str, Any]:
+def read_meta(folder: RunFolder) -> dict[str, Any]:
+    """The content of `snapshot/meta.json`; empty where it cannot be read."""
     try:
         return json.loads(folder.meta.read_text())
     except (OSError, ValueError):

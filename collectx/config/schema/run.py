@@ -54,11 +54,15 @@ class RunConfig(Section):
 SECTIONS: dict[str, type] = {"run": RunOptions, "checkpoint": CheckpointOptions, "logger": LoggerConfig}
 
 
+OBJECTIVES = ("mean_return", "frames_per_s", "num_episodes", "frames", "batches", "wall_s", "start_s")
+"""Entries of `result.json` by which runs are ranked."""
+
+
 @dataclass(kw_only=True)
 class SweepConfig(Section):
     """What a sweeper learns of each run. No part of a run's configuration, as it does not change the run."""
 
-    objective: str = one_of("mean_return", "frames_per_s", "num_episodes", "frames", "batches", "wall_s", "start_s")
+    objective: str = one_of(*OBJECTIVES)
 
 
 def as_dict(cfg: Any) -> dict[str, Any]:

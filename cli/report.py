@@ -1,0 +1,45 @@
+"""`collectx report DIR...`: writes a page with tables and figures of runs, and the figures as PNGs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collectx.cli.arguments import Arguments, subcommand
+from collectx.config.problem import did_you_mean
+from collectx.config.schema.run import OBJECTIVES
+from collectx.errors import ConfigError
+from collectx.run import RunFolder, printing
+
+_USAGE = f"""\
+collectx report DIR... [out=DIR] [objective=NAME]: write one HTML page about the runs in and below the folders, which
+opens without network, and its figures as PNGs: returns, throughput, lag, losses, timelines of the workers, failures,
+configurations; of runs that differ in their seeds alone the mean and its interval; the scaling with workers.
+
+  out=DIR          where to; default: report in DIR, or in the current folder if there are several
+  objective=NAME   by what runs are ranked: {", ".join(OBJECTIVES)}; default: sweep.objective of the first run
+
+Exit status: 0, 2 wrong usage, or there is no run."""
+_OPTIONS = ("out", "objective")
+
+
+def _report(arguments: Arguments) -> int:
+    words = [word.partition("=") for word in arguments.words]
+    # The folder of a point may have the name seed=1.
+    options = {key: value for key, _, value in words if key in _OPTIONS}
+    folders = [Path("".join(word)) for word in words if word[0] not in _OPTIONS]
+    if not folders or not all(arguments.words):
+        raise ConfigError([f"report needs a folder of runs: collectx report DIR...\n{_USAGE}"])
+    try:
+        from collectx.report import page, read
+    except ModuleNotFoundError as error:
+        raise ConfigError([f"report: {error}: pip install 'collectx[report]'"]) from error
+    runs = read.read_runs(folders)
+    objective = options.get("objective") or read.objective_of(runs[0])
+    if objective not in OBJECTIVES:
+        raise ConfigError([f"objective={objective}: no such number of a run{did_you_mean(objective, OBJECTIVES)}"])
+    out = Path(options.get("out") or (RunFolder(folders[0]).report if len(folders) == 1 else "report"))
+    printing.say(str(page.write_report(runs, out, objective)))
+    return 0
+
+
+main = subcommand("report", _report, _USAGE)

@@ -1,0 +1,8 @@
+"""Reports about runs, from their folders: one HTML page and the figures in it as PNGs.
+
+    read.py    run folders -> `Run`, with its curves and times; runs that differ in their seeds alone -> `Group`
+    draw.py    `Run`s and `Group`s -> figures of matplotlib
+    page.py    figures, tables and page.html.j2 -> files
+
+Called by the command line, for runs that have ended or go on. Needs the extra `report`.
+"""

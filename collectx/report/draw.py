@@ -1,0 +1,285 @@
+"""Figures of runs, by matplotlib without pyplot: no window, no global state."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from collectx.report.read import Group, Run, Span, centre, common, differences, interval
+from collectx.run import Status
+from collectx.run.statistics import RETURN_WINDOW, TIMES
+
+# Texts and axes; in the page they have the colour of its text.
+_INK = "#1c2024"
+# Of Okabe and Ito, which colour-blind readers can tell apart, on a white or a black ground.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
+_LINES = ("-", "--", ":", "-.")
+_SHARES = dict(zip(TIMES, ("#0072B2", "#56B4E9", "#A3ABB5", "#E69F00"), strict=True))
+_LEARNS, _FAILS, _SAVES = "#009E73", "#D55E00", "#CC79A7"
+_STYLE: Any = {
+    "font.size": 9,
+    "text.color": _INK,
+    "text.parse_math": False,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _INK,
+    "grid.alpha": 0.12,
+    "grid.linewidth": 0.6,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "svg.fonttype": "none",
+}
+_SIZE = (5.0, 3.1)  # of a figure, in inches
+_PNG_DPI = 200
+_MOST_WORKERS = 16
+_MOST_SPANS = 120
+_MOST_UPDATES = 300
+_WORKERS = "collector.num_workers"
+_AXES = {"frames": "frames", "elapsed_s": "time since the workers were started (s)"}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, the name of its file without suffix, its title, and what it shows."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the figure is as wide as the page."""
+        return bool(self.figure.get_figwidth() > 2 * _SIZE[0])
+
+    def write_png(self, folder: Path) -> None:
+        """Writes the figure on a white ground."""
+        with matplotlib.rc_context(_STYLE):
+            self.figure.savefig(folder / f"{self.name}.png", dpi=_PNG_DPI)
+
+    def svg(self) -> str:
+        """The figure as an element of HTML, as wide as its container, in the colour of the text around it."""
+        text = io.StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        with matplotlib.rc_context(_STYLE):
+            self.figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+        element = text.getvalue().replace(_INK, "currentColor")
+        element = element[element.index("<svg") :]
+        return re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 role="img">', element)
+
+
+def curves(groups: Sequence[Group]) -> Iterator[Plot]:
+    """Returns, throughput and lag of the groups, in one figure each."""
+    words = _words(groups)
+    window = f"Mean return of the last {RETURN_WINDOW} episodes"
+    for value, over, name, title, label, what in (
+        ("mean_return", "frames", "return_frames", "Return against frames", "mean return", window),
+        ("mean_return", "elapsed_s", "return_time", "Return against time", "mean return", window),
+        ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received"),
+        ("lag", "frames", "lag", "Policy lag", "lag (versions)", "How many versions the acting policy was behind"),
+    ):
+        with matplotlib.rc_context(_STYLE):
+            figure = Figure(_SIZE, layout="constrained")
+            axes = figure.add_subplot()
+            if _draw(axes, groups, value, over) and (value != "lag" or axes.dataLim.y1 > 0):
+                _label(axes, over, label)
+                if value != "mean_return":
+                    axes.set_ylim(bottom=0)
+                _legend(figure, axes)
+                yield Plot(name, title, f"{what}. {words}", figure)
+
+
+def scalars(groups: Sequence[Group]) -> Iterator[Plot]:
+    """What the trainers have logged: one figure with a plot for each scalar."""
+    names = sorted({name for group in groups for run in group.runs for name in run.scalars})
+    if not names:
+        return
+    with matplotlib.rc_context(_STYLE):
+        columns = min(3, len(names))
+        rows = -(-len(names) // columns)
+        figure = Figure((3.4 * columns, 2.3 * rows + 0.3), layout="constrained")
+        for index, name in enumerate(names):
+            axes = figure.add_subplot(rows, columns, index + 1)
+            _draw(axes, groups, f"scalars/{name}", "frames")
+            _label(axes, "frames", name)
+        _legend(figure, figure.axes[0])
+        yield Plot("scalars", "Losses and other scalars", f"What the trainer has logged. {_words(groups)}", figure)
+
+
+def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
+    """Throughput against the number of workers, where that was varied: a line for the groups that have all other
+    options in common, with the share of the ideal, which is proportional to the fewest workers."""
+    keys = [key for key in differences([group.runs[0] for group in groups]) if key not in (_WORKERS, "seed")]
+    families: dict[str, dict[int, np.ndarray]] = {}
+    for group in groups:
+        options, values = group.runs[0].options, group.values("frames_per_s")
+        if len(values) and isinstance(number := options.get(_WORKERS), int):
+            name = ", ".join(f"{key.rpartition('.')[2]}={options.get(key)}" for key in keys)
+            families.setdefault(name, {})[number] = values
+    families = {name: family for name, family in families.items() if len(family) > 1}
+    if not families:
+        return
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(_SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        for index, (name, family) in enumerate(families.items()):
+            numbers = np.array(sorted(family))
+            middle = np.array([centre(family[number]) for number in numbers])
+            ends = np.array([interval(family[number]) for number in numbers]).T
+            ideal = middle[0] / numbers[0] * numbers
+            colour = _COLOURS[index % len(_COLOURS)]
+            bars = np.abs(ends - middle)
+            axes.errorbar(numbers, middle, bars, color=colour, marker="o", ms=4, lw=1.6, capsize=3, label=name or None)
+            axes.plot(numbers, ideal, color=colour, lw=1, ls=":", label="ideal" if index == 0 else None)
+            for place in zip(numbers, middle, middle / ideal, strict=True):
+                axes.annotate(f"{place[2]:.0%}", place[:2], (6, -11), textcoords="offset points", fontsize=8)
+        axes.set_xticks(sorted({number for family in families.values() for number in family}))
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("workers")
+        axes.set_ylabel("frames/s")
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        _legend(figure, axes, num_least=1)
+        words = (
+            "Percentages: share of the ideal (dotted), which is in proportion to the throughput of the fewest workers. "
+            "Points: interquartile mean over the seeds (mean of fewer than four). Bars: bootstrap interval of 95 %."
+        )
+        yield Plot("scaling", "Scaling with workers", words, figure)
+
+
+def timeline(run: Run, name: str) -> Iterator[Plot]:
+    """Over the time of a run: the trainer, its weight updates, and each worker, with what happened to them."""
+    elapsed_s = run.columns.get("elapsed_s", np.zeros(0))
+    if not len(elapsed_s) or not run.spans:
+        return
+    workers = sorted(
+        {span.worker for span in run.spans} | {event["worker"] for event in run.events if "worker" in event}
+    )
+    shown = workers[:_MOST_WORKERS]
+    rows = {worker: -(index + 2) for index, worker in enumerate(shown)}
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure((10.2, 0.34 * (len(shown) + 2) + 1.2), layout="constrained")
+        axes = figure.add_subplot()
+        _draw_trainer(axes, run)
+        for worker in shown:
+            _draw_worker(axes, [span for span in run.spans if span.worker == worker], rows[worker])
+        for kinds, marker, colour, above, label in (
+            (("checkpoint",), "D", _SAVES, 0.0, "checkpoint"),
+            (("worker_restarted", "worker_added", "resumed"), "^", _INK, -0.4, "restart"),
+            (("worker_failed", "worker_dropped", "checkpoint_failed"), "X", _FAILS, 0.0, "failure"),
+        ):
+            events = [
+                event for event in run.events if event["event"] in kinds and event.get("worker", shown[0]) in rows
+            ]
+            places = [(run.seconds(event["time"]), rows.get(event.get("worker"), 0) + above) for event in events]
+            if places:
+                style: dict[str, Any] = {"color": colour, "ms": 6, "mec": "white", "mew": 0.6, "clip_on": False}
+                axes.plot(*zip(*places, strict=True), marker, label=label, **style)
+        axes.set_yticks([0, -1, *rows.values()], ["trainer", "weights", *(f"worker {worker}" for worker in shown)])
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+        axes.spines["left"].set_visible(False)
+        axes.set_xlim(0, elapsed_s[-1] or 1.0)
+        axes.set_ylim(-len(shown) - 1.6, 0.6)
+        axes.set_xlabel(_AXES["elapsed_s"])
+        _legend(figure, axes, num_least=1)
+        more = f" {len(workers) - len(shown)} more workers are not shown." if len(workers) > len(shown) else ""
+        words = (
+            "Trainer: learning, and waiting for batches. Weights: each mark is a published version. Workers: shares of "
+            f"stepping envs, calling the policy, waiting and sending, each second.{more}"
+        )
+        yield Plot(name, f"Timeline of {run.name}", words, figure)
+
+
+def _draw_trainer(axes: Axes, run: Run) -> None:
+    elapsed_s = np.concatenate([[0.0], run.columns["elapsed_s"]])
+    waited_s = np.concatenate([[0.0], np.nancumsum(run.columns["waited_s"])])
+    edges = np.linspace(0, elapsed_s[-1], min(_MOST_SPANS, len(elapsed_s)) + 1)
+    share = np.clip(np.diff(np.interp(edges, elapsed_s, waited_s)) / (np.diff(edges) + 1e-12), 0, 1)
+    axes.stairs(0.4 - 0.8 * share, edges, baseline=-0.4, fill=True, color=_LEARNS, lw=0, label="learn")
+    axes.stairs(np.full(len(share), 0.4), edges, baseline=0.4 - 0.8 * share, fill=True, color=_SHARES["wait_s"], lw=0)
+    updates = run.columns["elapsed_s"][np.flatnonzero(np.diff(run.columns["version"], prepend=0) > 0)]
+    thinned = updates[:: -(-len(updates) // _MOST_UPDATES) or 1]
+    axes.eventplot(thinned, lineoffsets=-1, linelengths=0.5, colors=_LEARNS, linewidths=0.5)
+
+
+def _draw_worker(axes: Axes, spans: Sequence[Span], row: int) -> None:
+    if not spans:
+        return
+    size = -(-len(spans) // _MOST_SPANS)
+    parts = [spans[begin : begin + size] for begin in range(0, len(spans), size)]
+    places = np.concatenate([[part[0].begin_s] * 2 + [part[-1].end_s] * 2 for part in parts])
+    shares = np.array([np.mean([span.shares for span in part], axis=0) for part in parts])
+    # Four corners for each part; its ends have no height, so that nothing is drawn between parts.
+    corners = np.zeros((len(parts), 4, len(TIMES)))
+    corners[:, 1:3] = np.cumsum(shares, axis=1)[:, None]
+    heights = row - 0.4 + 0.8 * corners.reshape(-1, len(TIMES))
+    below = np.full(len(places), row - 0.4)
+    for index, (name, colour) in enumerate(_SHARES.items()):
+        label = name.removesuffix("_s") if row == -2 else None
+        axes.fill_between(places, below, heights[:, index], color=colour, lw=0, label=label)
+        below = heights[:, index]
+
+
+def _draw(axes: Axes, groups: Sequence[Group], value: str, over: str) -> bool:
+    """Draws a line for each group, with its interval where several runs have the curve; returns whether there was
+    any. Failed runs are no part of an interval."""
+    has_batches = value == "mean_return" and [len(group.runs) for group in groups] == [1]
+    for index, group in enumerate(groups):
+        colour, line = _COLOURS[index % len(_COLOURS)], _LINES[index // len(_COLOURS) % len(_LINES)]
+        style: dict[str, Any] = {"color": colour, "ls": line}
+        going = Group(group.name, tuple(run for run in group.runs if run.status.status is not Status.FAILED))
+        all_curves, known = group.curves(value, over), going.curves(value, over)
+        together = common(known) if len(known) > 1 else None
+        if together is None:
+            for number, curve in enumerate(all_curves):
+                name = f"last {RETURN_WINDOW} episodes" if has_batches else group.name
+                axes.plot(*curve, lw=1.6, label=None if number else name, **style)
+        else:
+            places, values = together
+            axes.plot(places, centre(values), lw=1.6, label=group.name, **style)
+            axes.fill_between(places, *interval(values), color=colour, alpha=0.2, lw=0)
+        for curve in group.curves("return", over) if has_batches else ():
+            axes.plot(*curve, ".", color=colour, alpha=0.35, ms=3, label="episodes of one batch")
+    return bool(axes.lines)
+
+
+def _label(axes: Axes, over: str, label: str) -> None:
+    axes.set_xlabel(_AXES[over])
+    axes.set_ylabel(label)
+    if over == "frames":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if label == "frames/s":
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _legend(figure: Figure, axes: Axes, num_least: int = 2) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) >= num_least:
+        inches = 0.07 * max(map(len, labels)) + 0.55  # of one entry
+        columns = min(8, max(1, int(figure.get_figwidth() / inches)))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def _words(groups: Sequence[Group]) -> str:
+    counts = sorted({len(group.runs) for group in groups})
+    if counts == [1]:
+        return ""
+    runs = "to ".join(f"{count} " for count in dict.fromkeys((counts[0], counts[-1])))
+    return f"Line: interquartile mean of {runs}seeds (mean of fewer than four). Band: bootstrap interval of 95 %."

@@ -1,0 +1,111 @@
+"""Writes a report: `index.html`, which needs no other file, and each figure as a PNG."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from collectx import __version__
+from collectx.report import draw
+from collectx.report.read import Group, Run, centre, differences, groups_of, interval
+from collectx.run import Status
+from collectx.run.events import format_event
+from collectx.run.files import write_atomically
+from collectx.run.folder import RunFolder, folder_errors
+from collectx.run.printing import cells, number_cell, rank
+from collectx.run.snapshot import read_meta
+
+# Timelines in one page.
+_MOST_TIMELINES = 6
+
+
+def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
+    """Writes the report about some runs, ranked by the entry `objective` of `result.json`, and returns its page.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    groups = groups_of(runs)
+    ranked = sorted(runs, key=lambda run: rank((run.numbers or {}).get(objective), objective))
+    # Runs that failed first.
+    told = sorted(ranked, key=lambda run: run.status.status is not Status.FAILED)[:_MOST_TIMELINES]
+    timelines = [plot for index, run in enumerate(told) for plot in draw.timeline(run, f"timeline-{index}")]
+    differing = differences(runs)
+    same = {key: value for key, value in runs[0].options.items() if key not in differing}
+    sections = {
+        "Learning and throughput": list(draw.curves(groups)),
+        "Scaling": list(draw.scaling(groups)),
+        "Losses": list(draw.scalars(groups)),
+        "Timelines": timelines,
+    }
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = environment.from_string(resources.files("collectx.report").joinpath("page.html.j2").read_text())
+    page = template.render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        version=__version__,
+        time=time.strftime("%Y-%m-%d %H:%M:%S"),
+        objective=objective,
+        rows=[(run.status.status, cells(run.name, run.status.status, run.numbers)) for run in ranked],
+        group_rows=_group_rows(groups, objective) if len(groups) < len(runs) else [],
+        sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
+        num_left_out=len(runs) - len(told),
+        happened=list(_happened(runs)),
+        names=[run.name for run in runs],
+        differences={key: ["null" if value is None else value for value in each] for key, each in differing.items()},
+        config=yaml.safe_dump(same, sort_keys=False),
+        origins=[_origin(run.files) for run in runs],
+    )
+    with folder_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("timeline-*.png"):
+            old.unlink()
+        for plots in sections.values():
+            for plot in plots:
+                plot.write_png(folder)
+        path = folder / "index.html"
+        write_atomically(path, lambda file: file.write(page.encode()))
+    return path
+
+
+def _group_rows(groups: Sequence[Group], objective: str) -> list[tuple[str, ...]]:
+    """For each group, the best first: how many runs have the objective, its centre, the interval, least and most."""
+    rows: list[tuple[float, tuple[str, ...]]] = []
+    for group in groups:
+        values = group.values(objective)
+        middle = float(centre(values)) if len(values) else None
+        ends = interval(values) if len(values) > 1 else (None, None)
+        numbers = (middle, *ends, *((values.min(), values.max()) if len(values) else (None, None)))
+        row = (group.name, f"{len(values)} of {len(group.runs)}", *(number_cell(number) for number in numbers))
+        rows.append((rank(middle, objective), row))
+    return [row for _, row in sorted(rows, key=lambda each: each[0])]
+
+
+def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
+    """Date and time, seconds since the start, run and message: of events, then of the end unless it is completed."""
+    for run in runs:
+        for event in run.events:
+            if (text := format_event(event["event"], event)) is not None:
+                when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+                yield when, f"{run.seconds(event['time']):.1f}", run.name, text
+        if run.status.status is not Status.COMPLETED:
+            yield "", "", run.name, f"{run.status.status}: {run.status.detail}".rstrip(": ")
+
+
+def _origin(files: RunFolder) -> dict[str, Any]:
+    meta = read_meta(files)
+    git = (meta.get("git") or {}).get("cwd") or {}
+    commit = f"{git.get('commit')}{' and changes' if git.get('dirty') else ''}" if git else ""
+    return {
+        "started": meta.get("time", ""),
+        "host": meta.get("host", ""),
+        "python": meta.get("python", ""),
+        "torch": (meta.get("packages") or {}).get("torch", ""),
+        "commit": commit,
+        "command": " ".join(map(str, meta.get("argv", ()))),
+    }

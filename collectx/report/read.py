@@ -1,0 +1,291 @@
+"""Run folders as a report needs them: the curves and times of each run, the groups of runs that differ in their seeds
+alone, and the interval of each group.
+
+The interval is that of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice": the
+interquartile mean over runs and its bootstrap percentile interval of 95 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from collectx.config.schema.run import OBJECTIVES
+from collectx.errors import ConfigError, DamagedFile
+from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
+from collectx.run import RunFolder, Status
+from collectx.run.folder import runs_below
+from collectx.run.saved_config import newest_config, read_config
+from collectx.run.statistics import TIMES
+
+Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""The places and the values of a curve, [points] float64 each; places rise."""
+
+NUM_POINTS = 160
+"""Most points of a curve that is drawn."""
+_NUM_DRAWS = 2000
+_LEVEL = 0.95
+# Options in which runs may differ that are drawn as one group.
+_NO_GROUPS = ("seed", "checkpoint.", "logger.")
+# More differing options than these are not the name of a group.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Span:
+    """A worker's time from `begin_s` to `end_s`; `shares` of it for each of `TIMES`."""
+
+    worker: int
+    begin_s: float
+    end_s: float
+    shares: tuple[float, ...]
+
+
+@dataclass
+class Run:
+    """One run. Times are seconds since its workers were started; the time between the end of a run and its resumption
+    counts for none.
+
+    Attributes:
+        name: its folder, relative to what all runs have in common.
+        status: see `RunStatus`; DAMAGED with the reason where a file cannot be read.
+        numbers: named as in `result.json`; None before the first batch.
+        options: the configuration, by keys such as `collector.num_workers`.
+        columns: of `metrics.jsonl`, [batches] float64 each, nan where a batch has no such value.
+        scalars: what the trainer has logged, likewise.
+        spans: of all workers.
+        events: of `events.jsonl`; those with a message for the user, too.
+    """
+
+    name: str
+    files: RunFolder
+    status: RunStatus
+    numbers: Mapping[str, Any] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    scalars: dict[str, np.ndarray] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    _clock: Curve = (np.zeros(1), np.zeros(1))
+
+    def seconds(self, time: float) -> float:
+        """The time of an event, from seconds since 1970."""
+        return float(np.interp(time, *self._clock))
+
+    def curve(self, value: str, over: str) -> Curve | None:
+        """A column or a scalar over another column, at `NUM_POINTS` points at most, each a mean; `frames_per_s` is the
+        rate between two points. None where there is none."""
+        columns = self.columns | {f"scalars/{name}": column for name, column in self.scalars.items()}
+        places = columns.get(over, np.zeros(0))
+        if value == "frames_per_s":
+            return _rates(columns, places) if len(places) > 2 else None
+        if value not in columns:
+            return None
+        is_known = np.isfinite(columns[value])
+        return _thin(places[is_known], columns[value][is_known]) if is_known.any() else None
+
+
+def _thin(places: np.ndarray, values: np.ndarray) -> Curve:
+    if len(places) <= NUM_POINTS:
+        return places, values
+    cuts = np.linspace(0, len(places), NUM_POINTS + 1).astype(int)
+    counts = np.diff(cuts)
+    return np.add.reduceat(places, cuts[:-1]) / counts, np.add.reduceat(values, cuts[:-1]) / counts
+
+
+def _rates(columns: Mapping[str, np.ndarray], places: np.ndarray) -> Curve:
+    """Frames per second, each over a fiftieth of the batches at least."""
+    cuts = np.unique(np.linspace(0, len(places) - 1, min(len(places), 50)).astype(int))
+    passed_s = np.diff(columns["elapsed_s"][cuts])
+    rates = np.diff(columns["frames"][cuts]) / np.where(passed_s > 0, passed_s, np.nan)
+    return places[cuts[1:]], rates
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seeds alone, and the options by which the group differs from the others."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    def curves(self, value: str, over: str) -> list[Curve]:
+        """The curve of each run that has one."""
+        return [curve for run in self.runs if (curve := run.curve(value, over)) is not None]
+
+    def values(self, number: str) -> np.ndarray:
+        """A number of `result.json` of each run that has not failed and has it, [runs] float64."""
+        numbers = ((run.numbers or {}).get(number) for run in self.runs if run.status.status is not Status.FAILED)
+        return np.array([value for value in numbers if isinstance(value, (int, float))], float)
+
+
+def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Several curves at the same places, which all of them have: [points], and [curves, points]; None where there are
+    no such places."""
+    begin, end = max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves)
+    if not begin < end:
+        return None
+    places = np.linspace(begin, end, NUM_POINTS)
+    return places, np.stack([np.interp(places, *curve) for curve in curves])
+
+
+def centre(values: np.ndarray) -> np.ndarray:
+    """The interquartile mean over axis 0: the mean without the lowest and the highest quarter, which of fewer than four
+    values is that of all."""
+    cut = len(values) // 4
+    return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+
+
+def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The bootstrap percentile interval of `centre`, of 95 %: its lower and upper end."""
+    draws = np.random.default_rng(0).integers(len(values), size=(_NUM_DRAWS, len(values)))
+    ends = np.quantile([centre(values[draw]) for draw in draws], [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0)
+    return ends[0], ends[1]
+
+
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """The runs in or below some folders, each once. Asks SLURM if some are jobs that have not ended.
+
+    Raises:
+        ConfigError: there is no run in or below one of them.
+    """
+    found: dict[Path, RunFolder] = {}
+    for folder in folders:
+        if not (below := runs_below(folder)):
+            reason = "there is no run in it or below it" if folder.is_dir() else "no such folder"
+            raise ConfigError([f"{folder}: {reason}."])
+        found |= {files.path: files for files in below}
+    root = _common_folder(list(found))
+    jobs = [read_job(files) for files in found.values()]
+    states = query_slurm(job for job in jobs if job is not None)
+    runs = []
+    for files, job in zip(found.values(), jobs, strict=True):
+        run = Run(str(files.path.relative_to(root)), files, RunStatus(Status.UNKNOWN))
+        try:
+            run.status = status_of(files, job, states)
+            run.options = dict(_flat(read_config(newest_config(files))))
+            run.events = list(files.read_events())
+            _read_metrics(run)
+            run.numbers = numbers_of(files)
+        except DamagedFile as error:
+            run.status = RunStatus(Status.DAMAGED, str(error))
+        runs.append(run)
+    return runs
+
+
+def _common_folder(paths: Sequence[Path]) -> Path:
+    return next(root for root in paths[0].parents if all(path.is_relative_to(root) and path != root for path in paths))
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+# The columns that a report draws, by the keys of a line.
+_COLUMNS = ("time", "frames", "waited_s", "version", "lag", "return", "mean_return")
+
+
+def _read_metrics(run: Run) -> None:
+    columns: dict[str, list[float]] = {name: [] for name in ("elapsed_s", *_COLUMNS)}
+    scalars: dict[str, list[float]] = {}
+    starts = [event["time"] for event in run.events if event["event"] == "workers_started"]
+    known: list[float] = []  # times since 1970
+    passed: list[float] = []  # and what has passed by then
+    entries: dict[int, list[tuple[float, dict[str, Any]]]] = {}  # of each worker, with their times
+    for index, line in enumerate(run.files.read_metrics()):
+        try:
+            time = line["time"]
+            if not known or line.get("resumed"):
+                begin = max((start for start in starts if start <= time), default=time)
+                known.append(max([*known[-1:], begin]))
+                passed.append(passed[-1] if passed else 0.0)
+            known.append(max(known[-1], time))
+            passed.append(passed[-1] + known[-1] - known[-2])
+            for name in _COLUMNS:
+                columns[name].append(_number(line.get(name)))
+            columns["elapsed_s"].append(passed[-1])
+            for name, value in line.get("scalars", {}).items():
+                scalars.setdefault(name, [np.nan] * index).append(_number(value))
+            for column in scalars.values():
+                column += [np.nan] * (index + 1 - len(column))
+            for part in line.get("workers", ()):
+                if "frames" in part:  # complete, with the sums since the last complete one
+                    entries.setdefault(part["worker"], []).append((passed[-1], part))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFile([f"{run.files.metrics}: line {index + 1} is not of a batch: {error!r}"]) from error
+    if known:
+        run._clock = np.array(known), np.array(passed)
+    elif starts:
+        run._clock = starts[0] + np.array([0.0, 1e9]), np.array([0.0, 1e9])
+    run.spans = [span for worker, each in entries.items() for span in _spans(run, worker, each)]
+    run.columns = {name: np.array(column) for name, column in columns.items()}
+    run.scalars = {name: np.array(column) for name, column in scalars.items()}
+
+
+def _spans(run: Run, worker: int, entries: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[Span]:
+    """The time of a worker between its entries; with a gap, as long as what was not measured, where it was started
+    again."""
+    kinds = "worker_failed", "workers_started"
+    lost_s = [
+        run.seconds(each["time"])
+        for each in run.events
+        if each["event"] in kinds and each.get("worker", worker) == worker
+    ]
+    begin_s: float | None = None
+    for end_s, part in entries:
+        spent_s = [part[name] for name in TIMES]
+        shares = tuple(each / (sum(spent_s) or 1.0) for each in spent_s)
+        begin_s = end_s - sum(spent_s) if begin_s is None else begin_s
+        for at_s in lost_s:
+            if begin_s < at_s < end_s:
+                yield Span(worker, begin_s, at_s, shares)
+                begin_s = min(end_s, at_s + max(0.0, end_s - begin_s - sum(spent_s)))
+        yield Span(worker, begin_s, end_s, shares)
+        begin_s = end_s
+
+
+def _number(value: Any) -> float:
+    return np.nan if value is None else float(value)
+
+
+def objective_of(run: Run) -> str:
+    """`sweep.objective` of a run, which Hydra has saved; its default where it cannot be read."""
+    try:
+        return str(read_config(run.files.hydra / "config.yaml")["sweep"]["objective"])
+    except (DamagedFile, KeyError, TypeError):
+        return OBJECTIVES[0]
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """The options that are not the same in all runs, with the value in each; None where a run has no such option."""
+    known = [run.options for run in runs if run.options] or [{}]
+    keys = dict.fromkeys(key for options in known for key in options if not key.startswith(("hydra", "run.")))
+    differing = [key for key in keys if any(options.get(key) != known[0].get(key) for options in known)]
+    return {key: [run.options.get(key) for run in runs] for key in differing}
+
+
+def groups_of(runs: Sequence[Run]) -> list[Group]:
+    """The runs in groups that differ in their seeds alone, in the order of their first runs."""
+    keys = [key for key in differences(runs) if not key.startswith(_NO_GROUPS)]
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        members.setdefault(repr([run.options.get(key) for key in keys]), []).append(run)
+    groups = []
+    for each in members.values():
+        words = [f"{_short(key, keys)}={each[0].options.get(key)}" for key in keys]
+        name = ", ".join(words) if len(words) <= _MOST_NAMED else each[0].name
+        groups.append(Group(name or ("all runs" if len(each) > 1 else each[0].name), tuple(each)))
+    return groups
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+    """The last word of a key, where no other key has it."""
+    last = key.rpartition(".")[2]
+    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key

@@ -68,7 +68,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     rows, details = [], []
     for run, job in zip(runs, jobs, strict=True):
         is_root = run.path == root.absolute()
-        name = run.path.name if is_root else str(run.path.relative_to(root.absolute()))
+        name = run.name_below(root)
         try:
             status, numbers = status_of(run, job, states), numbers_of(run)
         except DamagedFile as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand
@@ -14,8 +15,9 @@ from collectx.run import RunFolder, Status, printing
 from collectx.run.folder import runs_below
 
 _USAGE = """\
-collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they have ended, as the command shows
-them that started them. Ctrl-C leaves and lets them run; `collectx cancel DIR` ends them.
+collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they have ended. For one run, a
+terminal shows curves of return and throughput, a row for each worker and one for the trainer; for several, a row for
+each. Ctrl-C leaves and lets them run; `collectx cancel DIR` ends them.
 
 Exit status: that of the runs: 0 completed, 1 failed, 130 interrupted, also where watch was left; 2 wrong usage."""
 
@@ -25,13 +27,15 @@ def _watch(arguments: Arguments) -> int:
     for run, status in zip(runs, statuses(runs), strict=True):
         if status.status is Status.UNKNOWN:
             printing.note(f"{run.path}: {status.detail}; follows its folder.")
-    watcher = Watcher([(submitted_run(run), read_job(run)) for run in runs], is_owner=False)
+    root = Path(arguments.words[0])
+    followed = [(replace(submitted_run(run), name=run.name_below(root)), read_job(run)) for run in runs]
+    watcher = Watcher(followed, is_owner=False)
     outcomes = watcher.watch()
     return 130 if watcher.is_detached else exit_status([outcome.status for outcome in outcomes])
 
 
 def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
-    """The runs in the folder that is the only word of a command line.
+    """The runs in the folder that is the only word of a command line; those of a sweep may lie deeper.
 
     Raises:
         ConfigError: there is not one word, or no run in that folder.
@@ -40,7 +44,10 @@ def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
         raise ConfigError([f"{subcommand} needs one folder, got {len(words)}: collectx {subcommand} --help says more."])
     if not words[0]:
         raise ConfigError([f"{subcommand}: the name of the folder is empty; . is the current one."])
-    if not (runs := runs_below(Path(words[0]), max_depth=1)):
+    folder = Path(words[0])
+    # Hydra writes multirun.yaml. Below other folders, such as outputs, are runs that do not belong together.
+    runs = runs_below(folder) if (folder / "multirun.yaml").is_file() else runs_below(folder, max_depth=1)
+    if not runs:
         raise ConfigError([f"{subcommand}: {words[0]} is neither the folder of a run nor of a sweep."])
     return runs
 

@@ -10,13 +10,19 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from collectx.jobs.charts import charts, sparkline
 from collectx.jobs.status import RunStatus, SubmittedRun
 from collectx.run import Status
-from collectx.run.display import PLAIN_S, clock, format_line, number, render_panel
+from collectx.run.display import NUM_WORKERS_SHOWN, PLAIN_S, clock, format_line, number, render_panel
 from collectx.run.files import JsonLinesTail
 from collectx.run.folder import RunFolder
 from collectx.run.printing import print_line, table
 from collectx.run.statistics import MetricsTail, Sampler
+
+# Width and height of both charts together at most, the least height, and the other lines of a panel.
+_CHART = 120, 9
+_LEAST_HEIGHT = 5
+_MOST_LINES = 8
 
 
 class WatchedRun:
@@ -96,12 +102,16 @@ class View:
         """Prints a line above the display."""
         print_line(self._console, f"collectx: {text}")
 
-    @staticmethod
-    def _panel(run: WatchedRun) -> RenderableType:
+    def _panel(self, run: WatchedRun) -> RenderableType:
         now_s = time.monotonic()
         if run.status.status is Status.QUEUED:
             return Text(f"job {run.job} is in the queue for {clock(now_s - run.since_s)}")
-        return render_panel(run.sampler.view(now_s))
+        view, size = run.sampler.view(now_s), self._console.size
+        # What is left below the other lines of the panel.
+        height = min(_CHART[1], size.height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
+        is_drawn = height >= _LEAST_HEIGHT and self._console.encoding.startswith("utf")
+        drawn = charts(run.statistics.curve, min(size.width, _CHART[0]), height) if is_drawn else None
+        return render_panel(view, drawn)
 
     def _print_line(self) -> None:
         statuses = [run.status.status for run in self._runs]
@@ -121,6 +131,6 @@ class View:
             elapsed = "" if run.status.has_ended else clock(now_s - run.since_s)
             rate = None if run.status.has_ended else run.sampler.view(now_s).now_per_s
             numbers = (f"{run.statistics.frames:,}", number(rate), number(run.statistics.mean_return))
-            rows.append((run.name, run.job or "", state, elapsed, *numbers))
-        head = ("point", "job", "state", "for", "frames", "frames/s", "return")
+            rows.append((run.name, run.job or "", state, elapsed, *numbers, sparkline(run.statistics.curve)))
+        head = ("point", "job", "state", "for", "frames", "frames/s", "return", "")
         return table(rows, head, 3, box=None, header_style="dim")

@@ -27,7 +27,7 @@ from collectx.errors import CollectxError, printable, text_of, traceback_of
 from collectx.run import printing
 from collectx.run.printing import print_line
 from collectx.run.result import ALL_DELIVERED, Result, type_name
-from collectx.run.statistics import TIMES, Sampler, Statistics, View, WorkerView
+from collectx.run.statistics import TIMES, Sampler, Statistics, View
 
 NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25
@@ -118,8 +118,8 @@ def format_line(view: View) -> str:
     return " | ".join(parts)
 
 
-def render_panel(view: View) -> RenderableType:
-    """The live display: a bar, the sums, one line per worker, the trainer's scalars."""
+def render_panel(view: View, charts: RenderableType | None = None) -> RenderableType:
+    """The live display: a bar, the sums, `charts`, a row for each worker and one for the trainer, its scalars."""
     now = view.numbers
     if not now.batches:
         return Text(f"waiting for the first batch, {clock(view.elapsed_s)}", style="dim")
@@ -141,11 +141,11 @@ def render_panel(view: View) -> RenderableType:
         f"   checkpoints {now.checkpoint_s / view.elapsed_s:.2%}" if now.checkpoint_s else "",
         f"   {_members(now.taking_part)}" if now.taking_part is not None else "",
     )
-    rows: list[RenderableType] = [head, learning]
-    if view.workers:
-        rows.append(_worker_table(view.workers))
-    if trainer := _trainer(view):
-        rows.append(Text("   ".join(trainer)))
+    rows: list[RenderableType] = [head, learning, *([] if charts is None else [charts])]
+    if view.workers or view.trainer_share is not None:
+        rows.append(_table(view))
+    if waits := _trainer(view)[1:]:
+        rows.append(Text(*waits))
     if now.scalars:
         scalars = "   ".join(f"{name} {number(value)}" for name, value in now.scalars.items())
         rows.append(Text(printable(scalars), style="cyan"))
@@ -176,16 +176,20 @@ def _members(taking_part: tuple[int, int]) -> str:
     return f"{ready} of {started} workers"
 
 
-def _worker_table(workers: tuple[WorkerView, ...]) -> Table:
+def _table(view: View) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("worker", justify="right")
-    for name in ("frames/s", *_SHARES, "lag"):
+    table.add_column("", justify="right")
+    for name in ("frames/s", *_SHARES, "lag", "learn"):
         table.add_column(name, justify="right", min_width=6)
-    for view in workers[:NUM_WORKERS_SHOWN]:
-        shares = (f"{share:.0%}" for share in view.shares)
-        table.add_row(str(view.worker), number(view.frames_per_s), *shares, str(view.lag))
-    if len(workers) > NUM_WORKERS_SHOWN:
-        table.add_row(f"+ {len(workers) - NUM_WORKERS_SHOWN} more", style="dim")
+    for worker in view.workers[:NUM_WORKERS_SHOWN]:
+        shares = (f"{share:.0%}" for share in worker.shares)
+        table.add_row(f"worker {worker.worker}", number(worker.frames_per_s), *shares, str(worker.lag))
+    if len(view.workers) > NUM_WORKERS_SHOWN:
+        table.add_row(f"+ {len(view.workers) - NUM_WORKERS_SHOWN} more", style="dim")
+    if view.trainer_share is not None:
+        columns = {"wait": f"{1 - view.trainer_share:.0%}", "lag": f"{view.numbers.lag:.1f}"}
+        cells = (columns.get(name, "") for name in (*_SHARES, "lag"))
+        table.add_row("trainer", number(view.now_per_s), *cells, f"{view.trainer_share:.0%}")
     return table
 
 

@@ -84,6 +84,10 @@ class RunFolder:
         """The configuration of a run that was resumed with another one after `batches` batches."""
         return self.snapshot / f"config-{batches:09d}.yaml"
 
+    def name_below(self, root: Path) -> str:
+        """The path relative to `root`, or the name of `root` itself."""
+        return self.path.name if self.path == root.absolute() else str(self.path.relative_to(root.absolute()))
+
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
         """Makes the folders. Removes the files of an earlier run in the same folder, and those that a
         killed process did not complete.

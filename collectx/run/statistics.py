@@ -164,6 +164,8 @@ class Statistics:
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
 
 
+# Most points of `MetricsTail.curve`.
+_MOST_POINTS = 2000
 # Of a longer `metrics.jsonl`, the end is read: some thousand batches. A million lines would take 15 s.
 _NEWEST_BYTES = 1 << 22
 
@@ -172,10 +174,14 @@ class MetricsTail(Statistics):
     """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums up the times of the batches, without the time
     between the end of a run and its resumption. Times, and so the overall rate, are those of the last `_NEWEST_BYTES`
     of the file at the first call of `update`, and of what follows; frames, batches and episodes are of the whole run.
+
+    Attributes:
+        curve: seconds since the first batch, frames and mean return, of at most `_MOST_POINTS` of the batches.
     """
 
     def __init__(self, metrics: Path, total_frames: int, target_return: float | None = None):
         super().__init__(total_frames, target_return)
+        self.curve: list[tuple[float, int, float]] = []
         self._lines = JsonLinesTail(metrics, _NEWEST_BYTES)
 
     def update(self) -> bool:
@@ -190,6 +196,7 @@ class MetricsTail(Statistics):
             lines, restarted = self._lines.read()
             if restarted:
                 super().__init__(self.total_frames, self.target_return)
+                self.curve.clear()
             if not lines:
                 return has_lines
             has_lines = True
@@ -217,6 +224,9 @@ class MetricsTail(Statistics):
         self.num_episodes = line.get("num_episodes", self.num_episodes + line.get("episodes", 0))
         mean_return = line.get("mean_return", self.mean_return)
         self.mean_return = math.nan if mean_return is None else mean_return
+        if len(self.curve) >= _MOST_POINTS:
+            del self.curve[1::2]
+        self.curve.append((self.last_s - (self.first_s or 0.0), self.frames, self.mean_return))
         self.scalars = self.scalars | line.get("scalars", {})
         self.taking_part = line.get("taking_part")
         for part in line.get("workers", ()):

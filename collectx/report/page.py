@@ -12,12 +12,12 @@ import jinja2
 import yaml
 
 from collectx import __version__
+from collectx.errors import ConfigError
 from collectx.report import draw
 from collectx.report.read import Group, Run, centre, differences, groups_of, interval
 from collectx.run import Status
-from collectx.run.events import format_event
 from collectx.run.files import write_atomically
-from collectx.run.folder import RunFolder, folder_errors
+from collectx.run.folder import RunFolder
 from collectx.run.printing import cells, number_cell, rank
 from collectx.run.snapshot import read_meta
 
@@ -61,15 +61,16 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         config=yaml.safe_dump(same, sort_keys=False),
         origins=[_origin(run.files) for run in runs],
     )
-    with folder_errors(folder):
+    path = folder / "index.html"
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("timeline-*.png"):
-            old.unlink()
-        for plots in sections.values():
-            for plot in plots:
-                plot.write_png(folder)
-        path = folder / "index.html"
+        for plot in (plot for plots in sections.values() for plot in plots):
+            plot.write_png(folder)
         write_atomically(path, lambda file: file.write(page.encode()))
+    except OSError as error:
+        raise ConfigError(
+            [f"the report cannot be written to {folder}: {error.strerror}: choose another with out=DIR."]
+        ) from error
     return path
 
 
@@ -89,10 +90,9 @@ def _group_rows(groups: Sequence[Group], objective: str) -> list[tuple[str, ...]
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
     """Date and time, seconds since the start, run and message: of events, then of the end unless it is completed."""
     for run in runs:
-        for event in run.events:
-            if (text := format_event(event["event"], event)) is not None:
-                when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
-                yield when, f"{run.seconds(event['time']):.1f}", run.name, text
+        for at, text in run.messages:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+            yield when, f"{run.seconds(at):.1f}", run.name, text
         if run.status.status is not Status.COMPLETED:
             yield "", "", run.name, f"{run.status.status}: {run.status.detail}".rstrip(": ")
 

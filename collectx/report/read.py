@@ -18,6 +18,7 @@ from collectx.config.schema.run import OBJECTIVES
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
 from collectx.run import RunFolder, Status
+from collectx.run.events import format_event
 from collectx.run.folder import runs_below
 from collectx.run.saved_config import newest_config, read_config
 from collectx.run.statistics import TIMES
@@ -58,7 +59,8 @@ class Run:
         columns: of `metrics.jsonl`, [batches] float64 each, nan where a batch has no such value.
         scalars: what the trainer has logged, likewise.
         spans: of all workers.
-        events: of `events.jsonl`; those with a message for the user, too.
+        events: of `events.jsonl`.
+        messages: those for the user about events, with the seconds since 1970.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Run:
     scalars: dict[str, np.ndarray] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[tuple[float, str]] = field(default_factory=list)
     _clock: Curve = (np.zeros(1), np.zeros(1))
 
     def seconds(self, time: float) -> float:
@@ -167,11 +170,15 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
         try:
             run.status = status_of(files, job, states)
             run.options = dict(_flat(read_config(newest_config(files))))
-            run.events = list(files.read_events())
+            events = [(each, float(each["time"]), format_event(each["event"], each)) for each in files.read_events()]
+            run.events = [each for each, _, _ in events]
+            run.messages = [(time, text) for _, time, text in events if text is not None]
             _read_metrics(run)
             run.numbers = numbers_of(files)
         except DamagedFile as error:
             run.status = RunStatus(Status.DAMAGED, str(error))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            run.status = RunStatus(Status.DAMAGED, f"{files.path}: a line of a file in it is not of a run: {error!r}")
         runs.append(run)
     return runs
 
@@ -200,26 +207,23 @@ def _read_metrics(run: Run) -> None:
     passed: list[float] = []  # and what has passed by then
     entries: dict[int, list[tuple[float, dict[str, Any]]]] = {}  # of each worker, with their times
     for index, line in enumerate(run.files.read_metrics()):
-        try:
-            time = line["time"]
-            if not known or line.get("resumed"):
-                begin = max((start for start in starts if start <= time), default=time)
-                known.append(max([*known[-1:], begin]))
-                passed.append(passed[-1] if passed else 0.0)
-            known.append(max(known[-1], time))
-            passed.append(passed[-1] + known[-1] - known[-2])
-            for name in _COLUMNS:
-                columns[name].append(_number(line.get(name)))
-            columns["elapsed_s"].append(passed[-1])
-            for name, value in line.get("scalars", {}).items():
-                scalars.setdefault(name, [np.nan] * index).append(_number(value))
-            for column in scalars.values():
-                column += [np.nan] * (index + 1 - len(column))
-            for part in line.get("workers", ()):
-                if "frames" in part:  # complete, with the sums since the last complete one
-                    entries.setdefault(part["worker"], []).append((passed[-1], part))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedFile([f"{run.files.metrics}: line {index + 1} is not of a batch: {error!r}"]) from error
+        time = line["time"]
+        if not known or line.get("resumed"):
+            begin = max((start for start in starts if start <= time), default=time)
+            known.append(max([*known[-1:], begin]))
+            passed.append(passed[-1] if passed else 0.0)
+        known.append(max(known[-1], time))
+        passed.append(passed[-1] + known[-1] - known[-2])
+        for name in _COLUMNS:
+            columns[name].append(_number(line.get(name)))
+        columns["elapsed_s"].append(passed[-1])
+        for name, value in line.get("scalars", {}).items():
+            scalars.setdefault(name, [np.nan] * index).append(_number(value))
+        for column in scalars.values():
+            column += [np.nan] * (index + 1 - len(column))
+        for part in line.get("workers", ()):
+            if "frames" in part:  # complete, with the sums since the last complete one
+                entries.setdefault(part["worker"], []).append((passed[-1], part))
     if known:
         run._clock = np.array(known), np.array(passed)
     elif starts:
@@ -242,7 +246,7 @@ def _spans(run: Run, worker: int, entries: Iterable[tuple[float, Mapping[str, An
     for end_s, part in entries:
         spent_s = [part[name] for name in TIMES]
         shares = tuple(each / (sum(spent_s) or 1.0) for each in spent_s)
-        begin_s = end_s - sum(spent_s) if begin_s is None else begin_s
+        begin_s = max(0.0, end_s - sum(spent_s)) if begin_s is None else begin_s
         for at_s in lost_s:
             if begin_s < at_s < end_s:
                 yield Span(worker, begin_s, at_s, shares)

@@ -1,0 +1,139 @@
+"""The page and the figures of a report, and the command that writes them."""
+
+import html
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from collectx.cli import report
+from collectx.run import RunFolder
+from collectx.run.files import write_json
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Page(HTMLParser):
+    """Collects texts, and the attributes that a browser would load something by."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.loads, self.tags, self.texts = [], [], []
+        self.feed(path.read_text())
+        self.text = " ".join(" ".join(self.texts).split())
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "main":
+            self.texts.clear()  # the style, and links to sections
+        self.tags.append(tag)
+        self.loads += [value for name, value in attrs if name in ("src", "href", "srcset", "xlink:href")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="session")
+def written(sweep):
+    assert report.main([str(sweep)]) == 0
+    return sweep / "report"
+
+
+def test_the_page_loads_nothing_and_has_no_script(written):
+    page = Page(written / "index.html")
+    assert page.loads
+    assert [each for each in page.loads if not each.startswith(("#", "data:"))] == []
+    assert "script" not in page.tags
+    assert re.findall(r"url\((?!#)|@import", (written / "index.html").read_text()) == []
+
+
+def test_the_page_and_the_pngs_have_all_figures(written):
+    names = ["return_frames", "return_time", "throughput", "scaling", "scalars", *(f"timeline-{i}" for i in range(4))]
+    # Without lag there is no figure of it.
+    assert sorted(path.stem for path in written.glob("*.png")) == sorted(names)
+    assert all(path.read_bytes().startswith(PNG) for path in written.glob("*.png"))
+    page = Page(written / "index.html")
+    assert page.tags.count("svg") == len(names)
+    for text in (
+        "Return against frames",
+        "Scaling with workers",
+        "100%",
+        "critic_loss",
+        "interquartile mean of 2 seeds",
+    ):
+        assert text in page.text
+    assert page.text.count("completed") == 4
+    assert "Nothing failed" in page.text
+    assert "collector.frames_per_batch: 128" in page.text
+
+
+def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(sweep, "sweep")
+    rates = {(1, 0): 30.0, (1, 1): 10.0, (2, 0): 20.0, (2, 1): 25.0}
+    for (workers, seed), rate in rates.items():
+        files = RunFolder(f"sweep/collector.num_workers={workers},seed={seed}")
+        write_json(files.result, files.read_result() | {"frames_per_s": rate})
+    # Also several folders.
+    folders = [str(path) for path in sorted(tmp_path.glob("sweep/coll*"))]
+    assert report.main([*folders, "objective=frames_per_s", "out=page"]) == 0
+    assert capsys.readouterr().out == "page/index.html\n"
+    text = Page(tmp_path / "page" / "index.html").text
+    results = text[: text.index("Learning and throughput")]
+    assert re.findall(r"num_workers=(\d) 2 of 2 ([\d.]+) ([\d.]+) ([\d.]+)", results) == [
+        ("2", "22.5", "20.0", "25.0"),
+        ("1", "20.0", "10.0", "30.0"),
+    ]
+    order = [(int(workers), int(seed)) for workers, seed in re.findall(r"num_workers=(\d),seed=(\d)", results)]
+    assert order == sorted(rates, key=rates.get, reverse=True)
+
+
+def test_what_happened_is_said_and_escaped(sweep, tmp_path):
+    folder = tmp_path / "<b>run"
+    shutil.copytree(sweep / "collector.num_workers=2,seed=1", folder)
+    files = RunFolder(folder)
+    write_json(files.result, files.read_result() | {"status": "failed", "exit_reason": "ValueError: <script>alert(1)"})
+    with open(files.events, "a") as file:
+        file.write('{"time": 1e9, "event": "worker_failed", "worker": 1, "type": "E", "message": "$x_1 & <i>"}\n')
+    assert report.main([str(folder)]) == 0
+    page = Page(files.report / "index.html")
+    assert "script" not in page.tags
+    assert "b" not in page.tags
+    for text in ("worker 1 failed: E: $x_1 & <i>", "failed: ValueError: <script>alert(1)", "<b>run"):
+        assert text in page.text
+    assert html.escape("<b>run") in (files.report / "index.html").read_text()
+
+
+def test_a_run_without_batches_has_a_page(sweep, tmp_path):
+    shutil.copytree(sweep / "collector.num_workers=2,seed=1", tmp_path / "run")
+    for name in ("metrics.jsonl", "result.json"):
+        (tmp_path / "run" / name).unlink()
+    assert report.main([str(tmp_path / "run")]) == 0
+    page = Page(tmp_path / "run" / "report" / "index.html")
+    assert "svg" not in page.tags
+    assert "failed: its process has ended without leaving a result" in page.text
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "report needs a folder of runs"),
+        ([""], "report needs a folder of runs"),
+        (["nowhere"], "nowhere: no such folder"),
+        (["{sweep}", "objective=mean_retrun"], "did you mean mean_return?"),
+        (["{sweep}", "out=/proc/nothing"], "the report cannot be written to /proc/nothing"),
+    ],
+)
+def test_wrong_usage(sweep, capsys, argv, message):
+    assert report.main([word.replace("{sweep}", str(sweep)) for word in argv]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_a_missing_package_names_the_extra(sweep, monkeypatch, capsys, package):
+    for name in [name for name in sys.modules if name.startswith("collectx.report") or name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert report.main([str(sweep)]) == 2
+    assert "pip install 'collectx[report]'" in capsys.readouterr().err

@@ -1,0 +1,143 @@
+"""Curves, times, groups and intervals of runs."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+from scipy.stats import bootstrap, trim_mean
+
+from collectx.errors import ConfigError
+from collectx.report.read import NUM_POINTS, Group, centre, common, differences, groups_of, interval, read_runs
+from collectx.run import Status
+
+
+def write_run(folder, lines, events=()):
+    """A run folder with the least in it."""
+    (folder / "snapshot").mkdir(parents=True)
+    (folder / "snapshot" / "config.yaml").write_text("seed: 0\n")
+    for name, objects in (("metrics", lines), ("events", events)):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in objects))
+    return folder
+
+
+def line(batch, time, **fields):
+    return {"batch": batch, "time": time, "frames": 10 * (batch + 1), "frames_per_s": 10.0, "waited_s": 0.5} | {
+        "version": batch,
+        "lag": 0.0,
+        **fields,
+    }
+
+
+def entry(worker, measured_s):
+    return {"worker": worker, "frames": 10, "env_s": measured_s, "policy_s": 0.0, "wait_s": 0.0, "send_s": 0.0}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 20])
+def test_the_centre_is_the_interquartile_mean(count):
+    values = np.random.default_rng(count).normal(size=(count, 3))
+    assert centre(values) == pytest.approx(trim_mean(values, 0.25, axis=0))
+
+
+def test_the_interval_is_that_of_the_bootstrap():
+    values = np.random.default_rng(0).normal(size=12)
+    expected = bootstrap((values,), lambda each, axis: trim_mean(each, 0.25, axis=axis), method="percentile", rng=1)
+    assert interval(values) == pytest.approx(list(expected.confidence_interval), abs=0.1)
+    one = np.array([3.0])
+    assert interval(one) == (3.0, 3.0)
+
+
+def test_curves_of_several_runs_are_taken_where_all_have_them():
+    one = np.array([0.0, 10.0]), np.array([0.0, 10.0])
+    other = np.array([5.0, 20.0]), np.array([0.0, 15.0])
+    places, values = common([one, other])
+    assert (places[0], places[-1], values.shape) == (5.0, 10.0, (2, NUM_POINTS))
+    assert values[:, 0].tolist() == [5.0, 0.0]
+    assert common([one, (np.array([11.0]), np.array([0.0]))]) is None
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_a_group(sweep):
+    runs = read_runs([sweep, sweep / runs_name(1, 0)])
+    assert [run.name for run in runs] == [runs_name(workers, seed) for workers in (1, 2) for seed in (0, 1)]
+    assert differences(runs) == {"collector.num_workers": [1, 1, 2, 2], "seed": [0, 1, 0, 1]}
+    groups = groups_of(runs)
+    assert [(group.name, len(group.runs)) for group in groups] == [("num_workers=1", 2), ("num_workers=2", 2)]
+    assert groups[0].values("frames").tolist() == [2560.0, 2560.0]
+
+
+def runs_name(workers, seed):
+    return f"collector.num_workers={workers},seed={seed}"
+
+
+def test_the_curves_of_a_run_are_those_of_its_files(sweep):
+    (run,) = read_runs([sweep / runs_name(2, 1)])
+    assert (run.name, run.status.status) == (runs_name(2, 1), Status.COMPLETED)
+    frames, returns = run.curve("mean_return", "frames")
+    assert frames[-1] == 2560
+    assert returns[-1] == pytest.approx(run.numbers["mean_return"], rel=1e-6)
+    times, rates = run.curve("frames_per_s", "elapsed_s")
+    assert 0 < times[0] < times[-1] < 60
+    # The rates are those after the first batch.
+    passed_s = np.diff([run.columns["elapsed_s"][0], *times])
+    assert sum(rates * passed_s) == pytest.approx(2560 - 128)
+    assert set(run.scalars) == {"actor_loss", "critic_loss", "entropy"}
+    assert {span.worker for span in run.spans} == {0, 1}
+    assert run.curve("nothing", "frames") is None
+
+
+def test_long_curves_are_thinned_by_means(tmp_path):
+    count = 10 * NUM_POINTS
+    folder = write_run(tmp_path / "run", [line(batch, float(batch), mean_return=batch % 2) for batch in range(count)])
+    (run,) = read_runs([folder])
+    places, values = run.curve("mean_return", "frames")
+    assert len(places) == NUM_POINTS
+    assert set(values) == {0.5}
+    assert np.all(np.diff(places) > 0)
+
+
+def test_the_time_between_an_end_and_a_resumption_does_not_count(tmp_path):
+    lines = [line(0, 101.0), line(1, 102.0), line(2, 5001.5, resumed=True), line(3, 5002.5)]
+    events = [{"time": time, "event": "workers_started", "num_workers": 1} for time in (100.0, 5000.5)]
+    (run,) = read_runs([write_run(tmp_path / "run", lines, events)])
+    assert run.columns["elapsed_s"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert [run.seconds(time) for time in (100.0, 101.5, 3000.0, 5001.0)] == [0.0, 1.5, 2.0, 2.5]
+
+
+def test_a_worker_that_was_lost_has_a_gap_until_the_next_one_works(tmp_path):
+    lines = [line(index, 101.0 + index, workers=[entry(0, seconds)]) for index, seconds in enumerate((1, 1, 0.4))]
+    events = [{"time": 100.0, "event": "workers_started", "num_workers": 1}]
+    events += [{"time": 102.25, "event": "worker_failed", "worker": 0, "type": "WorkerDied", "message": ""}]
+    (run,) = read_runs([write_run(tmp_path / "run", lines, events)])
+    spans = [(round(span.begin_s, 3), round(span.end_s, 3)) for span in run.spans]
+    assert spans == [(0.0, 1.0), (1.0, 2.0), (2.0, 2.25), (2.85, 3.0)]
+    assert {span.shares for span in run.spans} == {(1.0, 0.0, 0.0, 0.0)}
+
+
+def test_folders_without_a_run_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no such folder"):
+        read_runs([tmp_path / "nowhere"])
+    with pytest.raises(ConfigError, match="there is no run in it"):
+        read_runs([tmp_path])
+
+
+def test_a_damaged_file_is_the_status_of_its_run_only(sweep, tmp_path):
+    generator = random.Random(0)
+    shutil.copytree(sweep, tmp_path / "sweep")
+    for name in ("metrics.jsonl", "events.jsonl", "result.json", "snapshot/config.yaml"):
+        file = tmp_path / "sweep" / runs_name(1, 0) / name
+        whole = file.read_bytes()
+        for _ in range(25):
+            place = generator.randrange(len(whole))
+            file.write_bytes(whole[:place] + bytes([generator.randrange(256)]) + whole[place + 1 :])
+            first, *others = read_runs([tmp_path / "sweep"])
+            assert first.status.status in (Status.COMPLETED, Status.DAMAGED)
+            assert [run.status.status for run in others] == [Status.COMPLETED] * 3
+            assert sum(len(group.runs) for group in groups_of([first, *others])) == 4
+        file.write_bytes(whole)
+
+
+def test_failed_runs_are_no_part_of_a_groups_numbers(sweep):
+    first, second, *_ = read_runs([sweep])
+    first.status = type(first.status)(Status.FAILED)
+    assert Group("both", (first, second)).values("mean_return").tolist() == [second.numbers["mean_return"]]

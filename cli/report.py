@@ -37,7 +37,8 @@ def _report(arguments: Arguments) -> int:
     objective = options.get("objective") or read.objective_of(runs[0])
     if objective not in OBJECTIVES:
         raise ConfigError([f"objective={objective}: no such number of a run{did_you_mean(objective, OBJECTIVES)}"])
-    out = Path(options.get("out") or (RunFolder(folders[0]).report if len(folders) == 1 else "report"))
+    name = RunFolder(folders[0]).report.name
+    out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     printing.say(str(page.write_report(runs, out, objective)))
     return 0
 

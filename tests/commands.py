@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -47,3 +48,16 @@ def start(*argv: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
 
 def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
+
+
+def debian(command: str, package: str) -> str:
+    """The path of a command that a package of Debian has, which is installed where this user may; otherwise the test is
+    skipped."""
+    install = f"apt-get -o DPkg::Lock::Timeout=120 install --yes --no-install-recommends {package}"
+    if which(command) is None and which("apt-get") is not None and os.geteuid() == 0:
+        variables = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        script = f"{install} || (apt-get update && {install})"
+        subprocess.run(["sh", "-c", script], env=variables, capture_output=True, timeout=280)
+    if (path := which(command)) is None:
+        pytest.skip(f"{command} is not installed: apt-get install {package}, as root")
+    return path

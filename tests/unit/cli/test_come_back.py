@@ -2,6 +2,7 @@
 tests/system/test_resume.py."""
 
 import json
+import shutil
 import socket
 from contextlib import suppress
 
@@ -9,7 +10,7 @@ import pytest
 from composing import composed
 
 from collectx.cli import cancel, logs, watch
-from collectx.errors import LauncherError
+from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import cancel as jobs_cancel
 from collectx.jobs.status import SubmittedRun, write_job
 from collectx.launcher.slurm import commands
@@ -221,3 +222,16 @@ def test_a_run_that_ends_before_its_process_is_looked_for_has_ended(job, capsys,
     with locked(job, replace=True):
         assert cancel.main(["sweep"]) == 0
     assert f"{job.path}: interrupted: interrupted by SIGINT\n" in capsys.readouterr().out
+
+
+def test_the_points_of_a_sweep_may_lie_deeper_and_runs_elsewhere_not(job, tmp_path):
+    point = tmp_path / "outputs" / "sweep" / "by" / "n" / "2"
+    shutil.copytree(job.path, point)
+    with pytest.raises(ConfigError, match="neither the folder of a run nor of a sweep"):
+        watch.runs_of("watch", [str(tmp_path / "outputs" / "sweep")])
+    (tmp_path / "outputs" / "sweep" / "multirun.yaml").touch()
+    (found,) = watch.runs_of("watch", [str(tmp_path / "outputs" / "sweep")])
+    assert found.path == point
+    assert found.name_below(tmp_path / "outputs" / "sweep") == "by/n/2"
+    with pytest.raises(ConfigError):
+        watch.runs_of("cancel", [str(tmp_path / "outputs")])

@@ -1,0 +1,83 @@
+"""`collectx report` in a real browser, and `collectx watch` in a real terminal."""
+
+import json
+import subprocess
+
+import matplotlib.image
+import pytest
+from commands import collectx, debian, environment, start
+
+# Chromium itself would ask its maker's servers.
+_HEADLESS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND")
+_BAD = '<img src="http://127.0.0.1:9/logo.png"><script>console.error("broken")</script>'
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of a sweep."""
+    folder = tmp_path_factory.mktemp("report")
+    words = ["collector.num_workers=1,2", "seed=0,1", "collector.total_frames=8192", "hydra.sweep.dir=sweep"]
+    collectx("run", "-m", *words, cwd=folder)
+    done = collectx("report", "sweep", cwd=folder)
+    assert done.stdout == "sweep/report/index.html\n"
+    return folder / "sweep" / "report" / "index.html"
+
+
+@pytest.fixture
+def browse(tmp_path):
+    """`browse(page, *flags)` opens a page in Chromium, and returns what it printed."""
+    chromium = debian("chromium", "chromium")
+
+    def run(page, *flags):
+        command = [chromium, *_HEADLESS, f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def test_the_page_opens_without_errors_and_without_network(page, browse, tmp_path):
+    (tmp_path / "bad.html").write_text(_BAD)
+    outcomes = {}
+    for path in (page, tmp_path / "bad.html"):
+        done = browse(path, "--dump-dom", "--enable-logging=stderr", f"--log-net-log={tmp_path / 'net.json'}")
+        events = json.loads((tmp_path / "net.json").read_text())["events"]
+        # A file has the origin "null", Chromium itself "not an origin".
+        asked = {each["params"]["url"] for each in events if each.get("params", {}).get("initiator") == "null"}
+        outcomes[path.name] = "CONSOLE" in done.stderr, asked, done.stdout.count("<svg")
+    assert outcomes == {"index.html": (False, set(), 9), "bad.html": (True, {"http://127.0.0.1:9/logo.png"}, 0)}
+
+
+@pytest.mark.parametrize(("scheme", "is_dark"), [(0, True), (1, False)])
+def test_the_page_is_light_or_dark_as_the_user_prefers(page, browse, tmp_path, scheme, is_dark):
+    browse(page, f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1300,1500", "--screenshot=shot.png")
+    shot = matplotlib.image.imread(tmp_path / "shot.png")[:, :, :3]
+    ground = shot[2, 2]
+    assert (ground.mean() < 0.2) == is_dark
+    # Half of the page is ground or panel, and its texts have the other brightness.
+    assert abs(shot.mean() - ground.mean()) < 0.2
+    assert abs(shot - ground).max() > 0.6
+
+
+def test_watch_draws_curves_in_a_terminal(tmp_path, wait_until):
+    tmux = [debian("tmux", "tmux"), "-L", f"collectx-{tmp_path.name}", "-f", "/dev/null"]
+
+    def screen():
+        return subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, text=True).stdout
+
+    run = start("run", "collector.total_frames=-1", "hydra.run.dir=run", cwd=tmp_path)
+    try:
+        wait_until((tmp_path / "run" / "metrics.jsonl").exists, 60, "the first batch")
+        command = ["new-session", "-d", "-x", "100", "-y", "30", "collectx watch run; sleep 60"]
+        subprocess.run([*tmux, *command], cwd=tmp_path, env=environment(LC_ALL="C.UTF-8"), check=True)
+        parts = ("return ", "frames/s ", "worker 0", "worker 1", "trainer", "critic_loss")
+        wait_until(lambda: all(part in screen() for part in parts), 60, f"the panel: {screen()}")
+        wait_until(lambda: sum(0x2800 < ord(each) < 0x2900 for each in screen()) > 60, 60, "curves")
+        subprocess.run([*tmux, "send-keys", "C-c"], check=True)
+        wait_until(lambda: "left; " in screen(), 30, "the end of watch")
+        assert run.poll() is None
+    finally:
+        subprocess.run([*tmux, "kill-server"], capture_output=True)
+        run.terminate()
+        run.wait(60)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import yaml
 
 from collectx import __version__
@@ -21,7 +22,8 @@ from collectx.run.folder import RunFolder
 from collectx.run.printing import cells, number_cell, rank
 from collectx.run.snapshot import read_meta
 
-# Timelines in one page.
+# Groups of which curves are drawn, and timelines, in one page.
+_MOST_CURVES = 10
 _MOST_TIMELINES = 6
 
 
@@ -32,6 +34,8 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         ConfigError: the folder cannot be written to.
     """
     groups = groups_of(runs)
+    best = sorted(groups, key=lambda group: rank(_middle(group.values(objective)), objective))
+    drawn = [group for group in groups if group in best[:_MOST_CURVES]]
     ranked = sorted(runs, key=lambda run: rank((run.numbers or {}).get(objective), objective))
     # Runs that failed first.
     told = sorted(ranked, key=lambda run: run.status.status is not Status.FAILED)[:_MOST_TIMELINES]
@@ -39,9 +43,9 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
     differing = differences(runs)
     same = {key: value for key, value in runs[0].options.items() if key not in differing}
     sections = {
-        "Learning and throughput": list(draw.curves(groups)),
+        "Learning and throughput": list(draw.curves(drawn)),
         "Scaling": list(draw.scaling(groups)),
-        "Losses": list(draw.scalars(groups)),
+        "Losses": list(draw.scalars(drawn)),
         "Timelines": timelines,
     }
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -52,9 +56,12 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         time=time.strftime("%Y-%m-%d %H:%M:%S"),
         objective=objective,
         rows=[(run.status.status, cells(run.name, run.status.status, run.numbers)) for run in ranked],
-        group_rows=_group_rows(groups, objective) if len(groups) < len(runs) else [],
+        group_rows=[_group_row(group, objective) for group in best] if len(groups) < len(runs) else [],
         sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
-        num_left_out=len(runs) - len(told),
+        left_out={
+            "Learning and throughput": (len(groups) - len(drawn), "configurations have no curve"),
+            "Timelines": (len(runs) - len(told), "runs have no timeline"),
+        },
         happened=list(_happened(runs)),
         names=[run.name for run in runs],
         differences={key: ["null" if value is None else value for value in each] for key, each in differing.items()},
@@ -74,17 +81,16 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
     return path
 
 
-def _group_rows(groups: Sequence[Group], objective: str) -> list[tuple[str, ...]]:
-    """For each group, the best first: how many runs have the objective, its centre, the interval, least and most."""
-    rows: list[tuple[float, tuple[str, ...]]] = []
-    for group in groups:
-        values = group.values(objective)
-        middle = float(centre(values)) if len(values) else None
-        ends = interval(values) if len(values) > 1 else (None, None)
-        numbers = (middle, *ends, *((values.min(), values.max()) if len(values) else (None, None)))
-        row = (group.name, f"{len(values)} of {len(group.runs)}", *(number_cell(number) for number in numbers))
-        rows.append((rank(middle, objective), row))
-    return [row for _, row in sorted(rows, key=lambda each: each[0])]
+def _middle(values: np.ndarray) -> float | None:
+    return float(centre(values)) if len(values) else None
+
+
+def _group_row(group: Group, objective: str) -> tuple[str, ...]:
+    """Name, how many runs have the objective, their centre, its interval, least and most."""
+    values = group.values(objective)
+    ends = interval(values) if len(values) > 1 else (None, None)
+    numbers = (_middle(values), *ends, *((values.min(), values.max()) if len(values) else (None, None)))
+    return (group.name, f"{len(values)} of {len(group.runs)}", *(number_cell(number) for number in numbers))
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:

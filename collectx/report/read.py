@@ -46,7 +46,7 @@ class Span:
     shares: tuple[float, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """One run. Times are seconds since its workers were started; the time between the end of a run and its resumption
     counts for none.
@@ -108,7 +108,7 @@ def _rates(columns: Mapping[str, np.ndarray], places: np.ndarray) -> Curve:
     return places[cuts[1:]], rates
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Runs that differ in their seeds alone, and the options by which the group differs from the others."""
 

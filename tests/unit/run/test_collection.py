@@ -1,5 +1,6 @@
 """Batches on their way to the trainer: what is counted, measured and written down, and read by who looks on."""
 
+import json
 import math
 from contextlib import closing
 from dataclasses import replace
@@ -163,7 +164,21 @@ def test_lines_are_taken_in_as_they_come_and_a_run_begun_anew_from_its_beginning
             file.write(text)
         seen.append((replay.update(), replay.frames))
     assert seen == [(True, 20), (True, 40), (False, 40), (True, 60)]
+    assert [frames for _, frames, _ in replay.curve] == [20, 40, 60]
     folder.metrics.rename(tmp_path / "old")
     folder.metrics.write_bytes(first)
     assert replay.update()
     assert (replay.frames, replay.batches, replay.num_episodes, replay.total_frames) == (20, 1, 0, 100)
+    assert len(replay.curve) == 1
+
+
+def test_the_curve_of_a_long_run_is_thinned_from_its_first_batch_to_its_last(tmp_path):
+    line = {"time": 0.0, "frames_per_s": 10.0, "waited_s": 0.0, "version": 0, "lag": 0.0, "mean_return": 1.0}
+    lines = (json.dumps(line | {"batch": batch, "frames": 10 * (batch + 1)}) for batch in range(9001))
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{each}\n" for each in lines))
+    replay = MetricsTail(tmp_path / "metrics.jsonl", -1)
+    replay.update()
+    assert 1000 <= len(replay.curve) <= 2000
+    assert replay.curve[0] == (0.0, 10, 1.0)
+    assert replay.curve[-1] == (pytest.approx(9000.0), 90010, 1.0)
+    assert replay.curve == sorted(replay.curve)

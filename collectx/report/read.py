@@ -218,9 +218,8 @@ def _read_metrics(run: Run) -> None:
             columns[name].append(_number(line.get(name)))
         columns["elapsed_s"].append(passed[-1])
         for name, value in line.get("scalars", {}).items():
-            scalars.setdefault(name, [np.nan] * index).append(_number(value))
-        for column in scalars.values():
-            column += [np.nan] * (index + 1 - len(column))
+            column = scalars.setdefault(name, [])
+            column += [np.nan] * (index - len(column)) + [_number(value)]
         for part in line.get("workers", ()):
             if "frames" in part:  # complete, with the sums since the last complete one
                 entries.setdefault(part["worker"], []).append((passed[-1], part))
@@ -230,7 +229,8 @@ def _read_metrics(run: Run) -> None:
         run._clock = starts[0] + np.array([0.0, 1e9]), np.array([0.0, 1e9])
     run.spans = [span for worker, each in entries.items() for span in _spans(run, worker, each)]
     run.columns = {name: np.array(column) for name, column in columns.items()}
-    run.scalars = {name: np.array(column) for name, column in scalars.items()}
+    count = len(columns["time"])
+    run.scalars = {name: np.array(column + [np.nan] * (count - len(column))) for name, column in scalars.items()}
 
 
 def _spans(run: Run, worker: int, entries: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[Span]:

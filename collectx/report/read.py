@@ -17,7 +17,7 @@ import numpy as np
 from collectx.config.schema.run import OBJECTIVES
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
-from collectx.run import RunFolder, Status
+from collectx.run import RunFolder, Status, snapshot
 from collectx.run.events import format_event
 from collectx.run.folder import runs_below
 from collectx.run.saved_config import newest_config, read_config
@@ -168,6 +168,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     for files, job in zip(found.values(), jobs, strict=True):
         run = Run(str(files.path.relative_to(root)), files, RunStatus(Status.UNKNOWN))
         try:
+            snapshot.check_format(files)
             run.status = status_of(files, job, states)
             run.options = dict(_flat(read_config(newest_config(files))))
             events = [(each, float(each["time"]), format_event(each["event"], each)) for each in files.read_events()]
@@ -175,7 +176,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
             run.messages = [(time, text) for _, time, text in events if text is not None]
             _read_metrics(run)
             run.numbers = numbers_of(files)
-        except DamagedFile as error:
+        except ConfigError as error:  # also a damaged file
             run.status = RunStatus(Status.DAMAGED, str(error))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             run.status = RunStatus(Status.DAMAGED, f"{files.path}: a line of a file in it is not of a run: {error!r}")

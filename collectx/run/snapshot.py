@@ -113,7 +113,7 @@ def check_format(folder: RunFolder) -> None:
     """Raises:
     ConfigError: a newer version of collectx has written the folder. Folders of earlier formats are read.
     """
-    meta = _read(folder)
+    meta = read_meta(folder)
     if (found := meta.get("format", 1)) > FORMAT:
         version = (meta.get("packages") or {}).get("collectx", "a newer one")
         reads = f"collectx {__version__} reads formats up to {FORMAT}"

@@ -9,7 +9,7 @@
     speed.py      shares and ratios: the three above in turns
     compare.py    this checkout and another revision in turns: `make bench-compare REV=...`
     learning.py   learning curves of the built-in trainers
-    tables.py     the tables of the documentation, from results.json and learning.json
+    tables.py     the tables and the plot of the documentation, from results.json and learning.json
     many.py       hundreds of worker processes over gloo
     startup.py    time to the first batch
     memory.py     resident memory over many batches, and remaining processes and files

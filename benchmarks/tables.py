@@ -1,5 +1,6 @@
-"""The tables of the documentation: `python -m benchmarks.tables` writes those of benchmarks/results.json between
-`<!-- bench NAME -->` and `<!-- bench end -->`; with `--check` it only says which of them differ, with status 1.
+"""The tables and the plot of the documentation: `python -m benchmarks.tables` writes the tables of
+benchmarks/results.json between `<!-- bench NAME -->` and `<!-- bench end -->`, and the plot as a drawing; with
+`--check` it only says which of them differ, with status 1.
 
 Imports neither torch nor collectx.
 """
@@ -21,6 +22,7 @@ _FILES = (
     _ROOT / "docs" / "explanation" / "performance.md",
     _ROOT / "docs" / "explanation" / "learning.md",
 )
+_PLOT = _ROOT / "docs" / "images" / "shares.svg"
 _REGION = re.compile(r"(<!-- bench (\w+) -->\n).*?(\n<!-- bench end -->)", re.DOTALL)
 
 Lines = dict[str, dict[str, Any]]
@@ -29,17 +31,19 @@ Lines = dict[str, dict[str, Any]]
 def main() -> int:
     """Returns the exit status."""
     results = json.loads(RESULTS.read_text())
+    texts = {
+        path: _REGION.sub(lambda found: found[1] + _TABLES[found[2]](results) + found[3], path.read_text())
+        for path in _FILES
+    }
     status = 0
-    for path in _FILES:
-        old = path.read_text()
-        new = _REGION.sub(lambda found: found[1] + _TABLES[found[2]](results) + found[3], old)
-        if old != new:
-            print(f"{path.relative_to(_ROOT)}: its tables are not those of {RESULTS.relative_to(_ROOT)}", end="")
+    for path, text in {**texts, _PLOT: _plot(results["lines"])}.items():
+        if not path.exists() or path.read_text() != text:
+            print(f"{path.relative_to(_ROOT)} is not that of {RESULTS.relative_to(_ROOT)}", end="")
             if "--check" in sys.argv:
                 status = 1
                 print(": python -m benchmarks.tables")
             else:
-                path.write_text(new)
+                path.write_text(text)
                 print(": rewritten")
     return status
 
@@ -106,6 +110,50 @@ def _ruled(rows: list[list[str]]) -> Iterator[list[str]]:
     yield rows[0]
     yield ["---"] * len(rows[0])
     yield from rows[1:]
+
+
+# Sizes of the plot in pixels; the axis ends at a share of `_MOST`.
+_LEFT, _SCALE, _ROW, _MOST = 345, 200, 18, 2.0
+
+
+def _plot(lines: Lines) -> str:
+    """The shares of all cases: a bar from the least to the most, a dot at the median, a line at the target."""
+    shares = {name.removesuffix(": share"): line for name, line in lines.items() if name.endswith(": share")}
+    marks, y, last = [], 24, ""
+    for name, line in shares.items():
+        case, _, kind = name.partition(" ")
+        if case != last:
+            y += 6
+            marks.append(_text(8, y, _title(case)))
+        least, most, median = (_x(line[key]) for key in ("least", "most", "median"))
+        marks += [
+            _text(190, y, kind),
+            f'<path d="M{least} {y - 4} H{most}" stroke="#5c6bc0" stroke-width="6" stroke-opacity=".45"/>',
+            f'<circle cx="{median}" cy="{y - 4}" r="4.5" fill="#5c6bc0"/>',
+        ]
+        if line["target"] is not None:
+            marks.append(f'<path d="M{_x(line["target"])} {y - 12} v16" stroke="#ef9f27" stroke-width="2.5"/>')
+        y, last = y + _ROW, case
+    axis = [
+        f'<path d="M{_x(share)} 14 V{y}" stroke="currentColor" stroke-opacity="{0.6 if share == 1 else 0.2}"/>'
+        f'<text x="{_x(share)}" y="{y + 14}" text-anchor="middle">{share:g}</text>'
+        for share in (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)
+    ]
+    size = f'viewBox="0 0 {_LEFT + int(_MOST * _SCALE) + 20} {y + 20}" width="{_LEFT + int(_MOST * _SCALE) + 20}"'
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12" fill="currentColor">',
+        "<style>@media (prefers-color-scheme: dark) { svg { color: #ddd } }</style>",
+        "<title>Share of the bare loop by case: least to most, median, target</title>",
+    ]
+    return "\n".join([*head, *axis, *marks, "</svg>", ""])
+
+
+def _x(share: float) -> float:
+    return round(_LEFT + _SCALE * min(share, _MOST), 1)
+
+
+def _text(x: float, y: float, text: str) -> str:
+    return f'<text x="{x}" y="{y}">{text}</text>'
 
 
 _TABLES: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -1,12 +1,15 @@
 """A hook of MkDocs: the pages of the site that are generated from the code.
 
 `reference/configuration.md` has every option with type, range, default and meaning, from the dataclasses of
-`collectx/config/schema` and the comments of `conf/`. `reference/commands.md` has the help of every subcommand.
+`collectx/config/schema` and the comments of `conf/`. `reference/commands.md` has the help of every subcommand. Drawings
+become part of their page, so that their lines and texts have its colour (`currentColor`).
 """
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -15,6 +18,7 @@ from collectx.cli.main import SUBCOMMANDS
 from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS
 
+_DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
 _NAMES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "mapping"}
 
 
@@ -23,6 +27,18 @@ def on_files(files: Files, config: Any) -> Files:
     for path, page in (("configuration", configuration()), ("commands", commands())):
         files.append(File.generated(config, f"reference/{path}.md", content=page))
     return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Replaces the images of drawings by the drawings."""
+    return _DRAWING.sub(lambda found: _drawing(*found.groups()), html)
+
+
+def _drawing(text: str, name: str) -> str:
+    svg = (Path(__file__).parent / "images" / name).read_text()
+    # The style is for viewers of the file alone.
+    svg = re.sub(r"<style>.*?</style>\n", "", svg, flags=re.DOTALL)
+    return svg.replace("<svg ", f'<svg class="drawing" role="img" aria-label="{text}" ', 1)
 
 
 def commands() -> str:

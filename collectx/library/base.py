@@ -51,9 +51,9 @@ _MOST_KILLS = 5
 class BaseCollector(ReadableCollector):
     """Base class of all collectors of the library, for `isinstance`; not instantiated itself.
 
-    Iterate to get TensorDicts of `frames_per_batch` frames (see README, "A batch and a run"), until `total_frames` are
-    delivered. Use it from one thread, and only in the process that has made it. As a context manager, it shuts the
-    workers down at the end of the block.
+    Iterate to get TensorDicts of `frames_per_batch` frames (see docs/explanation/concepts.md, "A batch"), until
+    `total_frames` are delivered. Use it from one thread, and only in the process that has made it. As a context
+    manager, it shuts the workers down at the end of the block.
 
     With worker processes of this machine, the constructor blocks until they have made their envs and policies, for
     `start_timeout_s` at most; with jobs and Ray's actors, the first batch waits for them.

@@ -99,7 +99,9 @@ class MultiCollector(StatefulCollector):
 
 
 class MultiSyncCollector(MultiCollector):
-    """`MultiCollector(sync=True)`."""
+    """Collects in worker processes of this machine, over shared memory. A batch stacks one part of equal size per
+    worker, `[workers, ...]`, collected with the newest weights. Workers wait while this process learns, unless
+    `overlap=1`. The same as `MultiCollector(sync=True)`."""
 
     @signature_of(MultiSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -107,7 +109,9 @@ class MultiSyncCollector(MultiCollector):
 
 
 class MultiAsyncCollector(MultiCollector):
-    """`MultiCollector(sync=False)`."""
+    """Collects in worker processes of this machine that do not wait for each other, over shared memory. A batch comes
+    from a single worker, the first that is ready; its weights may be some versions old. The same as
+    `MultiCollector(sync=False)`."""
 
     @signature_of(MultiAsyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -132,7 +136,8 @@ class AsyncBatchedCollector(StatefulCollector):
 
 
 class AsyncCollector(MultiAsyncCollector):
-    """`MultiAsyncCollector` with one worker."""
+    """Collects in one worker process of this machine, while this process learns: `MultiAsyncCollector` with one
+    worker."""
 
     @signature_of(MultiAsyncKeywords)
     def __init__(self, create_env_fn: Any, *arguments: Any, **keywords: Any):
@@ -141,7 +146,8 @@ class AsyncCollector(MultiAsyncCollector):
 
 
 class DistributedCollector(StatefulCollector):
-    """Collects in workers on any host, over torch.distributed; `sync` as in `MultiCollector`."""
+    """Collects in workers on any host, over torch.distributed. A batch comes from a single worker, the first that is
+    ready; with `sync=True` it stacks one part of every worker."""
 
     @signature_of(DistributedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -149,7 +155,9 @@ class DistributedCollector(StatefulCollector):
 
 
 class DistributedSyncCollector(DistributedCollector):
-    """`DistributedCollector(sync=True)`; by default publishes the policy's weights after every batch."""
+    """Collects in workers on any host, over torch.distributed. A batch stacks one part of every worker,
+    `[workers, ...]`. By default publishes the policy's weights after every batch, unless workers have individual
+    policies."""
 
     @signature_of(DistributedSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -162,7 +170,8 @@ class DistributedSyncCollector(DistributedCollector):
 
 
 class RPCCollector(StatefulCollector):
-    """Collects in workers on any host, over torch RPC; `sync` as in `MultiCollector`.
+    """Collects in workers on any host, over torch RPC. A batch comes from a single worker, the first that is ready;
+    with `sync=True` it stacks one part of every worker.
 
     Torch RPC exchanges pickles and does not check the run's secret: a peer that can reach its ports can run code.
     """
@@ -173,8 +182,9 @@ class RPCCollector(StatefulCollector):
 
 
 class RayCollector(StatefulCollector):
-    """Collects in actors of a Ray cluster, over its object store; `sync` as in `MultiCollector`. The first collector
-    connects this process to Ray, until the process ends or calls `ray.shutdown()`. Ray exchanges pickles."""
+    """Collects in actors of a Ray cluster, over its object store. A batch comes from a single worker, the first that is
+    ready; with `sync=True` it stacks one part of every worker. The first collector connects this process to Ray, until
+    the process ends or calls `ray.shutdown()`. Ray exchanges pickles."""
 
     @signature_of(RayKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):

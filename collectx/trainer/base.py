@@ -49,9 +49,9 @@ class Collection(Protocol):
     num_episodes: int
 
     def __iter__(self) -> Iterator[TensorDict | WrittenBatch]:
-        """Yields batches (see `collectx/batch.py`) until `total_frames` are delivered. The trainer owns the memory of
-        each batch, unless `collector.zero_copy=true`: a batch is then valid until the next one is requested. Yields
-        a `WrittenBatch` for each batch of a trainer whose workers write to its `shared_replay`."""
+        """Yields batches (see docs/explanation/concepts.md) until `total_frames` are delivered. The trainer owns the
+        memory of each batch, unless `collector.zero_copy=true`: a batch is then valid until the next one is requested.
+        Yields a `WrittenBatch` for each batch of a trainer whose workers write to its `shared_replay`."""
 
     def publish(self, policy: nn.Module) -> int:
         """Publishes the weights of `policy` to the workers and returns their version. Copies them before it returns, so

@@ -1,0 +1,54 @@
+"""What pages of the documentation say about the code: messages, files and functions."""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def defined(path: Path) -> set[str]:
+    """Names of the functions, classes and methods of a file, methods as `Class.method`."""
+    names = set()
+    for node in tree(path).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    return names
+
+
+def test_messages_are_printed_by_the_code():
+    texts = {
+        node.value
+        for folder in ("collectx", "cli")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    messages = re.findall(r"^### `(.+)`$", (DOCS / "reference" / "messages.md").read_text(), re.MULTILINE)
+    parts = {part.strip(" ") for message in messages for part in message.split("...")} - {""}
+    assert len(messages) >= 25
+    assert not {part for part in parts if not any(part in text for text in texts)}
+
+
+def test_the_architecture_names_files_and_functions_that_exist():
+    page = (DOCS / "explanation" / "architecture.md").read_text()
+    drawings = "".join(path.read_text() for path in sorted((DOCS / "images").glob("walk-*.svg")))
+    paths = set(re.findall(r"`((?:collectx|cli|benchmarks|tests|\.ci)/[\w/.-]+)`", page))
+    assert not {path for path in paths if not (ROOT / path).exists()}
+    # Rows of the walks: a file, then its functions.
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| ((?:`[\w.]+`(?:, )?)+) \|", page, re.MULTILINE)
+    named = [(path, name) for path, names in rows for name in re.findall(r"`([\w.]+)`", names)]
+    drawn = re.findall(r">([\w/]+\.py): ([\w., ]+?)<", drawings)
+    classes = [(f"collectx/{path}", name) for path, names in drawn for name in names.split(", ")[:1]]
+    assert len(named) >= 25
+    assert len(classes) >= 20
+    assert not [each for each in (*named, *classes) if each[1] not in defined(ROOT / each[0])]

@@ -159,6 +159,7 @@ class _Execution:
         self._event_log = events
         self._point = point
         self._trainer: Trainer
+        self._policy: Any = None
         self._workers_write = False
         self._close_note: threading.Timer | None = None
         self._make_loggers: dict[str, Callable[[], Logger]]
@@ -188,7 +189,7 @@ class _Execution:
         random.seed(cfg.seed)
         np.random.seed(cfg.seed % 2**32)
         torch.manual_seed(cfg.seed)
-        module = policy.build(cfg.policy, spec, cfg.seed)
+        self._policy = module = policy.build(cfg.policy, spec, cfg.seed)
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
         if self._point is not None:
             self._point.load_trainer(self._trainer)
@@ -257,7 +258,7 @@ class _Execution:
             if backend_of(self._cfg) == "inline":
                 self._report_before_close(error)
         finally:
-            self.finish(collection, checkpointer)
+            self.finish(collector, collection, checkpointer)
 
     def _resume(self, point: ResumePoint, collector: Collector) -> None:
         """Restores the workers; blocks until they have started."""
@@ -273,9 +274,11 @@ class _Execution:
             "(checkpoint.grace_s); a second signal ends the run at once"
         )
 
-    def finish(self, collection: RunCollection, checkpointer: Checkpointer) -> None:
-        """Writes the last batch's line, a checkpoint unless the run has failed, and `checkpoints/final.pt`, before the
-        workers close. A trainer that a signal has interrupted within a batch is not saved."""
+    def finish(self, collector: Collector, collection: RunCollection, checkpointer: Checkpointer) -> None:
+        """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,
+        before the workers close. A trainer that a signal has interrupted within a batch is not saved."""
+        from collectx.run.trained import write_weights
+
         self._signals.shield()
         if self._record.is_interrupted and collection.is_learning:
             collection.close()
@@ -287,6 +290,7 @@ class _Execution:
                 checkpointer.write(waits=not self._record.is_interrupted)
         finally:
             checkpointer.write_final(self._files.final_checkpoint)
+            write_weights(self._files.policy, self._policy, collector.transport.newest_weights())
 
     def close(self) -> None:
         """Called when the workers are closed. Blocks until the loggers have written everything."""

@@ -11,6 +11,7 @@
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
     <run>/checkpoints/
+    <run>/policy.pt            the state dict of the policy with the last published weights, at the end of the run
     <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id, by which they continue a run
 
 Used by the trainer's process while a run lives, and by the command line afterwards.
@@ -60,6 +61,7 @@ class RunFolder:
         self.job_note = self.jobs / "slurm.json"
         self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"
+        self.policy = self.path / "policy.pt"
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
         self.progress = self.path / "progress.csv"
@@ -104,7 +106,7 @@ class RunFolder:
             notes = () if keep_logs else (self.job_note, self.worker_jobs)
             logs = () if keep_logs else self.logs.glob("*.log")
             configs = (path for _, path in self.configs[1:])
-            ended = (self.result, self.final_checkpoint, self.rendezvous, self.secret, *notes)
+            ended = (self.result, self.final_checkpoint, self.policy, self.rendezvous, self.secret, *notes)
             for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
                 stale.unlink(missing_ok=True)
             if not keep_run:

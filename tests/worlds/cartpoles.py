@@ -6,6 +6,7 @@ from functools import partial
 import gymnasium
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from tensordict.nn import TensorDictModule
 from torch import nn
 
 
@@ -54,3 +55,15 @@ class Constant(nn.Module):
 
     def forward(self, observation):
         return self.action.long().expand(observation.shape[:-1])
+
+
+class Alternating(TensorDictModule):
+    """A recurrent policy: moves left and right in turn, left first."""
+
+    def __init__(self):
+        keys = ["action", ("next", "turn")]
+        super().__init__(self._alternate, in_keys=["observation", "turn"], out_keys=keys)
+        self.initial_state = {"turn": torch.zeros(1)}
+
+    def _alternate(self, observation, turn):
+        return turn.squeeze(-1).long(), 1 - turn

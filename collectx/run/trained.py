@@ -1,0 +1,270 @@
+"""The policy of a run, rebuilt from its snapshot with its newest weights: `collectx.load_policy`.
+
+    policy.pt                       the state dict of the policy, written at the end of the run
+    checkpoints/<batches>/state.pt  the weights of a run that has not ended, or was killed
+
+Used by scripts of the user and by the command line after a run; `write_weights` in the trainer's process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+from torch import nn
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.batch import Leaf, as_key
+from collectx.checkpoints import Checkpoints
+from collectx.config.schema.run import RunConfig
+from collectx.env.base import Env, EnvSpec
+from collectx.env.observation import ObservationLeaves
+from collectx.env.spaces import SpaceLeaves
+from collectx.errors import ConfigError, DamagedFile, ShapeError
+from collectx.policy.base import Actor
+from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.stochastic import StochasticPolicy
+from collectx.policy.weights import FlatWeights
+from collectx.rollout.options import RolloutOptions
+from collectx.run import foreign_code
+from collectx.run.files import write_atomically
+from collectx.run.folder import RunFolder
+from collectx.run.saved_config import saved_config
+
+
+def load_policy(
+    run_dir: str | os.PathLike[str],
+    deterministic: bool = True,
+    device: torch.device | str = "cpu",
+    trust: bool = False,
+) -> LoadedPolicy:
+    """The policy of a run with its newest weights: the last published ones of a run that has ended, otherwise the
+    weights in the newest checkpoint. Makes one env of the run, to read its spaces, and closes it.
+
+    Args:
+        deterministic: acts greedily; False: as in the run (`collector.exploration_type`).
+        device: where the policy computes.
+        trust: allows a folder of another user. Its configuration names code that is imported and called.
+
+    Raises:
+        ConfigError: the folder has no run or no weights, its configuration has problems, or it belongs to another user.
+    """
+    files = RunFolder(run_dir)
+    cfg = read_run(files)
+    foreign_code.check(files, cfg, trust)
+    kind = "deterministic" if deterministic else cfg.collector.exploration_type
+    return LoadedPolicy.of(files, cfg, ExplorationType(kind), torch.device(device))
+
+
+def read_run(files: RunFolder) -> RunConfig:
+    """The newest configuration of the run in a folder.
+
+    Raises:
+        ConfigError: there is no run, or its configuration has problems.
+    """
+    if not files.config.is_file():
+        raise ConfigError([f"{files.path} is not a run folder: {files.config} does not exist."])
+    return saved_config(files)
+
+
+class LoadedPolicy:
+    """A policy that acts on observations; see `load_policy`.
+
+    Attributes:
+        module: the policy: an `nn.Module`, another callable, or None for random actions.
+        spec: the leaves and spaces that it was built for.
+        device: where it computes.
+        leaves: the observation leaves that a call needs, `[*shape]` each.
+
+    Args:
+        flatten: from an observation as the env returns it to the values of `spec.inputs`; None: an observation is one
+            value.
+        reads: keys that the policy reads, with those of `spec.inputs`.
+    """
+
+    def __init__(
+        self,
+        module: Callable | None,
+        spec: EnvSpec,
+        kind: ExplorationType,
+        device: torch.device,
+        flatten: Callable[[Any], list[Any]] | None = None,
+        reads: Sequence[Any] = (),
+    ):
+        self.module = module
+        self.device = device
+        keys = {as_key(key) for key in reads}
+        self.leaves = tuple(leaf for leaf in spec.observation if leaf in spec.inputs or leaf.key in keys)
+        first = {key: value[:1] for key, value in spec.example_observation.items()}
+        self.spec = dataclasses.replace(
+            spec, observation=self.leaves, batch_shape=(), example_observation=first, data_device=device
+        )
+        self._kind = kind
+        self._flatten = flatten
+        self._actors: dict[int, Actor] = {}
+        self._states: list[torch.Tensor] = []
+
+    @classmethod
+    def of(cls, files: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device) -> LoadedPolicy:
+        """The policy of a run in a folder, which is trusted."""
+        flatten: Callable[[Any], list[Any]] | None = None
+
+        def examine(group: Env) -> None:
+            nonlocal flatten
+            if (space := _observation_space(group)) is not None:
+                flatten = ObservationLeaves(space, getattr(cfg.env, "exclude_keys", ())).flatten
+
+        module, spec = build(files, cfg, examine)
+        reads = () if isinstance(module, StochasticPolicy) else getattr(module, "in_keys", None) or ()
+        return cls(module, spec, kind, device, flatten, reads)
+
+    def __call__(self, observation: Any) -> Any:
+        """The action for one observation, or the actions for a batch of observations.
+
+        Args:
+            observation: as the env returns it: arrays or tensors `[*shape]`, or `[B, *shape]` for a batch; a dict or
+                a tuple of them where the space is one. Or a TensorDict with the keys of `leaves`.
+
+        Returns:
+            As the env's `step` takes it, arrays `[*shape]` or `[B, *shape]`; tensors for a TensorDict.
+
+        Raises:
+            ShapeError: the observation does not have the shape of the env's observations.
+        """
+        is_dict = isinstance(observation, TensorDictBase)
+        values = [observation[leaf.key] for leaf in self.leaves] if is_dict else self._values(observation)
+        tensors = [torch.as_tensor(v).to(self.device, leaf.dtype) for v, leaf in zip(values, self.leaves, strict=True)]
+        size = _batch_size(tensors[0], self.leaves[0]) if tensors else ()
+        rows = [_row(tensor, leaf, size) for tensor, leaf in zip(tensors, self.leaves, strict=True)]
+        actor = self._actor(size[0] if size else 1)
+        with torch.inference_mode(), exploration(self._kind):
+            outputs = [*actor.act([*rows, *self._states])]
+        self._keep_states(actor, outputs)
+        # Copies, as the next call may overwrite the outputs.
+        shapes = [(*size, *leaf.shape) for leaf in self.spec.action]
+        actions = [value.reshape(shape).clone() for value, shape in zip(outputs, shapes, strict=False)]
+        if is_dict:
+            return actions[0] if len(actions) == 1 else actions
+        arrays = [value.numpy(force=True)[()] for value in actions]
+        return arrays[0] if len(arrays) == 1 else SpaceLeaves(self.spec.action_space, ("action",)).nest(arrays)
+
+    def reset(self, ended: Any = None) -> None:
+        """Begins new episodes: resets the state of a recurrent policy. Other policies have none.
+
+        Args:
+            ended: `[B]` bool, the rows of the batch whose episodes end; None: all.
+        """
+        if ended is None:
+            self._states = []
+        elif self._states:
+            rows = torch.as_tensor(ended, device=self.device)
+            for state, first in zip(self._states, self._first_states(len(rows)), strict=True):
+                state[rows] = first[rows]
+
+    def _values(self, observation: Any) -> list[Any]:
+        values = [observation] if self._flatten is None else self._flatten(observation)
+        if len(values) != len(self.leaves):
+            keys = ", ".join(".".join(leaf.key) for leaf in self.leaves)
+            raise ShapeError(f"the policy reads {keys}: call it with a TensorDict that has these keys")
+        return values
+
+    def _actor(self, rows: int) -> Actor:
+        if rows not in self._actors:
+            spec = dataclasses.replace(self.spec, num_envs=rows)
+            self._actors[rows] = policies.make_actor(self.module, spec, self.device, self._kind)
+        actor = self._actors[rows]
+        if not self._states or len(self._states[0]) != rows:
+            self._states = [state.clone() for state in self._first_states(rows)]
+        return actor
+
+    def _first_states(self, rows: int) -> list[torch.Tensor]:
+        firsts = [state.initial for state in self._actors[rows].states if state.initial is not None]
+        return [first.expand(rows, *first.shape).to(self.device) for first in firsts]
+
+    def _keep_states(self, actor: Actor, outputs: Sequence[torch.Tensor]) -> None:
+        carried = [state for state in actor.states if state.initial is not None]
+        written = dict(zip(actor.leaves, outputs, strict=True))
+        for kept, state in zip(self._states, carried, strict=True):
+            kept.copy_(written[state.leaf.under("next")] if state.is_written else torch.zeros_like(kept))
+
+
+def build(files: RunFolder, cfg: RunConfig, examine: Callable[[Env], None]) -> tuple[Callable | None, EnvSpec]:
+    """The policy of a run with its newest weights, on the CPU, and the spec of its envs.
+
+    Args:
+        examine: see `collectx.env.read_spec`.
+
+    Raises:
+        ConfigError: the run has no weights, or the policy cannot be built.
+    """
+    spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), examine)
+    spec = RolloutOptions.of(cfg.collector).env_spec(spec)
+    module = policies.build(cfg.policy, spec, cfg.seed)
+    if isinstance(module, nn.Module):
+        _load_weights(files, module, spec)
+    return module, spec
+
+
+def write_weights(path: Path, policy: Any, flat: torch.Tensor) -> None:
+    """Writes the state dict of `policy` with other weights to a file; blocks until it is on the disk. Writes nothing
+    for a policy without weights.
+
+    Args:
+        policy: unchanged afterwards.
+        flat: the weights, see `FlatWeights`.
+    """
+    if not flat.numel():
+        return
+    weights, own = FlatWeights(policy), torch.empty_like(flat)
+    weights.write(own)
+    weights.read(flat)
+    try:
+        write_atomically(path, lambda file: torch.save(policy.state_dict(), file))
+    finally:
+        weights.read(own)
+
+
+def _load_weights(files: RunFolder, module: nn.Module, spec: EnvSpec) -> None:
+    # A lazy module has its tensors after the first call.
+    policies.make_actor(module, spec, torch.device("cpu"), ExplorationType.DETERMINISTIC)
+    if files.policy.is_file():
+        try:
+            module.load_state_dict(torch.load(files.policy, map_location="cpu", weights_only=True))
+            return
+        except Exception as error:
+            raise DamagedFile([f"{files.policy}: cannot be loaded: {type(error).__name__}: {error}"]) from error
+    checkpoints = Checkpoints(files.checkpoints)
+    flat, problems = checkpoints.newest(lambda found: found.load(mmap=True)["collector"]["weights"])
+    if flat is None:
+        advice = "a run writes them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."
+        raise ConfigError([f"{files.path} has no weights of its policy: {advice}", *problems])
+    FlatWeights(module).read(flat)
+
+
+def _observation_space(group: Env) -> spaces.Space | None:
+    """The space of the observations that the envs of a group return; None for envs of TorchRL, which have specs."""
+    if not group.user_envs:
+        return group.spec.observation_space
+    first = group.user_envs[0]
+    space = getattr(first, "single_observation_space", getattr(first, "observation_space", None))
+    return space if isinstance(space, spaces.Space) else None
+
+
+def _batch_size(tensor: torch.Tensor, leaf: Leaf) -> tuple[int, ...]:
+    return tuple(tensor.shape[: tensor.ndim - len(leaf.shape)])
+
+
+def _row(tensor: torch.Tensor, leaf: Leaf, size: tuple[int, ...]) -> torch.Tensor:
+    if len(size) > 1 or tuple(tensor.shape) != (*size, *leaf.shape):
+        raise ShapeError(
+            f"{'.'.join(leaf.key)}: expected shape {list(leaf.shape)}, or [B, ...] for a batch, got "
+            f"{list(tensor.shape)}: pass what the env returns"
+        )
+    return tensor.reshape(size[0] if size else 1, *leaf.shape)

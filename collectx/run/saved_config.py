@@ -174,6 +174,17 @@ def saved_config(files: RunFolder) -> RunConfig:
     return cfg
 
 
+def run_config(files: RunFolder) -> RunConfig:
+    """As `saved_config`, of a folder that a user names.
+
+    Raises:
+        ConfigError: there is no run either.
+    """
+    if not files.config.is_file():
+        raise ConfigError([f"{files.path} is not a run folder: {files.config} does not exist."])
+    return saved_config(files)
+
+
 def saved_text(files: RunFolder) -> str | None:
     """The `saved_config` as `config_text`; None where it cannot be read."""
     try:

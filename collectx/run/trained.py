@@ -30,13 +30,15 @@ from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, DamagedFile, ShapeError
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.recurrent import StateSpec
 from collectx.policy.stochastic import StochasticPolicy
+from collectx.policy.user_actor import UserActor
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.options import RolloutOptions
 from collectx.run import foreign_code
 from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
-from collectx.run.saved_config import saved_config
+from collectx.run.saved_config import run_config
 
 
 def load_policy(
@@ -49,7 +51,8 @@ def load_policy(
     weights in the newest checkpoint. Makes one env of the run, to read its spaces, and closes it.
 
     Args:
-        deterministic: acts greedily; False: as in the run (`collector.exploration_type`).
+        deterministic: acts greedily, with the module in evaluation mode (`nn.Module.eval`); False: as in the run
+            (`collector.exploration_type`).
         device: where the policy computes.
         trust: allows a folder of another user. Its configuration names code that is imported and called.
 
@@ -57,21 +60,10 @@ def load_policy(
         ConfigError: the folder has no run or no weights, its configuration has problems, or it belongs to another user.
     """
     files = RunFolder(run_dir)
-    cfg = read_run(files)
+    cfg = run_config(files)
     foreign_code.check(files, cfg, trust)
     kind = "deterministic" if deterministic else cfg.collector.exploration_type
     return LoadedPolicy.of(files, cfg, ExplorationType(kind), torch.device(device))
-
-
-def read_run(files: RunFolder) -> RunConfig:
-    """The newest configuration of the run in a folder.
-
-    Raises:
-        ConfigError: there is no run, or its configuration has problems.
-    """
-    if not files.config.is_file():
-        raise ConfigError([f"{files.path} is not a run folder: {files.config} does not exist."])
-    return saved_config(files)
 
 
 class LoadedPolicy:
@@ -122,6 +114,8 @@ class LoadedPolicy:
                 flatten = ObservationLeaves(space, getattr(cfg.env, "exclude_keys", ())).flatten
 
         module, spec = build(files, cfg, examine)
+        if isinstance(module, nn.Module) and kind is ExplorationType.DETERMINISTIC:
+            module.eval()
         reads = () if isinstance(module, StochasticPolicy) else getattr(module, "in_keys", None) or ()
         return cls(module, spec, kind, device, flatten, reads)
 
@@ -143,13 +137,17 @@ class LoadedPolicy:
         tensors = [torch.as_tensor(v).to(self.device, leaf.dtype) for v, leaf in zip(values, self.leaves, strict=True)]
         size = _batch_size(tensors[0], self.leaves[0]) if tensors else ()
         rows = [_row(tensor, leaf, size) for tensor, leaf in zip(tensors, self.leaves, strict=True)]
-        actor = self._actor(size[0] if size else 1)
-        with torch.inference_mode(), exploration(self._kind):
-            outputs = [*actor.act([*rows, *self._states])]
-        self._keep_states(actor, outputs)
+        num_rows = size[0] if size else 1
+        self._actor(num_rows)  # making it is impossible in inference mode
+        if not self._states or len(self._states[0]) != num_rows:
+            self._states = [state.clone() for state in self._first_states(num_rows)]
+        with torch.inference_mode():
+            outputs = self.act([*rows, *self._states], num_rows)
         # Copies, as the next call may overwrite the outputs.
         shapes = [(*size, *leaf.shape) for leaf in self.spec.action]
         actions = [value.reshape(shape).clone() for value, shape in zip(outputs, shapes, strict=False)]
+        for kept, state in zip(self._states, outputs[len(shapes) :], strict=True):
+            kept.copy_(state)
         if is_dict:
             return actions[0] if len(actions) == 1 else actions
         arrays = [value.numpy(force=True)[()] for value in actions]
@@ -168,6 +166,42 @@ class LoadedPolicy:
             for state, first in zip(self._states, self._first_states(len(rows)), strict=True):
                 state[rows] = first[rows]
 
+    @property
+    def states(self) -> list[StateSpec]:
+        """What a recurrent policy carries from step to step."""
+        return [state for state in self._actor(1).states if state.initial is not None]
+
+    def act(self, inputs: Sequence[torch.Tensor], rows: int, any_rows: bool = False) -> tuple[torch.Tensor, ...]:
+        """The actions `[B, *shape]` and next states for observations and states `[B, *shape]` on `device`, in the order
+        of `leaves` and `states`; B is `rows`. The next call may overwrite the result.
+
+        Args:
+            any_rows: of a user's policy, as it returns them, for any B.
+        """
+        actor = self._actor(rows)
+        with exploration(self._kind):
+            if any_rows and isinstance(actor, UserActor):
+                values = actor.plan.run(inputs)
+                outputs = [values[i].to(leaf.dtype) for i, leaf in zip(actor.plan.numbers, actor.leaves, strict=True)]
+            else:
+                outputs = [*actor.act(inputs)]
+        written = dict(zip(actor.leaves, outputs, strict=True))
+        # A state that the policy only reads, whether an episode begins, is zero in its later steps.
+        following = [
+            written[state.leaf.under("next")] if state.is_written else torch.zeros_like(old)
+            for state, old in zip(self.states, inputs[len(self.leaves) :], strict=True)
+        ]
+        return (*outputs[: len(self.spec.action)], *following)
+
+    def example(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """First observations, or zeros, and first states, as `act` takes them for so many rows."""
+        self._actor(rows)
+        first = self.spec.example_observation
+        zeros = {leaf.key: torch.zeros((1, *leaf.shape), dtype=leaf.dtype) for leaf in self.leaves}
+        observations = [first.get(leaf.key, zeros[leaf.key]).to(self.device) for leaf in self.leaves]
+        tensors = [each.repeat(rows, *[1] * (each.ndim - 1)) for each in observations]
+        return (*tensors, *(state.clone() for state in self._first_states(rows)))
+
     def _values(self, observation: Any) -> list[Any]:
         values = [observation] if self._flatten is None else self._flatten(observation)
         if len(values) != len(self.leaves):
@@ -179,20 +213,11 @@ class LoadedPolicy:
         if rows not in self._actors:
             spec = dataclasses.replace(self.spec, num_envs=rows)
             self._actors[rows] = policies.make_actor(self.module, spec, self.device, self._kind)
-        actor = self._actors[rows]
-        if not self._states or len(self._states[0]) != rows:
-            self._states = [state.clone() for state in self._first_states(rows)]
-        return actor
+        return self._actors[rows]
 
     def _first_states(self, rows: int) -> list[torch.Tensor]:
-        firsts = [state.initial for state in self._actors[rows].states if state.initial is not None]
+        firsts = [state.initial for state in self.states if state.initial is not None]
         return [first.expand(rows, *first.shape).to(self.device) for first in firsts]
-
-    def _keep_states(self, actor: Actor, outputs: Sequence[torch.Tensor]) -> None:
-        carried = [state for state in actor.states if state.initial is not None]
-        written = dict(zip(actor.leaves, outputs, strict=True))
-        for kept, state in zip(self._states, carried, strict=True):
-            kept.copy_(written[state.leaf.under("next")] if state.is_written else torch.zeros_like(kept))
 
 
 def build(files: RunFolder, cfg: RunConfig, examine: Callable[[Env], None]) -> tuple[Callable | None, EnvSpec]:

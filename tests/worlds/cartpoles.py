@@ -1,6 +1,7 @@
 """CartPole, one env or several, and policies for it, as a user of the library passes them."""
 
 import os
+import typing
 from functools import partial
 
 import gymnasium
@@ -57,13 +58,13 @@ class Constant(nn.Module):
         return self.action.long().expand(observation.shape[:-1])
 
 
-class Alternating(TensorDictModule):
-    """A recurrent policy: moves left and right in turn, left first."""
+class Alternating(nn.Module):
+    initial_state: typing.ClassVar = {"turn": torch.zeros(1)}
 
-    def __init__(self):
-        keys = ["action", ("next", "turn")]
-        super().__init__(self._alternate, in_keys=["observation", "turn"], out_keys=keys)
-        self.initial_state = {"turn": torch.zeros(1)}
-
-    def _alternate(self, observation, turn):
+    def forward(self, observation, turn):
         return turn.squeeze(-1).long(), 1 - turn
+
+
+def alternating():
+    """A recurrent policy: moves left and right in turn, left first."""
+    return TensorDictModule(Alternating(), ["observation", "turn"], ["action", ("next", "turn")])

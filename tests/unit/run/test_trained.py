@@ -4,6 +4,7 @@ import os
 
 import gymnasium
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from composing import composed
@@ -11,6 +12,7 @@ from tensordict import TensorDict
 from worlds.torchrlenvs import Goals
 
 import collectx
+from collectx.cli import export
 from collectx.errors import ConfigError, DamagedFile, ShapeError
 from collectx.run import RunFolder, execute, foreign_code
 
@@ -84,7 +86,7 @@ def test_errors_say_what_to_do(trained, tmp_path, within):
 
 
 def test_a_recurrent_policy_keeps_its_state(tmp_path):
-    policy = collectx.load_policy(run(tmp_path / "run", f"{_CUSTOM} policy.target=worlds.cartpoles:Alternating"))
+    policy = collectx.load_policy(run(tmp_path / "run", f"{_CUSTOM} policy.target=worlds.cartpoles:alternating"))
     one = np.zeros(4, np.float32)
     assert [int(policy(one)) for _ in range(4)] == [0, 1, 0, 1]
     policy(one)
@@ -103,3 +105,46 @@ def test_random_and_dict_spaces(tmp_path):
     env = Goals()
     observation, _ = env.reset(seed=0)
     assert env.action_space.contains(policy(observation))
+
+
+def onnx_session(path):
+    session = onnxruntime.InferenceSession(path)
+    return lambda *inputs: session.run(
+        None, {each.name: x for each, x in zip(session.get_inputs(), inputs, strict=True)}
+    )
+
+
+def graph(path):
+    loaded = torch.jit.load(path)
+    return lambda *inputs: [each.numpy() for each in loaded(*map(torch.from_numpy, inputs))]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
+@pytest.mark.parametrize("form", ["torchscript", "onnx"])
+@pytest.mark.parametrize(
+    "line", [_SHORT, f"{_SHORT} env=pendulum", f"{_CUSTOM} policy.target=worlds.cartpoles:alternating"]
+)
+def test_exported_graphs_act_like_the_policy(tmp_path, line, form, capsys):
+    folder = run(tmp_path / "run", line)
+    assert export.main([str(folder), f"format={form}"]) == 0
+    *_, path = capsys.readouterr().out.split()
+    act = {"torchscript": graph, "onnx": onnx_session}[form](path)
+    policy = collectx.load_policy(folder)
+    states = [np.zeros((7, 1), np.float32) for _ in policy.states]
+    generator = np.random.default_rng(0)
+    for _ in range(3):
+        observation = generator.normal(size=(7, *policy.leaves[0].shape)).astype(np.float32)
+        action, *states = act(observation, *states)
+        np.testing.assert_allclose(action, policy(observation), rtol=1e-5, atol=1e-6)
+
+
+def test_an_exported_state_dict_and_wrong_words(trained, tmp_path, capsys):
+    assert export.main([str(trained), "format=state_dict", f"output={tmp_path / 'mine.pt'}"]) == 0
+    state = torch.load(tmp_path / "mine.pt", weights_only=True)
+    torch.testing.assert_close(state, torch.load(trained / "policy.pt", weights_only=True), rtol=0, atol=0)
+    assert export.main([str(trained), "format=onx"]) == 2
+    assert "format=onx: no such format; did you mean onnx?" in capsys.readouterr().err
+    assert export.main([str(trained), "format=onnx", "opset=3"]) == 2
+    assert "opset: no such option" in capsys.readouterr().err
+    assert export.main(["format=onnx"]) == 2
+    assert "export needs one run folder, got 0" in capsys.readouterr().err

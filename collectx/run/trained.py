@@ -220,7 +220,9 @@ class LoadedPolicy:
         return [first.expand(rows, *first.shape).to(self.device) for first in firsts]
 
 
-def build(files: RunFolder, cfg: RunConfig, examine: Callable[[Env], None]) -> tuple[Callable | None, EnvSpec]:
+def build(
+    files: RunFolder, cfg: RunConfig, examine: Callable[[Env], object] = lambda group: None
+) -> tuple[Callable | None, EnvSpec]:
     """The policy of a run with its newest weights, on the CPU, and the spec of its envs.
 
     Args:

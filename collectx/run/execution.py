@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collectx.loggers import Logger
     from collectx.run.checkpointer import Checkpointer
     from collectx.run.collection import RunCollection
+    from collectx.run.evaluator import Evaluator
     from collectx.run.logger_threads import LoggerThreads
     from collectx.trainer.base import Trainer
 
@@ -114,6 +115,11 @@ def _run(
         local.preload()
         with signals.ignored_by_children():
             local.warm_up()
+    elif cfg.eval.every_batches is not None:
+        from collectx.launcher import local
+
+        with signals.ignored_by_children():
+            local.warm_up()
     if point is None:
         snapshot.write(cfg, files, argv)
     else:
@@ -164,6 +170,7 @@ class _Execution:
         self._close_note: threading.Timer | None = None
         self._make_loggers: dict[str, Callable[[], Logger]]
         self._loggers: LoggerThreads | None = None
+        self._evaluator: Evaluator | None = None
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[Collector]:
         """Makes the policy and the trainer, and starts the workers; does not wait for them."""
@@ -233,6 +240,11 @@ class _Execution:
             assembler,
         )
         self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
+        if self._cfg.eval.every_batches is not None:
+            from collectx.run.evaluator import Evaluator
+
+            weights = collector.transport.newest_weights
+            self._evaluator = Evaluator(self._cfg, self._files, self._record.statistics, weights, self._add_event)
         collection = RunCollection(
             collector,
             self._files,
@@ -245,6 +257,7 @@ class _Execution:
             batches=written_batches(collector) if self._workers_write else None,
             max_batches=self._cfg.run.max_batches,
             loggers=self._loggers,
+            evaluator=self._evaluator,
         )
         try:
             if self._point is not None:
@@ -285,6 +298,8 @@ class _Execution:
             self._add_event("not_saved", batches=self._record.statistics.batches)
             return
         try:
+            if self._evaluator is not None and not self._record.errors and not self._record.is_interrupted:
+                self._evaluator.wait()
             collection.close()
             if not self._record.errors:
                 checkpointer.write(waits=not self._record.is_interrupted)
@@ -294,6 +309,8 @@ class _Execution:
 
     def close(self) -> None:
         """Called when the workers are closed. Blocks until the loggers have written everything."""
+        if self._evaluator is not None:
+            self._evaluator.close()
         if self._loggers is not None:
             self._loggers.close()
         if self._close_note is not None:

@@ -56,10 +56,10 @@ def test_it_is_reproducible_and_greedy_by_default(run, evaluate):
     "env",
     [
         "env=counting env.num_envs=3 env.episode_length=5",
-        "env=gym_vector env.id=CartPole-v1 env.num_envs=3",
+        pytest.param("env=gym_vector env.id=CartPole-v1 env.num_envs=3", marks=pytest.mark.ci),
         "env=gym_vector env.id=CartPole-v1 env.num_envs=3 env.autoreset_mode=next_step",
-        "env=envpool env.id=CartPole-v1 env.num_envs=3",
-        "env=torchrl env.target=worlds.torchrlenvs:serial",
+        pytest.param("env=envpool env.id=CartPole-v1 env.num_envs=3", marks=pytest.mark.ci),
+        pytest.param("env=torchrl env.target=worlds.torchrlenvs:serial", marks=pytest.mark.ci),
     ],
 )
 def test_any_kind_of_env_and_random_actions(run, evaluate, env):

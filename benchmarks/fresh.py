@@ -52,12 +52,19 @@ def run(module: str, timeout_s: float = 120.0, **arguments: Any) -> dict[str, An
 class Session:
     """A new process, started as by `run` but in `folder`, that measures in turns until the context ends.
 
+    Args:
+        stopped: whether its process group is stopped between turns, as by SIGSTOP. Without, its workers may fill
+            queues while another side is measured.
+
     Raises:
         Failed: by any method: the process ended without an answer, or took more than `timeout_s`.
     """
 
-    def __init__(self, module: str, timeout_s: float = 120.0, folder: Path | None = None, **arguments: Any):
+    def __init__(
+        self, module: str, timeout_s: float = 120.0, folder: Path | None = None, stopped: bool = False, **arguments: Any
+    ):
         self._name, self._timeout_s, self._is_ready = f"{module} {arguments}", timeout_s, False
+        self._stopped = stopped
         self._process = _start(module, arguments, stdin=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder)
 
     def wait_until_ready(self) -> None:
@@ -65,12 +72,20 @@ class Session:
         if not self._is_ready:
             self._answer()
             self._is_ready = True
+            self._signal(signal.SIGSTOP)
 
     def turn(self, seconds: float) -> dict[str, Any]:
         """Returns a measurement of so many seconds, after a warm-up. Blocks."""
         self.wait_until_ready()
+        self._signal(signal.SIGCONT)
         print(seconds, file=self._process.stdin, flush=True)
-        return self._answer()
+        result = self._answer()
+        self._signal(signal.SIGSTOP)
+        return result
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._stopped:
+            os.killpg(self._process.pid, number)
 
     def _answer(self) -> dict[str, Any]:
         watchdog = threading.Timer(self._timeout_s, os.killpg, (self._process.pid, signal.SIGKILL))
@@ -90,6 +105,8 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         """Closes standard input, which ends the process."""
+        with contextlib.suppress(ProcessLookupError):
+            self._signal(signal.SIGCONT)
         try:
             with contextlib.suppress(BrokenPipeError):
                 self._process.communicate(timeout=self._timeout_s)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks import fresh
-from benchmarks.cases import CASES, OVERLAPPED
+from benchmarks.cases import CASES, OVERLAPPED, RAY_KINDS
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ def _rates(
         for kind in case.kinds:
             sessions[kind] = [start("ours", cores[: case.num_workers(kind)], kind=kind)]
         for kind in peers:
-            sessions[f"torchrl_{kind}"] = [start("peer", cores[: case.num_workers(kind)], kind=kind)]
+            sessions[f"torchrl_{kind}"] = [
+                start("peer", cores[: case.num_workers(kind)], stopped=kind not in RAY_KINDS, kind=kind)
+            ]
         for side in list(sessions):
             try:
                 for session in sessions[side]:

@@ -37,7 +37,8 @@ def _eval(arguments: Arguments) -> int:
     from collectx.run import evaluation, trained
 
     recording = evaluation.with_video(cfg, files.videos) if cfg.eval.video else cfg
-    policy, spec = trained.build(files, cfg)
+    policy, spec, _ = trained.build(cfg)
+    trained.load_weights(files, policy)
     if cfg.eval.video:
         shutil.rmtree(files.videos, ignore_errors=True)
     try:

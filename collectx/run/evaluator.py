@@ -22,15 +22,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from collectx import env as envs
-from collectx import policy as policies
 from collectx.config.schema.run import RunConfig
 from collectx.launcher.local import LocalLauncher
-from collectx.policy.exploration import ExplorationType
 from collectx.policy.weights import FlatWeights
 from collectx.run.evaluation import evaluate
 from collectx.run.folder import RunFolder
 from collectx.run.statistics import Statistics
+from collectx.run.trained import build
 from collectx.transport.processes import Handle, end_processes
 
 # How much the processor prefers trainer and workers; see nice(2).
@@ -138,10 +136,7 @@ def run_evaluations(cfg: RunConfig, connection: Connection) -> None:
     """The main function of the process: evaluates the weights that it receives, until the connection is closed."""
     os.nice(_NICENESS)
     try:
-        spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
-        policy = policies.build(cfg.policy, spec, cfg.seed)
-        # A lazy module has its tensors after the first call.
-        policies.make_actor(policy, spec, torch.device("cpu"), ExplorationType(cfg.eval.exploration_type))
+        policy, spec, _ = build(cfg)
         weights = FlatWeights(policy if isinstance(policy, nn.Module) else None)
         while True:
             flat = torch.frombuffer(bytearray(connection.recv_bytes()) or bytearray(1), dtype=torch.uint8)

@@ -95,9 +95,7 @@ class LoadedPolicy:
         keys = {as_key(key) for key in reads}
         self.leaves = tuple(leaf for leaf in spec.observation if leaf in spec.inputs or leaf.key in keys)
         first = {key: value[:1] for key, value in spec.example_observation.items()}
-        self.spec = dataclasses.replace(
-            spec, observation=self.leaves, batch_shape=(), example_observation=first, data_device=device
-        )
+        self.spec = dataclasses.replace(spec, observation=self.leaves, batch_shape=(), example_observation=first)
         self._kind = kind
         self._flatten = flatten
         self._actors: dict[int, Actor] = {}
@@ -113,7 +111,8 @@ class LoadedPolicy:
             if (space := _observation_space(group)) is not None:
                 flatten = ObservationLeaves(space, getattr(cfg.env, "exclude_keys", ())).flatten
 
-        module, spec = build(files, cfg, examine)
+        module, _, spec = build(cfg, examine)
+        load_weights(files, module)
         if isinstance(module, nn.Module) and kind is ExplorationType.DETERMINISTIC:
             module.eval()
         reads = () if isinstance(module, StochasticPolicy) else getattr(module, "in_keys", None) or ()
@@ -221,22 +220,20 @@ class LoadedPolicy:
 
 
 def build(
-    files: RunFolder, cfg: RunConfig, examine: Callable[[Env], object] = lambda group: None
-) -> tuple[Callable | None, EnvSpec]:
-    """The policy of a run with its newest weights, on the CPU, and the spec of its envs.
+    cfg: RunConfig, examine: Callable[[Env], object] = lambda group: None
+) -> tuple[Callable | None, EnvSpec, EnvSpec]:
+    """The policy of a configuration on the CPU, with its first weights; the spec of its envs, and the spec as policies
+    see it, with what `cfg.collector` adds.
 
     Args:
         examine: see `collectx.env.read_spec`.
-
-    Raises:
-        ConfigError: the run has no weights, or the policy cannot be built.
     """
     spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), examine)
-    spec = RolloutOptions.of(cfg.collector).env_spec(spec)
-    module = policies.build(cfg.policy, spec, cfg.seed)
-    if isinstance(module, nn.Module):
-        _load_weights(files, module, spec)
-    return module, spec
+    seen = RolloutOptions.of(cfg.collector).env_spec(spec)
+    policy = policies.build(cfg.policy, spec, cfg.seed)
+    # A lazy module has its tensors after the first call.
+    policies.make_actor(policy, seen, torch.device("cpu"), ExplorationType.RANDOM)
+    return policy, spec, seen
 
 
 def write_weights(path: Path, policy: Any, flat: torch.Tensor) -> None:
@@ -258,9 +255,14 @@ def write_weights(path: Path, policy: Any, flat: torch.Tensor) -> None:
         weights.read(own)
 
 
-def _load_weights(files: RunFolder, module: nn.Module, spec: EnvSpec) -> None:
-    # A lazy module has its tensors after the first call.
-    policies.make_actor(module, spec, torch.device("cpu"), ExplorationType.DETERMINISTIC)
+def load_weights(files: RunFolder, module: Any) -> None:
+    """Copies the newest weights of a run into its policy; does nothing for a policy without weights.
+
+    Raises:
+        ConfigError: the run has no weights, or they cannot be read.
+    """
+    if not isinstance(module, nn.Module):
+        return
     if files.policy.is_file():
         try:
             module.load_state_dict(torch.load(files.policy, map_location="cpu", weights_only=True))

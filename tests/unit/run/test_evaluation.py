@@ -79,6 +79,11 @@ def test_short_episodes_are_not_preferred(run, evaluate):
     assert evaluate(run(options), "episodes=6")[2]["lengths"] == [3, 4] * 3
 
 
+def test_trajectories_are_cut_as_in_the_run(run, evaluate):
+    folder = run(f"{_LINE} collector.max_frames_per_traj=5")
+    assert evaluate(folder, "episodes=3")[2]["lengths"] == [5, 5, 5]
+
+
 def test_videos(run, evaluate, tmp_path):
     folder = run(_LINE)
     _, _, result = evaluate(folder, "episodes=2", "video=true")

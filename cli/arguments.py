@@ -19,6 +19,8 @@ from collectx.run import printing
 # Flags without a value of the subcommands, in addition to Hydra's, and their short names.
 SWITCHES: dict[str, dict[str, str]] = {
     "cancel": {"now": ""},
+    "eval": {"trust": ""},
+    "export": {"trust": ""},
     "list": {"verbose": "-v"},
     "logs": {"follow": "-f"},
     "reproduce": {"trust": ""},

@@ -34,7 +34,7 @@ def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
         return [name for name in subcommands if name.startswith(last)]
     subcommand = words[1]
     if last.startswith("-"):
-        composes = subcommand in ("run", "reproduce", "resume")
+        composes = subcommand in ("run", "reproduce", "resume", "eval")
         flags = [f"--{name}" for name in arguments.SWITCHES.get(subcommand, ())]
         return [flag for flag in (arguments.names(subcommand) if composes else flags) if flag.startswith(last)]
     if subcommand == "schema":

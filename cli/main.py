@@ -16,6 +16,8 @@ SUBCOMMANDS = {
     "run": "collect and train as configured: collectx run [overrides] [-m] [flags]",
     "reproduce": "repeat a run from its folder and compare: collectx reproduce RUN_DIR [overrides]",
     "resume": "continue a run from its newest checkpoint: collectx resume RUN_DIR [overrides]",
+    "eval": "evaluate the policy of a run: collectx eval RUN_DIR [episodes=10] [video=true]",
+    "export": "write the policy for other programs: collectx export RUN_DIR format=state_dict|torchscript|onnx",
     "status": "show the status of runs and sweeps, also from SLURM: collectx status [DIR]",
     "watch": "follow a run or a sweep that was left running: collectx watch DIR",
     "cancel": "end a run or a sweep: collectx cancel DIR [--now]",

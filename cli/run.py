@@ -19,8 +19,8 @@ from pathlib import Path
 from hydra.errors import HydraException
 
 from collectx.checkpoints import Checkpoints, read_manifest
-from collectx.cli import foreign_code, signatures, sweep
 from collectx.cli import list as listing
+from collectx.cli import signatures, sweep
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
 from collectx.cli.overrides import Checked, quoted
@@ -30,7 +30,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError, DamagedFile
 from collectx.jobs.status import Outcome, read_job, statuses
-from collectx.run import RunFolder, Status, preflight, printing, saved_config
+from collectx.run import RunFolder, Status, foreign_code, preflight, printing, saved_config
 from collectx.run.folder import folder_errors, locked
 from collectx.run.result import Result
 

@@ -8,13 +8,12 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from collectx.cli import foreign_code
 from collectx.cli.arguments import Arguments, UsageError
 from collectx.cli.compose import Composer
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, saved_config, snapshot
+from collectx.run import RunFolder, foreign_code, saved_config, snapshot
 
 _PRIMARY = "_collectx_snapshot"
 

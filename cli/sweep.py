@@ -26,7 +26,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from collectx.cli import foreign_code, signatures
+from collectx.cli import signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, run_of
@@ -35,7 +35,7 @@ from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.jobs.status import SubmittedRun
-from collectx.run import RunFolder, printing
+from collectx.run import RunFolder, foreign_code, printing
 from collectx.run.folder import runs_below
 from collectx.run.saved_config import completed, config_text, saved_text
 

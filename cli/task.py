@@ -17,12 +17,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from collectx.cli import foreign_code
 from collectx.cli.compose import Composed, is_enumerated, typed
 from collectx.config.derived import JOB_LAUNCHERS
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import Outcome, SubmittedRun
-from collectx.run import RunFolder, Status, preflight
+from collectx.run import RunFolder, Status, foreign_code, preflight
 
 _HINTS = {
     "mean_return": "no episode has ended: raise collector.total_frames.",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collectx.policy.adapt import adapt as adapt
     from collectx.policy.random import RandomPolicy as RandomPolicy
     from collectx.replay import ReplayBuffer as ReplayBuffer
+    from collectx.run.trained import load_policy as load_policy
 
 __version__ = "0.1.0"
 
@@ -84,6 +85,7 @@ _MODULES = {
     "aSyncDataCollector": "library.collectors",
     "service_backend": "library.unified",
     "adapt": "policy.adapt",
+    "load_policy": "run.trained",
     "split_trajectories": "collector.trajectories",
     "submitit_delayed_launcher": "library.slurm",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -106,9 +106,17 @@ class Assembler:
     Args:
         trajs_per_batch, traj_format: see `conf/collector/multi_sync.yaml`.
         breaks_off: trajectories do not continue in the next batch.
+        post_traj: called with each trajectory that has ended, `[time]`; its result takes its place, None leaves it out.
     """
 
-    def __init__(self, trajs_per_batch: int, traj_format: str, breaks_off: bool):
+    def __init__(
+        self,
+        trajs_per_batch: int,
+        traj_format: str,
+        breaks_off: bool,
+        post_traj: Callable[[TensorDictBase], TensorDictBase | None] | None = None,
+    ):
+        self._post_traj = post_traj
         self._count = trajs_per_batch
         self._format = traj_format
         self._breaks_off = breaks_off
@@ -141,7 +149,11 @@ class Assembler:
             pieces = self._unfinished.setdefault(index, [])
             pieces.append(frames[places])
             if pieces[-1]["next", "done"][-1].all():
-                self._ended.append(torch.cat(self._unfinished.pop(index)))
+                trajectory: TensorDictBase | None = torch.cat(self._unfinished.pop(index))
+                if self._post_traj is not None:
+                    trajectory = self._post_traj(_joined([trajectory]))
+                if trajectory is not None:
+                    self._ended.append(trajectory)
         if self._breaks_off:
             self._unfinished.clear()
 

@@ -28,6 +28,7 @@ from collectx.env.infos import InfoKeys
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
+from collectx.env.sb3 import as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
@@ -250,7 +251,7 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
     entry_point = resolve_source(cfg)
     show_once()
     if entry_point is not None:
-        return entry_point(num_envs=cfg.num_envs, **cfg.kwargs)
+        return as_vector_env(entry_point(num_envs=cfg.num_envs, **cfg.kwargs), cfg.info_keys)
     vectorization = cfg.vectorization_mode
     known = [mode.value for mode in gymnasium.VectorizeMode]
     if vectorization not in known:

@@ -11,6 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from collectx.env.base import Env
 from collectx.env.mujoco_warnings import show_once
+from collectx.env.sb3 import as_vector_env, is_vec_env
 from collectx.env.torchrl import is_torchrl_env
 from collectx.env.torchrl.specs import has_started
 from collectx.errors import ConfigError
@@ -18,12 +19,13 @@ from collectx.user_objects import UserEnvConfig
 
 
 def make_user_env(cfg: UserEnvConfig) -> Env:
-    """The group of envs that `cfg.create` makes: the envs of a VectorEnv or of a batched env of TorchRL, or
-    `cfg.num_envs` single envs (0: one), each made by one call. `cfg.create` may be an env, which is not closed.
+    """The group of envs that `cfg.create` makes: the envs of a VectorEnv, of a VecEnv of Stable-Baselines3 or of a
+    batched env of TorchRL, or `cfg.num_envs` single envs (0: one), each made by one call. `cfg.create` may be an env,
+    which is not closed.
     """
     is_users = is_env(cfg.create)
     show_once()
-    env: Any = cfg.create if is_users else cfg.create(**cfg.kwargs)
+    env: Any = as_vector_env(cfg.create if is_users else cfg.create(**cfg.kwargs), cfg.info_keys)
     group: Env
     if is_torchrl_env(env):
         group = _torchrl_group(cfg, env, is_users)
@@ -43,7 +45,7 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
         raise ConfigError(
             [
                 f"create_env_fn: {cfg.create!r} returned {type(env).__module__}.{type(env).__qualname__}: expected a "
-                "gymnasium.Env, a gymnasium.vector.VectorEnv, or an EnvBase of TorchRL."
+                "gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvBase of TorchRL, or a VecEnv of Stable-Baselines3."
             ]
         )
     if is_users and not is_torchrl_env(env):
@@ -54,7 +56,7 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
 
 def is_env(value: Any) -> bool:
     """Whether `value` is an env, and not a function that makes one."""
-    return isinstance(value, gymnasium.Env | VectorEnv) or is_torchrl_env(value)
+    return isinstance(value, gymnasium.Env | VectorEnv) or is_torchrl_env(value) or is_vec_env(value)
 
 
 def copied(cfg: UserEnvConfig, is_required: bool) -> UserEnvConfig:

@@ -7,6 +7,7 @@ Runs in the trainer's process. `delivery` converts batches to the form that the 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import numbers
 import warnings
@@ -46,6 +47,7 @@ from collectx.worker.spec import env_seed
 
 # How often `shutdown` kills the workers of a background thread that does not end.
 _MOST_KILLS = 5
+_END: Any = object()
 
 
 class BaseCollector(ReadableCollector):
@@ -65,6 +67,8 @@ class BaseCollector(ReadableCollector):
     """
 
     _profile_config: ProfileConfig | None = None
+    # The batch that `async for` waits for.
+    _ahead: asyncio.Future[Any] | None = None
 
     def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
         passed, conflicts = lift_shared(passed)
@@ -126,6 +130,38 @@ class BaseCollector(ReadableCollector):
         if self.is_running():
             raise RuntimeError("this collector collects in the background since start(): sample from its replay buffer")
         return cast(TensorDictBase, self._collect())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TensorDictBase:
+        """As `__next__`, in a thread: the event loop goes on while the batch is collected. A batch whose waiting task
+        was cancelled is returned by the next call. Do not use the collector otherwise meanwhile."""
+        if self._ahead is None:
+            self._ahead = asyncio.ensure_future(asyncio.to_thread(next, self, _END))
+        try:
+            batch = await asyncio.shield(self._ahead)
+        finally:
+            if self._ahead.done():
+                self._ahead = None
+        if batch is _END:
+            raise StopAsyncIteration
+        return batch
+
+    def fill(self, frames: int = 1) -> int:
+        """Collects whole batches into `replay_buffer` until at least `frames` frames are collected; blocks until then.
+        Returns how many frames were collected, 0 after `total_frames`. So `while collector.fill():` takes the place of
+        iteration, which returns None for each of these batches, as TorchRL's does.
+
+        Raises:
+            RuntimeError: the collector has no replay buffer, or collects in the background.
+        """
+        if self.replay_buffer is None:
+            raise RuntimeError("fill() collects into a replay buffer: pass replay_buffer=... to the constructor")
+        before = self._collector.num_frames
+        while (collected := self._collector.num_frames - before) < frames and next(self, _END) is not _END:
+            pass
+        return collected
 
     def _collect(self) -> TensorDictBase | None:
         """Collects a batch, after the weights were published, if they are due; see `Delivery.next`."""

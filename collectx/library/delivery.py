@@ -42,7 +42,9 @@ class Delivery:
         self._has_gaps = options.preemptive_threshold is not None and not keywords.is_concatenated
         # The TensorDict that every batch is copied into, with `return_same_td`.
         self._reused: TensorDictBase | None = None
-        self._assembler = Assembler(options.trajs_per_batch or 1, options.traj_format, options.reset_at_each_iter)
+        self._assembler = Assembler(
+            options.trajs_per_batch or 1, options.traj_format, options.reset_at_each_iter, keywords.post_traj
+        )
 
     def next(self) -> Any:
         """Collects a batch and returns what is delivered; None if it went to the replay buffer.

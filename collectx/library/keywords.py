@@ -98,6 +98,8 @@ class Keywords:
         split_trajs: whether batches are `[trajectories, longest]`, see `collectx.split_trajectories`.
         postproc: called with every batch in this process; its result is delivered. `total_frames` counts the frames
             before it.
+        post_traj: called in this process with each whole trajectory, `[time]`, as it ends; needs `trajs_per_batch`. Its
+            result, `[time]` of any length above 0, counts as one trajectory; None leaves it out.
         cat_results: for a sync collector. None or "stack": the parts of its workers are stacked, `[workers, ...]`. An
             int: the parts are concatenated along that dimension.
         return_same_td: whether every batch is the same TensorDict with new values, as long as the shape is the same.
@@ -176,6 +178,7 @@ class Keywords:
 
     split_trajs: bool | None = False
     postproc: Callable[[Any], Any] | None = None
+    post_traj: Callable[[Any], Any] | None = None
     cat_results: str | int | None = None
     return_same_td: bool = False
     zero_copy: bool = option("collector.zero_copy", False)

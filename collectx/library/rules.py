@@ -109,7 +109,7 @@ def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
         "policy": ": give a module, a callable from the observation to the action, or None for random actions",
         "weight_updater": ": give a callable that returns the weights, or TorchRL's",
     }
-    for name in ("policy", "policy_factory", "postproc", "weight_updater", *hooks):
+    for name in ("policy", "policy_factory", "postproc", "post_traj", "weight_updater", *hooks):
         passed = getattr(keywords, name)
         for value in entries(passed) if name == "policy_factory" else [passed]:
             if value is not None and not callable(value):
@@ -249,7 +249,7 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
     """Batches of complete trajectories have no fixed length."""
     trajectories = keywords.trajs_per_batch
     if trajectories is None:
-        for name in ("trajs_per_write", "traj_format"):
+        for name in ("trajs_per_write", "traj_format", "post_traj"):
             if (value := getattr(keywords, name)) is not None:
                 yield f"{name}={value!r} without trajs_per_batch: give the number of trajectories of a batch."
         return

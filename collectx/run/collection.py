@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collectx.collector import Collector
     from collectx.collector.batch_info import BatchInfo
     from collectx.run.digest import Digest
+    from collectx.run.evaluator import Evaluator
     from collectx.transport.base import Arrival
 
 
@@ -92,6 +93,7 @@ class RunCollection:
         batches: Iterator[Any] | None = None,
         max_batches: int | None = None,
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
+        evaluator: Evaluator | None = None,
     ):
         """
         Args:
@@ -105,6 +107,7 @@ class RunCollection:
             batches: what the trainer gets for each of the collector's batches; None: the batches.
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
             loggers: called with each line of `metrics.jsonl`.
+            evaluator: the next line gets a result of it.
         """
         self.statistics = statistics
         self.total_frames = statistics.total_frames = collector.total_frames
@@ -123,6 +126,7 @@ class RunCollection:
         self._parts: dict[int, _Parts] = {}
         self._lines = JsonLines(folder.metrics)
         self._loggers = loggers
+        self._evaluator = evaluator
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
         self.is_learning = False
@@ -147,6 +151,8 @@ class RunCollection:
         self._owner.check_process()
         self._write()
         self._check()
+        if self._evaluator is not None:
+            self._evaluator.before_batch()
         statistics = self.statistics
         if statistics.batches == self._max_batches:
             raise StopIteration
@@ -187,9 +193,12 @@ class RunCollection:
         self.statistics.scalars = self.statistics.scalars | values
 
     def close(self) -> None:
-        """Writes the last batch's line; does not close the collector. Idempotent."""
+        """Writes the last batch's line; does not close the collector. Loggers get the evaluations that have ended after
+        it. Idempotent."""
         try:
             self._write()
+            while self._evaluator is not None and (result := self._evaluator.result()) is not None:
+                self._loggers({"frames": self.statistics.frames, "eval": result})
         finally:
             self._lines.close()
 
@@ -215,6 +224,8 @@ class RunCollection:
             if self._logged:
                 line["scalars"] = {name: _short(value) for name, value in self._logged.items()}
                 self._logged = {}
+            if self._evaluator is not None and (result := self._evaluator.result()) is not None:
+                line["eval"] = result
             self._lines.append(line)
             self._loggers(line)
 

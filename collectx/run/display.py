@@ -8,6 +8,7 @@ drawing.
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import threading
@@ -51,7 +52,13 @@ class Progress:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
         self._live: Live | None = None
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        self._cell: Any = None
+        if self._console.is_jupyter:
+            # rich's own display in notebooks needs ipywidgets.
+            from IPython.display import display
+
+            self._cell = display(_html(Text("")), display_id=True)
+        elif self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, auto_refresh=False)
 
     def __enter__(self) -> Self:
@@ -74,7 +81,8 @@ class Progress:
 
     def _run(self) -> None:
         try:
-            least_s = interval_s = REFRESH_S if self._live is not None else PLAIN_S
+            is_live = self._live is not None or self._cell is not None
+            least_s = interval_s = REFRESH_S if is_live else PLAIN_S
             while not self._stop.wait(interval_s):
                 started_s = time.thread_time()
                 self._draw()
@@ -88,8 +96,19 @@ class Progress:
         view = self._sampler.view(time.monotonic())
         if self._live is not None:
             self._live.update(render_panel(view), refresh=True)
+        elif self._cell is not None:
+            self._cell.update(_html(render_panel(view)))
         else:
             print_line(self._console, format_line(view))
+
+
+def _html(panel: RenderableType) -> Any:
+    """What a notebook shows."""
+    from IPython.display import HTML
+
+    console = Console(file=io.StringIO(), record=True, force_jupyter=False, width=120)
+    console.print(panel)
+    return HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
 def format_line(view: View) -> str:

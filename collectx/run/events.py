@@ -104,6 +104,12 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         return f"continues after {fields['batches']} batches, {fields['frames']} frames{begin}"
     if name in ("requeued", "cancelled"):
         return f"the job is {name}: {fields['reason']}"
+    if name == "evaluated":
+        low, high = fields["interval"] or (fields["mean_return"],) * 2
+        where = f"evaluated after {fields['frames']:,} frames"
+        return f"{where}: mean return {fields['mean_return']:.6g} (95 % interval {low:.6g} to {high:.6g})"
+    if name == "evaluation_failed":
+        return f"the policy is not evaluated any more: {fields['message']}"
     if name == "jobs":
         return str(fields["message"])
     if name == "peer_refused":

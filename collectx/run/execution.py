@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collectx.loggers import Logger
     from collectx.run.checkpointer import Checkpointer
     from collectx.run.collection import RunCollection
+    from collectx.run.evaluator import Evaluator
     from collectx.run.logger_threads import LoggerThreads
     from collectx.trainer.base import Trainer
 
@@ -114,6 +115,11 @@ def _run(
         local.preload()
         with signals.ignored_by_children():
             local.warm_up()
+    elif cfg.eval.every_batches is not None:
+        from collectx.launcher import local
+
+        with signals.ignored_by_children():
+            local.warm_up()
     if point is None:
         snapshot.write(cfg, files, argv)
     else:
@@ -159,10 +165,12 @@ class _Execution:
         self._event_log = events
         self._point = point
         self._trainer: Trainer
+        self._policy: Any = None
         self._workers_write = False
         self._close_note: threading.Timer | None = None
         self._make_loggers: dict[str, Callable[[], Logger]]
         self._loggers: LoggerThreads | None = None
+        self._evaluator: Evaluator | None = None
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[Collector]:
         """Makes the policy and the trainer, and starts the workers; does not wait for them."""
@@ -188,7 +196,7 @@ class _Execution:
         random.seed(cfg.seed)
         np.random.seed(cfg.seed % 2**32)
         torch.manual_seed(cfg.seed)
-        module = policy.build(cfg.policy, spec, cfg.seed)
+        self._policy = module = policy.build(cfg.policy, spec, cfg.seed)
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
         if self._point is not None:
             self._point.load_trainer(self._trainer)
@@ -232,6 +240,11 @@ class _Execution:
             assembler,
         )
         self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
+        if self._cfg.eval.every_batches is not None:
+            from collectx.run.evaluator import Evaluator
+
+            weights = collector.transport.newest_weights
+            self._evaluator = Evaluator(self._cfg, self._files, self._record.statistics, weights, self._add_event)
         collection = RunCollection(
             collector,
             self._files,
@@ -244,6 +257,7 @@ class _Execution:
             batches=written_batches(collector) if self._workers_write else None,
             max_batches=self._cfg.run.max_batches,
             loggers=self._loggers,
+            evaluator=self._evaluator,
         )
         try:
             if self._point is not None:
@@ -257,7 +271,7 @@ class _Execution:
             if backend_of(self._cfg) == "inline":
                 self._report_before_close(error)
         finally:
-            self.finish(collection, checkpointer)
+            self.finish(collector, collection, checkpointer)
 
     def _resume(self, point: ResumePoint, collector: Collector) -> None:
         """Restores the workers; blocks until they have started."""
@@ -273,23 +287,30 @@ class _Execution:
             "(checkpoint.grace_s); a second signal ends the run at once"
         )
 
-    def finish(self, collection: RunCollection, checkpointer: Checkpointer) -> None:
-        """Writes the last batch's line, a checkpoint unless the run has failed, and `checkpoints/final.pt`, before the
-        workers close. A trainer that a signal has interrupted within a batch is not saved."""
+    def finish(self, collector: Collector, collection: RunCollection, checkpointer: Checkpointer) -> None:
+        """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,
+        before the workers close. A trainer that a signal has interrupted within a batch is not saved."""
+        from collectx.run.trained import write_weights
+
         self._signals.shield()
         if self._record.is_interrupted and collection.is_learning:
             collection.close()
             self._add_event("not_saved", batches=self._record.statistics.batches)
             return
         try:
+            if self._evaluator is not None and not self._record.errors and not self._record.is_interrupted:
+                self._evaluator.wait()
             collection.close()
             if not self._record.errors:
                 checkpointer.write(waits=not self._record.is_interrupted)
         finally:
             checkpointer.write_final(self._files.final_checkpoint)
+            write_weights(self._files.policy, self._policy, collector.transport.newest_weights())
 
     def close(self) -> None:
         """Called when the workers are closed. Blocks until the loggers have written everything."""
+        if self._evaluator is not None:
+            self._evaluator.close()
         if self._loggers is not None:
             self._loggers.close()
         if self._close_note is not None:

@@ -12,6 +12,8 @@
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
     <run>/checkpoints/
     <run>/report/              what `collectx report` writes
+    <run>/policy.pt            the state dict of the policy with the last published weights, at the end of the run
+    <run>/eval.json, videos/   the last `collectx eval`
     <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id, by which they continue a run
 
 Used by the trainer's process while a run lives, and by the command line afterwards.
@@ -62,6 +64,9 @@ class RunFolder:
         self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"
         self.report = self.path / "report"
+        self.policy = self.path / "policy.pt"
+        self.evaluation = self.path / "eval.json"
+        self.videos = self.path / "videos"
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
         self.progress = self.path / "progress.csv"
@@ -110,11 +115,19 @@ class RunFolder:
             notes = () if keep_logs else (self.job_note, self.worker_jobs)
             logs = () if keep_logs else self.logs.glob("*.log")
             configs = (path for _, path in self.configs[1:])
-            ended = (self.result, self.final_checkpoint, self.rendezvous, self.secret, *notes)
+            ended = (
+                self.result,
+                self.final_checkpoint,
+                self.policy,
+                self.evaluation,
+                self.rendezvous,
+                self.secret,
+                *notes,
+            )
             for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
                 stale.unlink(missing_ok=True)
             if not keep_run:
-                for folder in (*self.checkpoints.glob("[0-9]*"), self.report, self.tensorboard, self.wandb):
+                for folder in (*self.checkpoints.glob("[0-9]*"), self.report, self.tensorboard, self.wandb, self.videos):
                     if folder.exists():
                         shutil.rmtree(folder)
 

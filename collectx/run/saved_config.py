@@ -24,7 +24,7 @@ from collectx.run.folder import RunFolder, runs_below
 from collectx.run.result import Result, Status
 
 # Sections, and options of the collector, without an effect on the content of the batches.
-_NO_EFFECT = ("run", "checkpoint", "launcher", "logger", "hydra")
+_NO_EFFECT = ("run", "checkpoint", "launcher", "logger", "eval", "hydra")
 _NO_EFFECT_OPTIONS = (
     *("on_worker_failure", "max_restarts", "min_workers"),
     *("start_timeout_s", "worker_timeout_s", "close_timeout_s"),
@@ -149,12 +149,13 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def config_text(cfg: RunConfig) -> str:
     """A configuration as YAML, for comparison: equal text is an equal run. Resources of a scheduler, `launcher.wait`,
-    `run.overwrite`, `run.resume`, checkpoints and loggers have no effect on a run, so it contains only the name of the
-    launcher."""
+    `run.overwrite`, `run.resume`, checkpoints, loggers and evaluations have no effect on a run, so it contains only the
+    name of the launcher."""
     from omegaconf import OmegaConf
 
     content = as_dict(cfg)
-    del content["run"]["overwrite"], content["run"]["resume"], content["checkpoint"], content["logger"]
+    del content["run"]["overwrite"], content["run"]["resume"]
+    del content["checkpoint"], content["logger"], content["eval"]
     content["launcher"] = cfg.launcher.kind
     return OmegaConf.to_yaml(OmegaConf.create(content), sort_keys=True)
 
@@ -171,6 +172,18 @@ def saved_config(files: RunFolder) -> RunConfig:
     if problems:
         raise ConfigError([problem.text() for problem in problems])
     return cfg
+
+
+def run_config(files: RunFolder) -> RunConfig:
+    """As `saved_config`, of a folder that a user names.
+
+    Raises:
+        ConfigError: there is no run either.
+    """
+    if not files.config.is_file():
+        raise ConfigError([f"{files.path} is not a run folder: {files.config} does not exist."])
+    snapshot.check_format(files)
+    return saved_config(files)
 
 
 def saved_text(files: RunFolder) -> str | None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from collectx import __version__
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.launcher.slurm import requeue
@@ -116,7 +115,7 @@ def check_format(folder: RunFolder) -> None:
     meta = read_meta(folder)
     if (found := meta.get("format", 1)) > FORMAT:
         version = (meta.get("packages") or {}).get("collectx", "a newer one")
-        reads = f"collectx {__version__} reads formats up to {FORMAT}"
+        reads = f"collectx {sys.modules['collectx'].__version__} reads formats up to {FORMAT}"
         advice = f"use the version that wrote it, {version}."
         raise ConfigError([f"{folder.path} is a run folder of format {found}, and {reads}: {advice}"])
 

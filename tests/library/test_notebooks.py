@@ -48,15 +48,17 @@ class Notebook:
         self._manager, self._client = start_new_kernel(startup_timeout=120)
         self.kernel = psutil.Process(self._manager.provisioner.pid)
 
-    def run(self, code, interrupt=False):
+    def run(self, code, interrupt=False, on_message=lambda message: None):
         """What the cell prints, and the name of its exception or None.
 
         Args:
+            on_message: called with each message of the kernel.
             interrupt: as soon as it has printed something, as the button of the notebook does.
         """
         printed = []
 
         def hook(message):
+            on_message(message)
             if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
                 if interrupt and not printed:
                     self._manager.interrupt_kernel()
@@ -94,3 +96,25 @@ def test_an_interrupted_cell_leaves_nothing_behind_and_may_run_again(notebook, w
         wait_until(lambda: not notebook.workers(), 20, "the end of all workers")
     assert notebook.run("print(collector.closed)") == ("True", None)
     assert notebook.run(COLLECT.format(cls="MultiSyncCollector")) == ("2 True", None)
+
+
+RUN = """
+from pathlib import Path
+from collectx.cli.compose import compose
+from collectx.run import execute
+words = ["policy.hidden_sizes=[8]", "collector.frames_per_batch=256", "collector.total_frames=1_000", "debug=inline"]
+print(execute(compose(words), Path({folder!r}), []).frames)
+"""
+
+
+def test_the_progress_of_a_run_is_one_output_that_is_updated(notebook, tmp_path):
+    contents = []
+
+    def hook(message):
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            contents.append((message["msg_type"], message["content"]["data"].get("text/html", "")))
+
+    printed, error = notebook.run(RUN.format(folder=str(tmp_path / "run")), on_message=hook)
+    assert (printed.split()[-1], error) == ("1024", None)
+    assert [kind for kind, _ in contents].count("display_data") == 1
+    assert [html for kind, html in contents if kind == "update_display_data" and "1,024" in html]

@@ -1,11 +1,13 @@
 """CartPole, one env or several, and policies for it, as a user of the library passes them."""
 
 import os
+import typing
 from functools import partial
 
 import gymnasium
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from tensordict.nn import TensorDictModule
 from torch import nn
 
 
@@ -54,3 +56,15 @@ class Constant(nn.Module):
 
     def forward(self, observation):
         return self.action.long().expand(observation.shape[:-1])
+
+
+class Alternating(nn.Module):
+    initial_state: typing.ClassVar = {"turn": torch.zeros(1)}
+
+    def forward(self, observation, turn):
+        return turn.squeeze(-1).long(), 1 - turn
+
+
+def alternating():
+    """A recurrent policy: moves left and right in turn, left first."""
+    return TensorDictModule(Alternating(), ["observation", "turn"], ["action", ("next", "turn")])

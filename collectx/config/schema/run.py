@@ -35,6 +35,21 @@ class CheckpointOptions(Section):
 
 
 @dataclass(kw_only=True)
+class EvalOptions(Section):
+    """How episodes are evaluated, after a run or during it. These defaults hold where a configuration has no section
+    `eval`."""
+
+    every_batches: int | None = field(default=None, metadata={"minimum": 1})
+    episodes: int = field(default=10, metadata={"minimum": 1})
+    exploration_type: str = field(
+        default="deterministic", metadata={"choices": ("random", "mode", "mean", "median", "deterministic")}
+    )
+    seed: int = field(default=1_000_000, metadata={"minimum": 0, "bits": 61})
+    video: bool = False
+    close_timeout_s: float = field(default=60.0, metadata={"minimum": 0})
+
+
+@dataclass(kw_only=True)
 class RunConfig(Section):
     env: EnvConfig
     policy: PolicyConfig
@@ -48,10 +63,16 @@ class RunConfig(Section):
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    eval: EvalOptions = field(default_factory=EvalOptions)
 
 
 # The sections of a run that are no groups.
-SECTIONS: dict[str, type] = {"run": RunOptions, "checkpoint": CheckpointOptions, "logger": LoggerConfig}
+SECTIONS: dict[str, type] = {
+    "run": RunOptions,
+    "checkpoint": CheckpointOptions,
+    "logger": LoggerConfig,
+    "eval": EvalOptions,
+}
 
 
 OBJECTIVES = ("mean_return", "frames_per_s", "num_episodes", "frames", "batches", "wall_s", "start_s")

@@ -114,3 +114,11 @@ def test_keys_of_an_experiment_that_another_choice_lacks_are_left_out():
     assert compose(["experiment=cartpole_ppo", "trainer=impala"]).trainer.target_return == 475  # which IMPALA has too
     with pytest.raises(ConfigError, match=r"trainer\.gamma: trainer=meter has no such key"):
         compose(["experiment=halfcheetah_ppo", "trainer=meter", "trainer.gamma=0.5"])
+
+
+@pytest.mark.parametrize("text", ["1_000_000", "1e6", "1000000"])
+def test_total_frames_as_people_write_it(text, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\ncollector:\n  total_frames: {text}\n")
+    assert compose([f"collector.total_frames={text}"]).collector.total_frames == 1_000_000
+    assert compose(["experiment=mine"], tmp_path).collector.total_frames == 1_000_000

@@ -7,8 +7,8 @@ import os
 import pytest
 from composing import composed
 
-from collectx.cli import foreign_code, reproduce, run
-from collectx.run import RunFolder, snapshot
+from collectx.cli import reproduce, run
+from collectx.run import RunFolder, foreign_code, snapshot
 
 
 @pytest.fixture

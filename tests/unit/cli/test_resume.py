@@ -9,9 +9,9 @@ import pytest
 from composing import composed
 
 from collectx.checkpoints import Checkpoints
-from collectx.cli import foreign_code, reproduce, resume, run
+from collectx.cli import reproduce, resume, run
 from collectx.jobs.status import write_job
-from collectx.run import RunFolder, saved_config
+from collectx.run import RunFolder, foreign_code, saved_config
 from collectx.run.folder import locked
 
 

@@ -1,5 +1,5 @@
-"""The code that a saved configuration names: `collectx reproduce` and `resume` print it, and require `--trust` for
-another user's folder, before any of it is imported. Imports none of it."""
+"""The code that a saved configuration names. `load_policy` and the commands that compose from a snapshot print it, and
+require `--trust` for another user's folder, before any of it is imported. Imports none of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, printing, sources
+from collectx.run import printing, sources
+from collectx.run.folder import RunFolder
 
 # Keys of a launcher that name code, or may.
 _EXECUTED_BY_LAUNCHER = {
@@ -35,7 +36,7 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
         raise ConfigError(
             [
                 f"{files.path} belongs to {owner}, and its configuration says which code is imported and called: read "
-                f"{files.config}, and add --trust."
+                f"{files.config}, and add --trust, in Python trust=True."
             ]
         )
 

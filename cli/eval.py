@@ -1,0 +1,61 @@
+"""`collectx eval RUN_DIR [overrides] [flags]`: evaluates the policy of a run, with its newest weights.
+
+The composition starts from the saved configuration, as in `collectx reproduce`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields
+
+from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.saved import compose_saved, read_snapshot, run_folder
+from collectx.config.schema.run import EvalOptions
+from collectx.run import printing, saved_config
+from collectx.run.files import write_json
+
+_USAGE = """\
+collectx eval RUN_DIR [episodes=10] [video=true] [exploration_type=random] [overrides] [--trust]: evaluate the policy of
+the run in RUN_DIR, with its newest weights, in envs and with seeds of its own, and write RUN_DIR/eval.json.
+
+episodes=10 is short for eval.episodes=10; so are the other keys of the section `eval` (see conf/config.yaml), but for
+seed=, which is the run's. Overrides of the env evaluate in another one, as env.kwargs.gravity=5. video=true writes a
+video of each episode to RUN_DIR/videos/: pip install 'collectx[video]'. The code that the configuration imports is
+printed first. If RUN_DIR belongs to another user, --trust is required.
+
+Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""
+
+_SHORT = {field.name for field in fields(EvalOptions)} - {"seed"}
+
+
+def _eval(arguments: Arguments) -> int:
+    why_no_sweep = "eval evaluates one run: repeat it for each point of a sweep."
+    files, words = run_folder(arguments, _USAGE, why_no_sweep)
+    saved = read_snapshot(files, saved_config.newest_config)
+    overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
+    _, cfg = compose_saved(files, saved, overrides, arguments)
+    from collectx.run import evaluation, trained
+
+    recording = evaluation.with_video(cfg, files.videos) if cfg.eval.video else cfg
+    policy, spec, _ = trained.build(cfg)
+    trained.load_weights(files, policy)
+    if cfg.eval.video:
+        shutil.rmtree(files.videos, ignore_errors=True)
+    try:
+        result = evaluation.evaluate(recording, policy, spec)
+    except Exception as error:
+        printing.error(f"eval: {type(error).__name__}: {error}")
+        return 1
+    videos = [f"{path.parent.name}/{path.name}" for path in files.videos.glob("*.mp4")] if cfg.eval.video else []
+    how = {"exploration_type": cfg.eval.exploration_type, "seed": cfg.eval.seed}
+    write_json(files.evaluation, {**how, **result.as_json(), "videos": sorted(videos)})
+    print("return  " + " ".join(f"{value:.6g}" for value in result.returns))
+    print("length  " + " ".join(map(str, result.lengths)))
+    interval = "" if result.interval is None else " (95 % interval {:.6g} to {:.6g})".format(*result.interval)
+    count = "1 episode" if len(result.returns) == 1 else f"{len(result.returns)} episodes"
+    print(f"mean return {result.mean_return:.6g}{interval} of {count}, exploration_type={cfg.eval.exploration_type}")
+    print(files.evaluation)
+    return 0
+
+
+main = subcommand("eval", _eval, _USAGE, lists_problems=True)

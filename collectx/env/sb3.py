@@ -1,0 +1,71 @@
+"""A VecEnv of Stable-Baselines3 as a VectorEnv of Gymnasium with autoreset mode SAME_STEP. It is recognised by its
+methods; stable_baselines3 is not imported.
+
+    VecEnv.step_wait                                 VectorEnv.step
+    observation after the reset of ended envs        observation
+    infos[e]["terminal_observation"]                 info["final_obs"][e]
+    dones[e], infos[e]["TimeLimit.truncated"]        truncated[e] where both are set, otherwise terminated[e]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from collectx.errors import ConfigError
+
+_METHODS = ("step_async", "step_wait", "reset", "seed", "env_is_wrapped")
+
+
+def is_vec_env(value: Any) -> bool:
+    """Whether `value` is a VecEnv, and not a class or a function that makes one."""
+    return not isinstance(value, type | VectorEnv) and all(callable(getattr(value, name, None)) for name in _METHODS)
+
+
+class VecEnvAdapter(VectorEnv):
+    """See the module's docstring. Infos are not passed on."""
+
+    def __init__(self, env: Any):
+        self._env = env
+        self.num_envs = int(env.num_envs)
+        self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
+        self.observation_space = batch_space(env.observation_space, self.num_envs)
+        self.action_space = batch_space(env.action_space, self.num_envs)
+        self.metadata = {**(getattr(env, "metadata", None) or {}), "autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            # Env i gets seed + i; at most 32 bits.
+            self._env.seed(int(seed) % (2**32 - self.num_envs))
+        return self._env.reset(), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self._env.step_async(actions)
+        observation, rewards, dones, infos = self._env.step_wait()
+        is_cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+        dones, info = np.asarray(dones, bool), {}
+        if dones.any():
+            final = np.full(self.num_envs, None, object)
+            for e in np.flatnonzero(dones).tolist():
+                final[e] = infos[e]["terminal_observation"]
+            info["final_obs"] = final
+        return observation, rewards, dones & ~is_cut, dones & is_cut, info
+
+    def close(self, **options: Any) -> None:
+        self._env.close()
+
+
+def as_vector_env(env: Any, info_keys: Any = ()) -> Any:
+    """`env`, or the adapter of a VecEnv.
+
+    Raises:
+        ConfigError: infos of a VecEnv are to be kept.
+    """
+    if not is_vec_env(env):
+        return env
+    if info_keys:
+        raise ConfigError([f"info_keys={[*info_keys]}: the infos of a VecEnv cannot be kept: leave it out."])
+    return VecEnvAdapter(env)

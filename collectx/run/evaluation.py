@@ -1,0 +1,158 @@
+"""Evaluates a policy: complete episodes in envs of their own, with seeds of their own. Used by `collectx eval`, and by
+the process that evaluates during a run (`collectx.run.evaluator`).
+
+The episodes are those with the lowest numbers in each env, whichever end first: the first ones to end would be the
+short ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from collectx import collector as collectors
+from collectx.config.registry import group_from_dict, packaged_values
+from collectx.config.schema.env import GymEnvConfig, GymnasiumConfig
+from collectx.config.schema.run import RunConfig
+from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
+from collectx.policy.exploration import ExplorationType
+from collectx.user_objects import UserPolicyConfig
+
+# Steps of every env between two looks at what has ended.
+_STEPS = 64
+# Of the bootstrap interval.
+_RESAMPLES, _LEVEL = 10_000, 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The undiscounted returns and the lengths of episodes, in the order of their numbers."""
+
+    returns: list[float]
+    lengths: list[int]
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean return, by the percentile bootstrap; None for one episode."""
+        if len(self.returns) < 2:
+            return None
+        drawn = np.random.default_rng(0).choice(self.returns, (_RESAMPLES, len(self.returns)))
+        low, high = np.quantile(drawn.mean(1), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+        return float(low), float(high)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `eval.json` has."""
+        facts = {
+            "mean_return": self.mean_return,
+            "interval": self.interval,
+            "mean_length": float(np.mean(self.lengths)),
+        }
+        return {**facts, "returns": self.returns, "lengths": self.lengths}
+
+
+def evaluate(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> Evaluation:
+    """Evaluates as `cfg.eval` says, in this process; blocks until the episodes have ended.
+
+    Args:
+        policy: acts itself, on the CPU; None for random actions. A module is in evaluation mode afterwards if it acts
+            deterministically.
+        spec: of the run's envs.
+    """
+    episodes, kind = cfg.eval.episodes, ExplorationType(cfg.eval.exploration_type)
+    env = cfg.env
+    if isinstance(env, GymEnvConfig):  # other groups may have a fixed number
+        env = dataclasses.replace(env, num_envs=min(env.num_envs, episodes))
+    if isinstance(policy, nn.Module) and kind is not ExplorationType.RANDOM:
+        policy.eval()
+    options = {
+        "frames_per_batch": _STEPS * env.num_envs,
+        "total_frames": -1,
+        "exploration_type": kind.value,
+        "max_frames_per_traj": cfg.collector.max_frames_per_traj,
+        "compact_obs": True,
+    }
+    groups = {"inference": "local", "backend": "auto", "launcher": "local", "devices": "cpu"}
+    cfg = dataclasses.replace(
+        cfg,
+        env=env,
+        policy=cfg.policy if policy is None else UserPolicyConfig(kind="python", policy=policy),
+        collector=group_from_dict("collector", packaged_values("collector", "single") | options),
+        seed=cfg.eval.seed,
+        **{group: group_from_dict(group, packaged_values(group, name)) for group, name in groups.items()},
+    )
+    first = {key: value[: env.num_envs] for key, value in spec.example_observation.items()}
+    spec = dataclasses.replace(spec, num_envs=env.num_envs, example_observation=first)
+    returns: dict[int, float] = defaultdict(float)
+    lengths: dict[int, int] = defaultdict(int)
+    ended: set[int] = set()
+    with collectors.build(cfg, policy, spec) as collector:
+        while not ended.issuperset(range(episodes)):
+            batch = next(collector)
+            ids = batch["collector", "traj_ids"].reshape(-1)
+            rewards = sum(batch["next", *leaf.key].double().reshape(len(ids), -1).sum(1) for leaf in spec.rewards)
+            dones = batch["next", "done"].reshape(-1)
+            # Trajectory n of env e has the id e + n * num_envs.
+            for each, reward, done in zip(ids.tolist(), rewards.tolist(), dones.tolist(), strict=True):
+                returns[each] += reward
+                lengths[each] += 1
+                if done:
+                    ended.add(each)
+    return Evaluation([returns[each] for each in range(episodes)], [lengths[each] for each in range(episodes)])
+
+
+def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
+    """The configuration whose envs write each episode to a video in `folder`, which must not exist.
+
+    Raises:
+        ConfigError: the env cannot render, or the package moviepy is missing.
+    """
+    from gymnasium.wrappers import RecordVideo
+
+    from collectx.env.gym_factory import env_factory
+
+    env, episodes = cfg.env, cfg.eval.episodes
+    if not isinstance(env, GymnasiumConfig) or (not isinstance(env, GymEnvConfig) and env.id is None):
+        raise ConfigError(
+            [f"eval.video=true: env.kind={env.kind} renders no frames: only single envs of Gymnasium do."]
+        )
+    if find_spec("moviepy") is None:
+        raise ConfigError(["eval.video=true needs moviepy: pip install 'collectx[video]'"])
+    values = {field.name: getattr(env, field.name) for field in dataclasses.fields(GymEnvConfig)}
+    values |= {"kind": "gym", "num_envs": 1, "kwargs": {**env.kwargs, "render_mode": "rgb_array"}}
+    made = GymEnvConfig(**values)
+    _check_rendering(env_factory(made))
+
+    def record(one: Any) -> Any:
+        return RecordVideo(one, str(folder), episode_trigger=lambda episode: episode < episodes, name_prefix="eval")
+
+    return dataclasses.replace(cfg, env=dataclasses.replace(made, wrappers=[*made.wrappers, record]))
+
+
+def _check_rendering(make: Callable[[], Any]) -> None:
+    """Raises ConfigError unless an env renders an image."""
+    try:
+        env = make()
+        try:
+            env.reset(seed=0)
+            frame = env.render()
+        finally:
+            env.close()
+    except Exception as error:
+        raise ConfigError([f"eval.video=true: the env cannot render: {type(error).__name__}: {error}"]) from error
+    if np.ndim(frame) != 3:
+        modes = env.metadata.get("render_modes")
+        raise ConfigError(
+            [f"eval.video=true: the env renders no image with render_mode=rgb_array; its render_modes are {modes}."]
+        )

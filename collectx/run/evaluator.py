@@ -1,0 +1,150 @@
+"""`eval.every_batches`: evaluates the policy during a run, in a process of its own beside the trainer.
+
+    main thread --newest weights, if idle--> thread --pipe--> process: complete episodes, see evaluation.py
+          ^                                    |                 |
+          +-------- next line of metrics.jsonl +<----result------+
+
+The process is no role of the worker pool: pool and transports deliver batches, and end the run when a process is lost.
+Here there are no batches, a lost process is an event, and any transport is served alike. The trainer waits for nothing
+but the copy of the weights; while an evaluation runs, the next one is left out.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import nn
+
+from collectx.config.schema.run import RunConfig
+from collectx.launcher.local import LocalLauncher
+from collectx.policy.weights import FlatWeights
+from collectx.run.evaluation import evaluate
+from collectx.run.folder import RunFolder
+from collectx.run.statistics import Statistics
+from collectx.run.trained import build
+from collectx.transport.processes import Handle, end_processes
+
+# How much the processor prefers trainer and workers; see nice(2).
+_NICENESS = 10
+# How long the process may take to end while it does not evaluate.
+_END_S = 2.0
+
+
+class Evaluator:
+    """Evaluates as `cfg.eval` says. Its methods are called in the trainer's main thread, and do not block except
+    `wait` and `close`.
+
+    Args:
+        newest_weights: returns a copy of the weights that were published last; see `FlatWeights`.
+        events: the event log; receives every result, every evaluation that is left out, and the first error, after
+            which nothing is evaluated.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        files: RunFolder,
+        statistics: Statistics,
+        newest_weights: Callable[[], torch.Tensor],
+        events: Callable[..., None],
+    ):
+        self._cfg, self._statistics, self._events = cfg, statistics, events
+        self._newest_weights = newest_weights
+        # A run that continues was evaluated before.
+        self._last_batches = statistics.batches
+        self._is_idle, self._is_closing = threading.Event(), False
+        self._is_idle.set()
+        self._jobs: queue.SimpleQueue[tuple[dict[str, int], torch.Tensor] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._handle: Handle | None = None
+        self._launcher = LocalLauncher(1, cfg.collector.start_timeout_s, log_dir=files.logs)
+        self._launcher.names[0] = "evaluator"
+        self._thread = threading.Thread(target=self._run, name="collectx-evaluator", daemon=True)
+        self._thread.start()
+
+    def before_batch(self) -> None:
+        """Begins an evaluation if one is due."""
+        every, batches = self._cfg.eval.every_batches, self._statistics.batches
+        if every is None or batches % every or batches == self._last_batches or not self._thread.is_alive():
+            return
+        self._last_batches = batches
+        if not self._is_idle.is_set():
+            self._events("evaluation_skipped", batches=batches)
+            return
+        self._is_idle.clear()
+        self._jobs.put(({"batches": batches, "frames": self._statistics.frames}, self._newest_weights()))
+
+    def result(self) -> dict[str, Any] | None:
+        """The next result that was not returned; None if there is none."""
+        try:
+            return self._results.get_nowait()
+        except queue.Empty:
+            return None
+
+    def wait(self) -> None:
+        """Waits for the evaluation that runs, for `eval.close_timeout_s` at most."""
+        timeout_s = self._cfg.eval.close_timeout_s
+        if not self._is_idle.wait(timeout_s):
+            self._fail(f"has not ended within {timeout_s:g} s (eval.close_timeout_s)")
+
+    def close(self) -> None:
+        """Ends the process, also while it evaluates. Idempotent."""
+        self._is_closing = True
+        self._jobs.put(None)
+        if not self._is_idle.is_set() and self._handle is not None:
+            self._handle.kill()
+        self._thread.join(2 * _END_S)
+
+    def _run(self) -> None:
+        connection, end = multiprocessing.Pipe()
+        with connection:
+            try:
+                with end:
+                    self._handle = self._launcher.start(0, (run_evaluations, (self._cfg, end)))
+                while not self._is_closing and (job := self._jobs.get()) is not None:
+                    facts, weights = job
+                    connection.send_bytes(weights.numpy().data)
+                    result = connection.recv()
+                    if "error" in result:
+                        raise RuntimeError(result["error"])
+                    result = facts | result
+                    self._results.put(result)
+                    self._events("evaluated", **result)
+                    self._is_idle.set()
+            except (EOFError, OSError):
+                self._fail("its process has ended")
+            except Exception as error:
+                self._fail(str(error))
+            finally:
+                self._is_idle.set()
+        if self._handle is not None:
+            end_processes([self._handle], _END_S)
+
+    def _fail(self, message: str) -> None:
+        if not self._is_closing:
+            self._events("evaluation_failed", message=f"{message}: {self._launcher.describe(0, self._handle)}")
+
+
+def run_evaluations(cfg: RunConfig, connection: Connection) -> None:
+    """The main function of the process: evaluates the weights that it receives, until the connection is closed."""
+    os.nice(_NICENESS)
+    try:
+        policy, spec, _ = build(cfg)
+        weights = FlatWeights(policy if isinstance(policy, nn.Module) else None)
+        while True:
+            flat = torch.frombuffer(bytearray(connection.recv_bytes()) or bytearray(1), dtype=torch.uint8)
+            weights.read(flat[: weights.nbytes])
+            result = evaluate(cfg, policy, spec).as_json()
+            connection.send({name: result[name] for name in ("mean_return", "interval", "mean_length")})
+    except EOFError:
+        return
+    except Exception as error:
+        connection.send({"error": f"{type(error).__name__}: {error}"})
+        raise

@@ -1,0 +1,122 @@
+"""Writes the policy of a run for other programs: `collectx export`. Each function has the signature of
+`collectx.cli.export.FORMATS`; the folder is trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from collectx.errors import ConfigError
+from collectx.policy.exploration import ExplorationType
+from collectx.policy.stochastic import StochasticPolicy
+from collectx.run.files import write_atomically
+from collectx.run.folder import RunFolder
+from collectx.run.saved_config import run_config
+from collectx.run.trained import LoadedPolicy
+
+# Rows of the example that a graph is recorded with; graphs take any number. One row would be taken for a constant.
+_ROWS = 2
+
+
+def state_dict(run_dir: Path, output: Path | None, options: Mapping[str, str]) -> Path:
+    """The state dict of the policy."""
+    policy, path = _prepare(run_dir, output, options, "policy.pt")
+    write_atomically(path, lambda file: torch.save(_module(policy).state_dict(), file))
+    return path
+
+
+def torchscript(run_dir: Path, output: Path | None, options: Mapping[str, str]) -> Path:
+    """A graph from observations to greedy actions, recorded by `torch.jit.trace`."""
+    policy, path = _prepare(run_dir, output, options, "policy.ts")
+    with _quiet():
+        graph = torch.jit.trace(_Greedy(policy), policy.example(_ROWS), check_trace=False)
+        write_atomically(path, lambda file: torch.jit.save(graph, file))
+    return path
+
+
+def onnx(run_dir: Path, output: Path | None, options: Mapping[str, str]) -> Path:
+    """A graph from observations to greedy actions, by `torch.onnx` over `torch.export`.
+
+    Raises:
+        ConfigError: the packages of the extra `onnx` are missing.
+    """
+    if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
+        raise ConfigError([f"format=onnx needs {' and '.join(missing)}: pip install 'collectx[onnx]'"])
+    policy, path = _prepare(run_dir, output, options, "policy.onnx")
+    example = policy.example(_ROWS)
+    batch = torch.export.Dim("batch")
+    states = [".".join(each.leaf.key) for each in policy.states]
+    with _quiet():
+        torch.onnx.export(
+            _Greedy(policy),
+            example,
+            path,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+            dynamic_shapes=(tuple({0: batch} for _ in example),),
+            input_names=[*(".".join(leaf.key) for leaf in policy.leaves), *states],
+            output_names=[*(".".join(leaf.key) for leaf in policy.spec.action), *(f"next.{name}" for name in states)],
+        )
+    return path
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides the warnings of torch's exporter about itself."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+class _Greedy(nn.Module):
+    """Observations `[B, *shape]` and states to actions and next states, for any B.
+
+    Raises:
+        ConfigError: the policy needs steps that depend on B.
+    """
+
+    def __init__(self, policy: LoadedPolicy):
+        super().__init__()
+        self.module = _module(policy).requires_grad_(False)
+        self._policy = policy
+        example = policy.example(_ROWS)
+        forms = [[(each.shape, each.dtype) for each in act] for act in (self(*example), policy.act(example, _ROWS))]
+        if forms[0] != forms[1]:
+            raise ConfigError(
+                [f"the graph would give {forms[0]}, but the env takes {forms[1]}: use format=state_dict."]
+            )
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if isinstance(self.module, StochasticPolicy):
+            return (self.module.head.mode(self.module(inputs)),)
+        return self._policy.act(inputs, _ROWS, any_rows=True)
+
+
+def _module(policy: LoadedPolicy) -> nn.Module:
+    if not isinstance(policy.module, nn.Module):
+        raise ConfigError(["the policy of this run has no weights: there is nothing to export."])
+    return policy.module
+
+
+def _prepare(run_dir: Path, output: Path | None, options: Mapping[str, str], name: str) -> tuple[LoadedPolicy, Path]:
+    """The policy, and the path to write to, whose folder exists then."""
+    if options:
+        raise ConfigError([f"{next(iter(options))}: no such option: this format has the option output alone."])
+    files = RunFolder(run_dir)
+    policy = LoadedPolicy.of(files, run_config(files), ExplorationType.DETERMINISTIC, torch.device("cpu"))
+    _module(policy)
+    path = output or files.path / "export" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return policy, path

@@ -1,0 +1,299 @@
+"""The policy of a run, rebuilt from its snapshot with its newest weights: `collectx.load_policy`.
+
+    policy.pt                       the state dict of the policy, written at the end of the run
+    checkpoints/<batches>/state.pt  the weights of a run that has not ended, or was killed
+
+Used by scripts of the user and by the command line after a run; `write_weights` in the trainer's process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+from torch import nn
+
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.batch import Leaf, as_key
+from collectx.checkpoints import Checkpoints
+from collectx.config.schema.run import RunConfig
+from collectx.env.base import Env, EnvSpec
+from collectx.env.observation import ObservationLeaves
+from collectx.env.spaces import SpaceLeaves
+from collectx.errors import ConfigError, DamagedFile, ShapeError
+from collectx.policy.base import Actor
+from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.recurrent import StateSpec
+from collectx.policy.stochastic import StochasticPolicy
+from collectx.policy.user_actor import UserActor
+from collectx.policy.weights import FlatWeights
+from collectx.rollout.options import RolloutOptions
+from collectx.run import foreign_code
+from collectx.run.files import write_atomically
+from collectx.run.folder import RunFolder
+from collectx.run.saved_config import run_config
+
+
+def load_policy(
+    run_dir: str | os.PathLike[str],
+    deterministic: bool = True,
+    device: torch.device | str = "cpu",
+    trust: bool = False,
+) -> LoadedPolicy:
+    """The policy of a run with its newest weights: the last published ones of a run that has ended, otherwise the
+    weights in the newest checkpoint. Makes one env of the run, to read its spaces, and closes it.
+
+    Args:
+        deterministic: acts greedily, with the module in evaluation mode (`nn.Module.eval`); False: as in the run
+            (`collector.exploration_type`).
+        device: where the policy computes.
+        trust: allows a folder of another user. Its configuration names code that is imported and called.
+
+    Raises:
+        ConfigError: the folder has no run or no weights, its configuration has problems, or it belongs to another user.
+    """
+    files = RunFolder(run_dir)
+    cfg = run_config(files)
+    foreign_code.check(files, cfg, trust)
+    kind = "deterministic" if deterministic else cfg.collector.exploration_type
+    return LoadedPolicy.of(files, cfg, ExplorationType(kind), torch.device(device))
+
+
+class LoadedPolicy:
+    """A policy that acts on observations; see `load_policy`.
+
+    Attributes:
+        module: the policy: an `nn.Module`, another callable, or None for random actions.
+        spec: the leaves and spaces that it was built for.
+        device: where it computes.
+        leaves: the observation leaves that a call needs, `[*shape]` each.
+
+    Args:
+        flatten: from an observation as the env returns it to the values of `spec.inputs`; None: an observation is one
+            value.
+        reads: keys that the policy reads, with those of `spec.inputs`.
+    """
+
+    def __init__(
+        self,
+        module: Callable | None,
+        spec: EnvSpec,
+        kind: ExplorationType,
+        device: torch.device,
+        flatten: Callable[[Any], list[Any]] | None = None,
+        reads: Sequence[Any] = (),
+    ):
+        self.module = module
+        self.device = device
+        keys = {as_key(key) for key in reads}
+        self.leaves = tuple(leaf for leaf in spec.observation if leaf in spec.inputs or leaf.key in keys)
+        first = {key: value[:1] for key, value in spec.example_observation.items()}
+        self.spec = dataclasses.replace(spec, observation=self.leaves, batch_shape=(), example_observation=first)
+        self._kind = kind
+        self._flatten = flatten
+        self._actors: dict[int, Actor] = {}
+        self._states: list[torch.Tensor] = []
+
+    @classmethod
+    def of(cls, files: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device) -> LoadedPolicy:
+        """The policy of a run in a folder, which is trusted."""
+        flatten: Callable[[Any], list[Any]] | None = None
+
+        def examine(group: Env) -> None:
+            nonlocal flatten
+            if (space := _observation_space(group)) is not None:
+                flatten = ObservationLeaves(space, getattr(cfg.env, "exclude_keys", ())).flatten
+
+        module, _, spec = build(cfg, examine)
+        load_weights(files, module)
+        if isinstance(module, nn.Module) and kind is ExplorationType.DETERMINISTIC:
+            module.eval()
+        reads = () if isinstance(module, StochasticPolicy) else getattr(module, "in_keys", None) or ()
+        return cls(module, spec, kind, device, flatten, reads)
+
+    def __call__(self, observation: Any) -> Any:
+        """The action for one observation, or the actions for a batch of observations.
+
+        Args:
+            observation: as the env returns it: arrays or tensors `[*shape]`, or `[B, *shape]` for a batch; a dict or
+                a tuple of them where the space is one. Or a TensorDict with the keys of `leaves`.
+
+        Returns:
+            As the env's `step` takes it, arrays `[*shape]` or `[B, *shape]`; tensors for a TensorDict.
+
+        Raises:
+            ShapeError: the observation does not have the shape of the env's observations.
+        """
+        is_dict = isinstance(observation, TensorDictBase)
+        values = [observation[leaf.key] for leaf in self.leaves] if is_dict else self._values(observation)
+        tensors = [torch.as_tensor(v).to(self.device, leaf.dtype) for v, leaf in zip(values, self.leaves, strict=True)]
+        size = _batch_size(tensors[0], self.leaves[0]) if tensors else ()
+        rows = [_row(tensor, leaf, size) for tensor, leaf in zip(tensors, self.leaves, strict=True)]
+        num_rows = size[0] if size else 1
+        self._actor(num_rows)  # making it is impossible in inference mode
+        if not self._states or len(self._states[0]) != num_rows:
+            self._states = [state.clone() for state in self._first_states(num_rows)]
+        with torch.inference_mode():
+            outputs = self.act([*rows, *self._states], num_rows)
+        # Copies, as the next call may overwrite the outputs.
+        shapes = [(*size, *leaf.shape) for leaf in self.spec.action]
+        actions = [value.reshape(shape).clone() for value, shape in zip(outputs, shapes, strict=False)]
+        for kept, state in zip(self._states, outputs[len(shapes) :], strict=True):
+            kept.copy_(state)
+        if is_dict:
+            return actions[0] if len(actions) == 1 else actions
+        arrays = [value.numpy(force=True)[()] for value in actions]
+        return arrays[0] if len(arrays) == 1 else SpaceLeaves(self.spec.action_space, ("action",)).nest(arrays)
+
+    def reset(self, ended: Any = None) -> None:
+        """Begins new episodes: resets the state of a recurrent policy. Other policies have none.
+
+        Args:
+            ended: `[B]` bool, the rows of the batch whose episodes end; None: all.
+        """
+        if ended is None:
+            self._states = []
+        elif self._states:
+            rows = torch.as_tensor(ended, device=self.device)
+            for state, first in zip(self._states, self._first_states(len(rows)), strict=True):
+                state[rows] = first[rows]
+
+    @property
+    def states(self) -> list[StateSpec]:
+        """What a recurrent policy carries from step to step."""
+        return [state for state in self._actor(1).states if state.initial is not None]
+
+    def act(self, inputs: Sequence[torch.Tensor], rows: int, any_rows: bool = False) -> tuple[torch.Tensor, ...]:
+        """The actions `[B, *shape]` and next states for observations and states `[B, *shape]` on `device`, in the order
+        of `leaves` and `states`; B is `rows`. The next call may overwrite the result.
+
+        Args:
+            any_rows: of a user's policy, as it returns them, for any B.
+        """
+        actor = self._actor(rows)
+        with exploration(self._kind):
+            if any_rows and isinstance(actor, UserActor):
+                values = actor.plan.run(inputs)
+                outputs = [values[i].to(leaf.dtype) for i, leaf in zip(actor.plan.numbers, actor.leaves, strict=True)]
+            else:
+                outputs = [*actor.act(inputs)]
+        written = dict(zip(actor.leaves, outputs, strict=True))
+        # A state that the policy only reads, whether an episode begins, is zero in its later steps.
+        following = [
+            written[state.leaf.under("next")] if state.is_written else torch.zeros_like(old)
+            for state, old in zip(self.states, inputs[len(self.leaves) :], strict=True)
+        ]
+        return (*outputs[: len(self.spec.action)], *following)
+
+    def example(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """First observations, or zeros, and first states, as `act` takes them for so many rows."""
+        self._actor(rows)
+        first = self.spec.example_observation
+        zeros = {leaf.key: torch.zeros((1, *leaf.shape), dtype=leaf.dtype) for leaf in self.leaves}
+        observations = [first.get(leaf.key, zeros[leaf.key]).to(self.device) for leaf in self.leaves]
+        tensors = [each.repeat(rows, *[1] * (each.ndim - 1)) for each in observations]
+        return (*tensors, *(state.clone() for state in self._first_states(rows)))
+
+    def _values(self, observation: Any) -> list[Any]:
+        values = [observation] if self._flatten is None else self._flatten(observation)
+        if len(values) != len(self.leaves):
+            keys = ", ".join(".".join(leaf.key) for leaf in self.leaves)
+            raise ShapeError(f"the policy reads {keys}: call it with a TensorDict that has these keys")
+        return values
+
+    def _actor(self, rows: int) -> Actor:
+        if rows not in self._actors:
+            spec = dataclasses.replace(self.spec, num_envs=rows)
+            self._actors[rows] = policies.make_actor(self.module, spec, self.device, self._kind)
+        return self._actors[rows]
+
+    def _first_states(self, rows: int) -> list[torch.Tensor]:
+        firsts = [state.initial for state in self.states if state.initial is not None]
+        return [first.expand(rows, *first.shape).to(self.device) for first in firsts]
+
+
+def build(
+    cfg: RunConfig, examine: Callable[[Env], object] = lambda group: None
+) -> tuple[Callable | None, EnvSpec, EnvSpec]:
+    """The policy of a configuration on the CPU, with its first weights; the spec of its envs, and the spec as policies
+    see it, with what `cfg.collector` adds.
+
+    Args:
+        examine: see `collectx.env.read_spec`.
+    """
+    spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), examine)
+    seen = RolloutOptions.of(cfg.collector).env_spec(spec)
+    policy = policies.build(cfg.policy, spec, cfg.seed)
+    # A lazy module has its tensors after the first call.
+    policies.make_actor(policy, seen, torch.device("cpu"), ExplorationType.RANDOM)
+    return policy, spec, seen
+
+
+def write_weights(path: Path, policy: Any, flat: torch.Tensor) -> None:
+    """Writes the state dict of `policy` with other weights to a file; blocks until it is on the disk. Writes nothing
+    for a policy without weights.
+
+    Args:
+        policy: unchanged afterwards.
+        flat: the weights, see `FlatWeights`.
+    """
+    if not flat.numel():
+        return
+    weights, own = FlatWeights(policy), torch.empty_like(flat)
+    weights.write(own)
+    weights.read(flat)
+    try:
+        write_atomically(path, lambda file: torch.save(policy.state_dict(), file))
+    finally:
+        weights.read(own)
+
+
+def load_weights(files: RunFolder, module: Any) -> None:
+    """Copies the newest weights of a run into its policy; does nothing for a policy without weights.
+
+    Raises:
+        ConfigError: the run has no weights, or they cannot be read.
+    """
+    if not isinstance(module, nn.Module):
+        return
+    if files.policy.is_file():
+        try:
+            module.load_state_dict(torch.load(files.policy, map_location="cpu", weights_only=True))
+            return
+        except Exception as error:
+            raise DamagedFile([f"{files.policy}: cannot be loaded: {type(error).__name__}: {error}"]) from error
+    checkpoints = Checkpoints(files.checkpoints)
+    flat, problems = checkpoints.newest(lambda found: found.load(mmap=True)["collector"]["weights"])
+    if flat is None:
+        advice = "a run writes them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."
+        raise ConfigError([f"{files.path} has no weights of its policy: {advice}", *problems])
+    FlatWeights(module).read(flat)
+
+
+def _observation_space(group: Env) -> spaces.Space | None:
+    """The space of the observations that the envs of a group return; None for envs of TorchRL, which have specs."""
+    if not group.user_envs:
+        return group.spec.observation_space
+    first = group.user_envs[0]
+    space = getattr(first, "single_observation_space", getattr(first, "observation_space", None))
+    return space if isinstance(space, spaces.Space) else None
+
+
+def _batch_size(tensor: torch.Tensor, leaf: Leaf) -> tuple[int, ...]:
+    return tuple(tensor.shape[: tensor.ndim - len(leaf.shape)])
+
+
+def _row(tensor: torch.Tensor, leaf: Leaf, size: tuple[int, ...]) -> torch.Tensor:
+    if len(size) > 1 or tuple(tensor.shape) != (*size, *leaf.shape):
+        raise ShapeError(
+            f"{'.'.join(leaf.key)}: expected shape {list(leaf.shape)}, or [B, ...] for a batch, got "
+            f"{list(tensor.shape)}: pass what the env returns"
+        )
+    return tensor.reshape(size[0] if size else 1, *leaf.shape)

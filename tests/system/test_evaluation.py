@@ -1,0 +1,87 @@
+"""Evaluations during a run and after it, as their user asks for them."""
+
+import csv
+import json
+
+import pytest
+from commands import collectx, result
+
+RUN = ["collector.total_frames=4096", "hydra.run.dir=run", "trainer.digest=true", "run.overwrite=true"]
+EVAL = ["eval.every_batches=4", "eval.episodes=2"]
+# In the process that evaluates, which has another priority, it ends or hangs.
+OWN = """
+import os, time
+import gymnasium
+def policy():
+    if os.nice(0) == 10:
+        os._exit(1)
+    return lambda observation: observation[..., 0].gt(0).long()
+def env():
+    if os.nice(0) == 10:
+        time.sleep(1e6)
+    return gymnasium.make("CartPole-v1")
+"""
+
+
+def events(folder, name):
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == name]
+
+
+def test_an_evaluation_changes_no_batch_and_continues_with_the_run(tmp_path):
+    folder = tmp_path / "run"
+    collectx("run", *RUN, cwd=tmp_path)
+    digest = result(folder)["digest"]
+    done = collectx("run", *RUN, *EVAL, "logger=csv", cwd=tmp_path)
+    assert result(folder)["digest"] == digest
+    evaluated, skipped = events(folder, "evaluated"), events(folder, "evaluation_skipped")
+    assert {each["batches"] for each in evaluated + skipped} == {4, 8}
+    assert evaluated[0]["frames"] == 2048
+    assert "evaluated after 2,048 frames: mean return" in done.stdout + done.stderr
+    with open(folder / "progress.csv") as file:
+        logged = [float(row["eval/mean_return"]) for row in csv.DictReader(file) if row.get("eval/mean_return")]
+    assert logged == pytest.approx([each["mean_return"] for each in evaluated])
+    collectx("resume", "run", "collector.total_frames=6144", cwd=tmp_path)
+    more = events(folder, "evaluated") + events(folder, "evaluation_skipped")
+    assert {each["batches"] for each in more} == {4, 8, 12}
+    # The newest weights give the same returns after the run as in it.
+    last = next(each for each in events(folder, "evaluated") if each["batches"] == 12)
+    collectx("eval", "run", cwd=tmp_path)
+    assert json.loads((folder / "eval.json").read_text())["mean_return"] == pytest.approx(last["mean_return"])
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["collector=single"],
+        ["collector=multi_async", "trainer=impala"],
+        ["collector=distributed_sync"],
+        ["launcher=inline"],
+    ],
+)
+def test_every_collector_evaluates(tmp_path, words):
+    collectx("run", *RUN, *EVAL, *words, cwd=tmp_path)
+    assert result(tmp_path / "run")["status"] == "completed"
+    assert events(tmp_path / "run", "evaluated")
+    assert not events(tmp_path / "run", "evaluation_failed")
+
+
+@pytest.mark.ci
+def test_a_process_that_ends_is_an_event_of_a_completed_run(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    custom = ["policy=custom", "policy.target=own:policy", "trainer=meter"]
+    done = collectx("run", *RUN, *EVAL, *custom, cwd=tmp_path)
+    assert result(tmp_path / "run")["status"] == "completed"
+    (failed,) = events(tmp_path / "run", "evaluation_failed")
+    assert "its process has ended" in failed["message"]
+    assert "evaluator.log" in done.stdout + done.stderr
+
+
+@pytest.mark.ci
+def test_an_evaluation_that_hangs_ends_with_the_run(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    custom = ["env.id=null", "env.entry_point=own:env", "eval.close_timeout_s=1"]
+    done = collectx("run", *RUN, *EVAL, *custom, cwd=tmp_path)
+    assert result(tmp_path / "run")["status"] == "completed"
+    assert "has not ended within 1 s (eval.close_timeout_s)" in done.stdout + done.stderr

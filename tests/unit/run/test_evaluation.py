@@ -1,0 +1,123 @@
+"""`collectx eval`: complete episodes of the trained policy, in this process."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from composing import composed
+
+from collectx.cli import eval as evaluating
+from collectx.run import evaluation, execute
+from collectx.run.evaluation import Evaluation
+
+_LINE = "collector=single collector.frames_per_batch=64 collector.total_frames=128"
+
+
+@pytest.fixture
+def run(tmp_path):
+    def start(line):
+        assert execute(composed(line), tmp_path / "run", []).status == "completed"
+        return str(tmp_path / "run")
+
+    return start
+
+
+@pytest.fixture
+def evaluate(capsys):
+    """`evaluate(*words)` returns the exit status, what is printed and the content of `eval.json`."""
+
+    def call(folder, *words):
+        status = evaluating.main([folder, *words])
+        printed = capsys.readouterr()
+        if status:
+            return status, printed.err, None
+        return status, printed.out, json.loads(Path(folder, "eval.json").read_text())
+
+    return call
+
+
+def test_it_is_reproducible_and_greedy_by_default(run, evaluate):
+    folder = run(_LINE)
+    status, text, first = evaluate(folder, "episodes=4")
+    assert status == 0
+    low, high = first["interval"]
+    assert low <= first["mean_return"] <= high
+    assert f"mean return {first['mean_return']:.6g} (95 % interval {low:.6g} to {high:.6g}) of 4 episodes" in text
+    assert (len(first["returns"]), first["returns"]) == (4, first["lengths"])
+    assert evaluate(folder, "episodes=4")[2] == first
+    one = evaluate(folder, "exploration_type=random", "eval.episodes=4")[2]
+    assert evaluate(folder, "exploration_type=random", "episodes=4")[2] == one
+    assert one["returns"] != first["returns"]
+    assert evaluate(folder, "episodes=4", "eval.seed=7")[2]["returns"] != first["returns"]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        "env=counting env.num_envs=3 env.episode_length=5",
+        pytest.param("env=gym_vector env.id=CartPole-v1 env.num_envs=3", marks=pytest.mark.ci),
+        "env=gym_vector env.id=CartPole-v1 env.num_envs=3 env.autoreset_mode=next_step",
+        pytest.param("env=envpool env.id=CartPole-v1 env.num_envs=3", marks=pytest.mark.ci),
+        pytest.param("env=torchrl env.target=worlds.torchrlenvs:serial", marks=pytest.mark.ci),
+    ],
+)
+def test_any_kind_of_env_and_random_actions(run, evaluate, env):
+    options = "collector=single collector.frames_per_batch=63 collector.total_frames=63 policy=random trainer=meter"
+    folder = run(f"{env} env.num_envs=3 {options}")
+    status, text, result = evaluate(folder, "episodes=5")
+    assert status == 0, text
+    assert len(result["returns"]) == 5
+    assert min(result["lengths"]) > 0
+    if "counting" in env:
+        assert result["lengths"] == [5, 6, 7, 5, 6]
+
+
+def test_short_episodes_are_not_preferred(run, evaluate):
+    """Each env contributes equally many episodes, whichever end first."""
+    options = f"{_LINE} policy=random trainer=meter env=counting env.num_envs=2 env.episode_length=3"
+    assert evaluate(run(options), "episodes=6")[2]["lengths"] == [3, 4] * 3
+
+
+def test_trajectories_are_cut_as_in_the_run(run, evaluate):
+    folder = run(f"{_LINE} collector.max_frames_per_traj=5")
+    assert evaluate(folder, "episodes=3")[2]["lengths"] == [5, 5, 5]
+
+
+def test_videos(run, evaluate, tmp_path):
+    folder = run(_LINE)
+    _, _, result = evaluate(folder, "episodes=2", "video=true")
+    assert result["videos"] == ["videos/eval-episode-0.mp4", "videos/eval-episode-1.mp4"]
+    assert all((tmp_path / "run" / each).stat().st_size > 1000 for each in result["videos"])
+    assert evaluate(folder, "episodes=1", "video=true")[2]["videos"] == ["videos/eval-episode-0.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("env=envpool env.id=CartPole-v1", "env.kind=envpool renders no frames"),
+        ("env.id=null env.entry_point=worlds.cartpoles:with_pid", "the env cannot render: TypeError"),
+    ],
+)
+def test_an_env_that_cannot_render_is_refused_before_anything_runs(run, evaluate, env, message, monkeypatch):
+    folder = run(f"{_LINE} {env} policy=random trainer=meter")
+    monkeypatch.setattr(evaluation, "evaluate", None)
+    status, text, _ = evaluate(folder, "video=true")
+    assert status == 2
+    assert message in text
+
+
+def test_without_moviepy_the_extra_is_named(run, evaluate, monkeypatch):
+    folder = run(_LINE)
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
+    assert "eval.video=true needs moviepy: pip install 'collectx[video]'" in evaluate(folder, "video=true")[1]
+
+
+def test_the_interval_covers_the_mean():
+    generator = np.random.default_rng(1)
+    covered = 0
+    for _ in range(100):
+        low, high = Evaluation([*generator.normal(size=30)], [1] * 30).interval
+        covered += low < 0 < high
+    assert 85 <= covered <= 99
+    assert Evaluation([1.0], [1]).interval is None

@@ -1,0 +1,150 @@
+"""The policy of a run, loaded from its folder. As users do it: tests/system/test_trained.py."""
+
+import os
+
+import gymnasium
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from composing import composed
+from tensordict import TensorDict
+from worlds.torchrlenvs import Goals
+
+import collectx
+from collectx.cli import export
+from collectx.errors import ConfigError, DamagedFile, ShapeError
+from collectx.run import RunFolder, execute, foreign_code
+
+_SHORT = "collector=single collector.frames_per_batch=64 collector.total_frames=128 policy.hidden_sizes=[8]"
+_CUSTOM = "trainer=meter policy=custom collector=single collector.frames_per_batch=8 collector.total_frames=16"
+
+
+def run(folder, line):
+    assert execute(composed(line), folder, []).status == "completed"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("trained") / "run", f"{_SHORT} seed=3")
+
+
+def test_it_acts_as_the_trained_module(trained):
+    policy = collectx.load_policy(trained)
+    state = torch.load(trained / "checkpoints/final.pt", weights_only=True)["policy"]
+    observations = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    x = torch.from_numpy(observations)
+    for layer in ("body.0", "out"):
+        x = torch.nn.functional.linear(x, state[f"{layer}.weight"], state[f"{layer}.bias"])
+        x = x if layer == "out" else x.tanh()
+    expected = x.argmax(-1).tolist()
+    assert policy(observations).tolist() == expected
+    assert [policy(each) for each in observations] == expected
+    assert policy(TensorDict(observation=torch.from_numpy(observations), batch_size=[5])).tolist() == expected
+    env = gymnasium.make("CartPole-v1")
+    env.reset(seed=0)
+    env.step(policy(observations[0]))
+
+
+def test_a_stochastic_one_samples(trained):
+    policy = collectx.load_policy(trained, deterministic=False)
+    actions = policy(np.zeros((200, 4), np.float32))
+    assert 20 < actions.sum() < 180
+    assert len(set(collectx.load_policy(trained)(np.zeros((200, 4), np.float32)))) == 1
+
+
+def test_without_policy_pt_it_has_the_weights_of_the_newest_checkpoint(trained, tmp_path):
+    whole = collectx.load_policy(trained).module.state_dict()
+    (trained / "policy.pt").rename(tmp_path / "policy.pt")
+    try:
+        from_checkpoint = collectx.load_policy(trained).module.state_dict()
+    finally:
+        (tmp_path / "policy.pt").rename(trained / "policy.pt")
+    torch.testing.assert_close(from_checkpoint, whole, rtol=0, atol=0)
+    final = torch.load(trained / "checkpoints/final.pt", weights_only=True)["policy"]
+    torch.testing.assert_close(final, whole, rtol=0, atol=0)
+
+
+def test_errors_say_what_to_do(trained, tmp_path, within):
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        collectx.load_policy(tmp_path)
+    with pytest.raises(ShapeError, match=r"observation: expected shape \[4\], or \[B, ...\] for a batch, got \[3\]"):
+        collectx.load_policy(trained)(np.zeros(3, np.float32))
+    files = RunFolder(run(tmp_path / "run", f"{_SHORT} checkpoint.keep=1"))
+    files.policy.write_bytes(b"no weights")
+    with pytest.raises(DamagedFile, match=r"policy.pt: cannot be loaded"):
+        collectx.load_policy(files.path)
+    files.policy.unlink()
+    next(files.checkpoints.glob("[0-9]*/state.pt")).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"has no weights of its policy.*checkpoint.every_batches"):
+        collectx.load_policy(files.path)
+    within(foreign_code, "os", geteuid=lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match=r"belongs to .* trust=True"):
+        collectx.load_policy(trained)
+    collectx.load_policy(trained, trust=True)
+
+
+def test_a_recurrent_policy_keeps_its_state(tmp_path):
+    policy = collectx.load_policy(run(tmp_path / "run", f"{_CUSTOM} policy.target=worlds.cartpoles:alternating"))
+    one = np.zeros(4, np.float32)
+    assert [int(policy(one)) for _ in range(4)] == [0, 1, 0, 1]
+    policy(one)
+    policy.reset()
+    assert policy(one) == 0
+    two = np.zeros((2, 4), np.float32)
+    assert policy(two).tolist() == [0, 0]
+    policy.reset([True, False])
+    assert policy(two).tolist() == [0, 1]
+
+
+def test_random_and_dict_spaces(tmp_path):
+    line = f"{_CUSTOM} env.entry_point=worlds.torchrlenvs:Goals env.id=null policy=random"
+    policy = collectx.load_policy(run(tmp_path / "run", line))
+    assert policy.module is None
+    env = Goals()
+    observation, _ = env.reset(seed=0)
+    assert env.action_space.contains(policy(observation))
+
+
+def onnx_session(path):
+    session = onnxruntime.InferenceSession(path)
+    return lambda *inputs: session.run(
+        None, {each.name: x for each, x in zip(session.get_inputs(), inputs, strict=True)}
+    )
+
+
+def graph(path):
+    loaded = torch.jit.load(path)
+    return lambda *inputs: [each.numpy() for each in loaded(*map(torch.from_numpy, inputs))]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
+@pytest.mark.parametrize("form", ["torchscript", "onnx"])
+@pytest.mark.parametrize(
+    "line", [_SHORT, f"{_SHORT} env=pendulum", f"{_CUSTOM} policy.target=worlds.cartpoles:alternating"]
+)
+def test_exported_graphs_act_like_the_policy(tmp_path, line, form, capsys):
+    folder = run(tmp_path / "run", line)
+    assert export.main([str(folder), f"format={form}"]) == 0
+    *_, path = capsys.readouterr().out.split()
+    act = {"torchscript": graph, "onnx": onnx_session}[form](path)
+    policy = collectx.load_policy(folder)
+    states = [np.zeros((7, 1), np.float32) for _ in policy.states]
+    generator = np.random.default_rng(0)
+    for _ in range(3):
+        observation = generator.normal(size=(7, *policy.leaves[0].shape)).astype(np.float32)
+        action, *states = act(observation, *states)
+        np.testing.assert_allclose(action, policy(observation), rtol=1e-5, atol=1e-6)
+
+
+def test_an_exported_state_dict_and_wrong_words(trained, tmp_path, capsys):
+    assert export.main([str(trained), "format=state_dict", f"output={tmp_path / 'mine.pt'}"]) == 0
+    state = torch.load(tmp_path / "mine.pt", weights_only=True)
+    torch.testing.assert_close(state, torch.load(trained / "policy.pt", weights_only=True), rtol=0, atol=0)
+    assert export.main([str(trained), "format=onx"]) == 2
+    assert "format=onx: no such format; did you mean onnx?" in capsys.readouterr().err
+    assert export.main([str(trained), "format=onnx", "opset=3"]) == 2
+    assert "opset: no such option" in capsys.readouterr().err
+    assert export.main(["format=onnx"]) == 2
+    assert "export needs one run folder, got 0" in capsys.readouterr().err

@@ -19,8 +19,10 @@ from collectx.run import printing
 # Flags without a value of the subcommands, in addition to Hydra's, and their short names.
 SWITCHES: dict[str, dict[str, str]] = {
     "cancel": {"now": ""},
+    "doctor": {"json": ""},
     "list": {"verbose": "-v"},
     "logs": {"follow": "-f"},
+    "plan": {"json": ""},
     "reproduce": {"trust": ""},
     "resume": {"trust": ""},
 }

@@ -24,6 +24,7 @@ LAYERS = [
     {"trainer"},
     {"run"},
     {"jobs"},
+    {"plan", "doctor", "tune"},
     {"cli", "library"},
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}

@@ -1,0 +1,44 @@
+"""`collectx doctor [--json]`: checks this machine and its cluster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from collectx.cli.arguments import Arguments, subcommand
+from collectx.errors import ConfigError
+from collectx.run import printing
+
+_USAGE = """\
+collectx doctor [--json]: checks this machine and its cluster: versions, backends, cores, memory, open files, network,
+SLURM, Ray, GPUs, folders, clock. It starts no worker and no job.
+
+  ok       works
+  absent   an optional part that is not here
+  warning  works with a limitation; the next line says what to do
+  problem  runs will fail; the next line says what to do
+
+  --json   as JSON: a list of check, level, text, advice
+
+Exit status: 0, 1 there is a problem, 2 wrong usage."""
+
+
+def _doctor(arguments: Arguments) -> int:
+    if arguments.words:
+        raise ConfigError([f"doctor takes no words, got {arguments.words[0]}: collectx doctor --help says more."])
+    from collectx.doctor import Level, examine
+
+    findings = []
+    is_json = "json" in arguments.flags
+    for found in examine():
+        findings.append(found)
+        if not is_json:
+            printing.say(f"{found.level:7}  {found.check:13}  {found.text}")
+            if found.advice:
+                printing.say(f"{'':24}-> {found.advice}")
+    if is_json:
+        print(json.dumps([asdict(found) for found in findings], indent=2))
+    return int(any(found.level is Level.PROBLEM for found in findings))
+
+
+main = subcommand("doctor", _doctor, _USAGE)

@@ -85,12 +85,14 @@ def _packages() -> Iterator[Finding]:
     right = []
     for text in importlib.metadata.requires("collectx") or ():
         need = Requirement(text)
-        is_optional = need.marker is not None and "extra" in str(need.marker)
+        is_optional = need.marker is not None and not need.marker.evaluate()
         try:
             version = importlib.metadata.version(need.name)
         except importlib.metadata.PackageNotFoundError:
             if not is_optional:
-                yield Finding(Level.PROBLEM, f"{need.name} is not installed", f"pip install '{need.name}{need.specifier}'.")
+                yield Finding(
+                    Level.PROBLEM, f"{need.name} is not installed", f"pip install '{need.name}{need.specifier}'."
+                )
             continue
         if not need.specifier.contains(version, prereleases=True):
             level = Level.WARNING if is_optional else Level.PROBLEM
@@ -140,7 +142,9 @@ def _memory() -> Iterator[Finding]:
     limit = f", control group {min(limits) / _GB:.1f} GB" if limits else ""
     text = f"{free / _GB:.1f} GB available{limit}"
     few = min([free, *limits]) < _GB
-    yield Finding(Level.WARNING if few else Level.OK, text, "each worker needs some 0.1 GB and its envs." if few else "")
+    yield Finding(
+        Level.WARNING if few else Level.OK, text, "each worker needs some 0.1 GB and its envs." if few else ""
+    )
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -272,17 +276,25 @@ def _folders() -> Iterator[Finding]:
             with tempfile.NamedTemporaryFile(dir=folder) as file:
                 skew_s = os.stat(file.name).st_mtime - time.time()
         except OSError as error:
-            advice = "set TMPDIR." if folder == temporary else "choose another, or set hydra.run.dir and hydra.sweep.dir."
+            advice = (
+                "set TMPDIR." if folder == temporary else "choose another, or set hydra.run.dir and hydra.sweep.dir."
+            )
             yield Finding(Level.PROBLEM, f"the {name} {folder} cannot be written to: {error.strerror}", advice)
             continue
         free = shutil.disk_usage(folder).free
         text = f"{name} {folder}, {free / _GB:.1f} GB free"
-        yield Finding(Level.OK, text) if free > _GB else Finding(Level.WARNING, text, "checkpoints need room: free some.")
+        yield (
+            Finding(Level.OK, text) if free > _GB else Finding(Level.WARNING, text, "checkpoints need room: free some.")
+        )
         if abs(skew_s) > _SKEW_S:
             rule = f"the clock of the file system of {folder} differs by {skew_s:+.1f} s"
-            yield Finding(Level.WARNING, rule, "synchronise the clocks (NTP): states of runs are read from times of files.")
+            yield Finding(
+                Level.WARNING, rule, "synchronise the clocks (NTP): states of runs are read from times of files."
+            )
     if len(os.fsencode(temporary)) > MAX_TEMPORARY_PATH:
-        yield Finding(Level.WARNING, f"{temporary} is too long for sockets: /tmp is used for them", "set a short TMPDIR.")
+        yield Finding(
+            Level.WARNING, f"{temporary} is too long for sockets: /tmp is used for them", "set a short TMPDIR."
+        )
 
 
 def _clock() -> Iterator[Finding]:

@@ -1,10 +1,10 @@
 """What runs would start, allocate, send, write and request, without starting them: `collectx plan`.
 
-Reads the spaces of the env, which makes one env in this process, as `collectx run` does before it starts workers. A plan
-is plain data, by sections; keys that end in `_bytes` are bytes.
+Reads the spaces of the env, which makes one env in this process, as `collectx run` does before it starts workers. A
+plan is plain data, by sections; keys that end in `_bytes` are bytes.
 
-Not counted: interpreters and libraries, the envs themselves, and what a learning trainer adds to its copy of the weights
-(gradients, the optimizer's state, activations).
+Not counted: interpreters and libraries, the envs themselves, and what a learning trainer adds to its copy of the
+weights (gradients, the optimizer's state, activations).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ Section = dict[str, Any]
 
 
 def plan(runs: Sequence[SubmittedRun], num_parallel: int | None = 1) -> dict[str, Any]:
-    """The plans of runs, those that are points of a sweep together. Blocks while envs are made, and for answers of SLURM.
+    """The plans of runs, those that are points of a sweep together. Blocks while envs are made, and for answers of
+    SLURM.
 
     Args:
         num_parallel: how many runs that are no jobs are executed at the same time; None: unknown.
@@ -48,7 +49,7 @@ def plan(runs: Sequence[SubmittedRun], num_parallel: int | None = 1) -> dict[str
         ConfigError, SpaceError, ShapeError: as `collectx run` with these configurations.
     """
     specs: dict[str, EnvSpec] = {}
-    plans = [{"name": run.name, **_plan(run, specs)} for run in runs]
+    plans: list[dict[str, Any]] = [{"name": run.name, **_plan(run, specs)} for run in runs]
     scripts = _scripts(runs)
     launcher = runs[0].cfg.launcher
     if isinstance(launcher, SlurmLauncherConfig):
@@ -138,7 +139,10 @@ def _memory(cfg: RunConfig, batch: BatchSpec, processes: Section, replay_nbytes:
     is_copied = not cfg.collector.zero_copy
     counted["batch_of_the_trainer_bytes"] = is_copied * part * (batch.num_workers if batch.stacked else 1)
     counted["replay_buffer_bytes"] = replay_nbytes
-    known: Section = {"frame_bytes": part // (batch.rows * batch.steps), "weights_of_the_policy_bytes": batch.weights_nbytes}
+    known: Section = {
+        "frame_bytes": part // (batch.rows * batch.steps),
+        "weights_of_the_policy_bytes": batch.weights_nbytes,
+    }
     if backend == "shared_memory":
         known["mapped_shared_memory_bytes"] = SlabLayout(batch).nbytes
     return known | counted | {"total_bytes": sum(counted.values())}
@@ -225,7 +229,9 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
 
 def _section(title: str, values: Section) -> Iterator[str]:
     yield title
-    shown = {key.removesuffix("_bytes").replace("_", " "): _shown(key, value) for key, value in values.items() if value != 0}
+    shown = {
+        key.removesuffix("_bytes").replace("_", " "): _shown(key, value) for key, value in values.items() if value != 0
+    }
     width = max(map(len, shown))
     yield from (f"  {name:{width}}  {value}" for name, value in shown.items())
 
@@ -237,5 +243,7 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _size(nbytes: int) -> str:
-    unit, name = next((each for each in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if nbytes >= each[0]), (1, "bytes"))
+    unit, name = next(
+        (each for each in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if nbytes >= each[0]), (1, "bytes")
+    )
     return f"{nbytes / unit:.4g} {name}"

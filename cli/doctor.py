@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.errors import ConfigError
@@ -26,19 +25,18 @@ Exit status: 0, 1 there is a problem, 2 wrong usage."""
 def _doctor(arguments: Arguments) -> int:
     if arguments.words:
         raise ConfigError([f"doctor takes no words, got {arguments.words[0]}: collectx doctor --help says more."])
-    from collectx.doctor import Level, examine
+    from collectx.doctor import PROBLEM, examine
 
     findings = []
-    is_json = "json" in arguments.flags
-    for found in examine():
-        findings.append(found)
-        if not is_json:
-            printing.say(f"{found.level:7}  {found.check:13}  {found.text}")
+    for check, found in examine():
+        findings.append({"check": check, **found._asdict()})
+        if "json" not in arguments.flags:
+            printing.say(f"{found.level:7}  {check:13}  {found.text}")
             if found.advice:
                 printing.say(f"{'':24}-> {found.advice}")
-    if is_json:
-        print(json.dumps([asdict(found) for found in findings], indent=2))
-    return int(any(found.level is Level.PROBLEM for found in findings))
+    if "json" in arguments.flags:
+        print(json.dumps(findings, indent=2))
+    return int(any(found["level"] == PROBLEM for found in findings))
 
 
 main = subcommand("doctor", _doctor, _USAGE)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import stdev
@@ -66,7 +67,9 @@ def _tune(arguments: Arguments) -> int:
     flags = [
         text for name in ("config-dir", "config-name") if name in arguments.flags for text in _flag(arguments, name)
     ]
-    found = tune.measured_here(cfg, points, is_valid, words, flags, options, printing.say)
+    with tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True) as folder:
+        measure = tune.RunMeasure(cfg, [*flags, *words], options, Path(folder))
+        found = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
     print()
     printing.print_table([_row(point, found) for point in found.points if point.rates or point.status != "kept"], _HEAD)
     changes = tune.changes(cfg, found.chosen.values)
@@ -120,15 +123,12 @@ def _row(point: Any, found: Any) -> tuple[str, ...]:
 
 def _verdict(found: Any) -> str:
     if found.best is found.points[0]:
-        count = sum(bool(point.rates) for point in found.points)
-        return f"the configuration as given is kept: none of {count - 1} other points was faster"
+        count = sum(bool(point.rates) for point in found.points) - 1
+        return f"the configuration as given is kept: none of {count} other points was faster"
     if found.gain is None:
         return f"the configuration as given is kept: {found.best} failed when it was measured beside it"
-    gain = found.gain
-    measured = (
-        f"{gain.mean:.2f} times as fast as given, in {gain.num_turns} turns (95 %: {gain.low:.2f} to {gain.high:.2f})"
-    )
-    if gain.is_certain:
+    measured = "{:.2f} times as fast as given, in turns (95 %: {:.2f} to {:.2f})".format(*found.gain)
+    if found.chosen is found.best:
         return f"{found.best}: {measured}"
     return f"the configuration as given is kept: the fastest, {found.best}, was {measured}, which is within the noise"
 

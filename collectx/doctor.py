@@ -13,9 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from collectx.config.derived import NETWORK_BACKENDS
 from collectx.errors import ConfigError, LauncherError
@@ -34,35 +33,30 @@ _CONNECT_S = 2.0
 _SKEW_S = 2.0
 
 
-class Level(StrEnum):
-    """How a finding is to be read."""
+class Finding(NamedTuple):
+    """What a check has found, and what to do about it.
 
-    OK = "ok"
-    ABSENT = "absent"
-    """An optional part that is not here, which matters only to those who use it."""
-    WARNING = "warning"
-    PROBLEM = "problem"
+    Attributes:
+        level: `OK`, `WARNING`, `PROBLEM`, or `ABSENT`: an optional part that is not here.
+        advice: empty where nothing is to do.
+    """
 
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check has found, and what to do about it; `advice` is empty where nothing is to do."""
-
-    level: Level
+    level: str
     text: str
     advice: str = ""
-    check: str = ""
 
 
-def examine() -> Iterator[Finding]:
-    """Runs all checks, one after another. A check that fails itself is a problem."""
+OK, ABSENT, WARNING, PROBLEM = "ok", "absent", "warning", "problem"
+
+
+def examine() -> Iterator[tuple[str, Finding]]:
+    """Runs all checks, one after another; yields their names and findings. A check that fails itself is a problem."""
     for name, check in CHECKS.items():
         try:
-            findings = list(check())
+            for found in check():
+                yield name, found
         except Exception as error:
-            findings = [Finding(Level.PROBLEM, f"the check failed: {type(error).__name__}: {error}", "report it.")]
-        for found in findings:
-            yield Finding(found.level, found.text, found.advice, name)
+            yield name, Finding(PROBLEM, f"the check failed: {type(error).__name__}: {error}", "report it.")
 
 
 def _python() -> Iterator[Finding]:
@@ -72,7 +66,7 @@ def _python() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     is_right = version in SpecifierSet(bounds)
     yield Finding(
-        Level.OK if is_right else Level.PROBLEM,
+        OK if is_right else PROBLEM,
         f"{version} ({bounds}), {sys.executable}",
         "" if is_right else "install collectx into an environment with such a Python.",
     )
@@ -90,24 +84,22 @@ def _packages() -> Iterator[Finding]:
             version = importlib.metadata.version(need.name)
         except importlib.metadata.PackageNotFoundError:
             if not is_optional:
-                yield Finding(
-                    Level.PROBLEM, f"{need.name} is not installed", f"pip install '{need.name}{need.specifier}'."
-                )
+                yield Finding(PROBLEM, f"{need.name} is not installed", f"pip install '{need.name}{need.specifier}'.")
             continue
         if not need.specifier.contains(version, prereleases=True):
-            level = Level.WARNING if is_optional else Level.PROBLEM
+            level = WARNING if is_optional else PROBLEM
             rule = f"{need.name} {version} is not {need.specifier}"
             yield Finding(level, rule, f"pip install '{need.name}{need.specifier}'.")
         elif not is_optional:
             right.append(f"{need.name} {version}")
-    yield Finding(Level.OK, ", ".join(right))
+    yield Finding(OK, ", ".join(right))
 
 
 def _backends() -> Iterator[Finding]:
     for name in NETWORK_BACKENDS:
         reason = availability.why_not(name)
         # Every other backend is optional.
-        level = Level.OK if reason is None else Level.PROBLEM if name == "gloo" else Level.ABSENT
+        level = OK if reason is None else PROBLEM if name == "gloo" else ABSENT
         yield Finding(level, name if reason is None else f"{name}: {reason}")
 
 
@@ -116,19 +108,19 @@ def _cores() -> Iterator[Finding]:
     listed = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
     if limits.get("SLURM", usable) < min(limits["affinity"], limits.get("control group", limits["affinity"])):
         yield Finding(
-            Level.WARNING,
+            WARNING,
             f"{usable} usable of {os.cpu_count()} ({listed}): SLURM does not bind this task to its cores",
             "collectx keeps to them; libraries that count the cores of the machine need OMP_NUM_THREADS.",
         )
     elif usable == 1:
         advice = "use collector=single, or ask for more cores (launcher.cpus_per_task, the container's limit)."
-        yield Finding(Level.WARNING, f"1 usable of {os.cpu_count()} ({listed}): workers and trainer share it", advice)
+        yield Finding(WARNING, f"1 usable of {os.cpu_count()} ({listed}): workers and trainer share it", advice)
     else:
-        yield Finding(Level.OK, f"{usable} usable of {os.cpu_count()} ({listed})")
+        yield Finding(OK, f"{usable} usable of {os.cpu_count()} ({listed})")
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > usable:
         advice = f"unset it, or use at most {usable}: collectx then leaves the trainer the cores that workers leave."
-        yield Finding(Level.WARNING, f"OMP_NUM_THREADS={threads} is more than the usable cores", advice)
+        yield Finding(WARNING, f"OMP_NUM_THREADS={threads} is more than the usable cores", advice)
 
 
 def _memory() -> Iterator[Finding]:
@@ -142,9 +134,7 @@ def _memory() -> Iterator[Finding]:
     limit = f", control group {min(limits) / _GB:.1f} GB" if limits else ""
     text = f"{free / _GB:.1f} GB available{limit}"
     few = min([free, *limits]) < _GB
-    yield Finding(
-        Level.WARNING if few else Level.OK, text, "each worker needs some 0.1 GB and its envs." if few else ""
-    )
+    yield Finding(WARNING if few else OK, text, "each worker needs some 0.1 GB and its envs." if few else "")
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -153,15 +143,15 @@ def _shared_memory() -> Iterator[Finding]:
 
     try:
         SharedMemory("doctor").map(_MB).fill_(1)
-        yield Finding(Level.OK, "an anonymous file can be mapped; slots need no /dev/shm")
+        yield Finding(OK, "an anonymous file can be mapped; slots need no /dev/shm")
     except OSError as error:
         advice = "allow memfd_create in the container's seccomp profile, or use collector=single."
-        yield Finding(Level.PROBLEM, f"no anonymous file can be mapped: {error}", advice)
+        yield Finding(PROBLEM, f"no anonymous file can be mapped: {error}", advice)
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
         text = f"/dev/shm has {free / _MB:,.0f} MB free"
         advice = "give the container more (--shm-size=1g) for Ray and for env.vectorization_mode=async."
-        yield Finding(Level.OK, text) if free > _SMALL_SHM else Finding(Level.WARNING, text, advice)
+        yield Finding(OK, text) if free > _SMALL_SHM else Finding(WARNING, text, advice)
 
 
 def _open_files() -> Iterator[Finding]:
@@ -171,21 +161,21 @@ def _open_files() -> Iterator[Finding]:
     needed = descriptors(_NUM_WORKERS)
     text = f"{soft}, may be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
     if hard == resource.RLIM_INFINITY or hard >= needed:
-        yield Finding(Level.OK, text)
+        yield Finding(OK, text)
     else:
         rule = f"{text}: {_NUM_WORKERS} workers need {needed}"
-        yield Finding(Level.WARNING, rule, "raise the hard limit (limits.conf, LimitNOFILE of a service, ulimit -Hn).")
+        yield Finding(WARNING, rule, "raise the hard limit (limits.conf, LimitNOFILE of a service, ulimit -Hn).")
 
 
 def _network() -> Iterator[Finding]:
     try:
         addresses = local_addresses(None)
     except ConfigError as error:
-        yield Finding(Level.PROBLEM, str(error), "check the network of this machine.")
+        yield Finding(PROBLEM, str(error), "check the network of this machine.")
         return
     best, name = addresses[0], socket.gethostname()
     if best == "127.0.0.1":
-        yield Finding(Level.ABSENT, f"{name} has loopback only: workers on other hosts cannot reach a trainer here")
+        yield Finding(ABSENT, f"{name} has loopback only: workers on other hosts cannot reach a trainer here")
         return
     more = f", then {', '.join(addresses[1:])}" if addresses[1:] else ""
     try:
@@ -194,22 +184,22 @@ def _network() -> Iterator[Finding]:
             socket.create_server((best, 0), family=family) as server,
             socket.create_connection(server.getsockname()[:2], timeout=_CONNECT_S),
         ):
-            yield Finding(Level.OK, f"workers on other hosts are told {best}{more}")
+            yield Finding(OK, f"workers on other hosts are told {best}{more}")
     except OSError as error:
         rule = f"no connection to {best}, which workers on other hosts are told: {error}"
-        yield Finding(Level.PROBLEM, rule, "open the firewall, or choose with backend.interface=NAME.")
+        yield Finding(PROBLEM, rule, "open the firewall, or choose with backend.interface=NAME.")
 
 
 def _slurm() -> Iterator[Finding]:
     if not commands.is_here():
-        yield Finding(Level.ABSENT, "no sbatch on PATH: launcher=slurm, submitit and submitit_delayed do not work here")
+        yield Finding(ABSENT, "no sbatch on PATH: launcher=slurm, submitit and submitit_delayed do not work here")
         return
     try:
         rows = commands.node_states()
     except LauncherError as error:
         # SLURM's packages alone make no cluster.
         is_unset = "configuration source" in str(error)
-        level = Level.ABSENT if is_unset else Level.PROBLEM
+        level = ABSENT if is_unset else PROBLEM
         advice = "set SLURM_CONF if there is one." if is_unset else "ask the administrator of the cluster."
         yield Finding(level, f"sbatch is here, but {error}", advice)
         return
@@ -219,37 +209,37 @@ def _slurm() -> Iterator[Finding]:
     text = "; ".join(f"{partition} {', '.join(states)}" for partition, states in by_partition.items())
     is_usable = any(state.rstrip("*~#") in ("idle", "mixed", "allocated", "completing") for _, state, _ in rows)
     advice = "" if is_usable else "jobs will wait: sinfo --list-reasons says why."
-    yield Finding(Level.OK if is_usable else Level.WARNING, f"nodes: {text or 'none'}", advice)
+    yield Finding(OK if is_usable else WARNING, f"nodes: {text or 'none'}", advice)
     if reason := commands.why_no_accounting():
         yield Finding(
-            Level.WARNING,
+            WARNING,
             f"no accounting ({reason})",
             "collectx reads the controller instead, which forgets jobs some minutes after their end; "
             "hydra/launcher=submitit_slurm may wait for ever for a job that died: use launcher=slurm.",
         )
     else:
-        yield Finding(Level.OK, "accounting answers")
+        yield Finding(OK, "accounting answers")
     if job := os.environ.get("SLURM_JOB_ID"):
-        yield Finding(Level.OK, f"within job {job}: launcher=slurm runs as steps of it")
+        yield Finding(OK, f"within job {job}: launcher=slurm runs as steps of it")
 
 
 def _ray() -> Iterator[Finding]:
     if reason := availability.why_not("ray"):
-        yield Finding(Level.ABSENT, f"launcher=ray: {reason}")
+        yield Finding(ABSENT, f"launcher=ray: {reason}")
         return
     address = os.environ.get("RAY_ADDRESS")
     if address is None:
-        yield Finding(Level.OK, "launcher=ray starts a cluster of this machine; for another, set RAY_ADDRESS")
+        yield Finding(OK, "launcher=ray starts a cluster of this machine; for another, set RAY_ADDRESS")
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
-        yield Finding(Level.OK, f"RAY_ADDRESS={address}")
+        yield Finding(OK, f"RAY_ADDRESS={address}")
         return
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-        yield Finding(Level.OK, f"RAY_ADDRESS={address} answers")
+        yield Finding(OK, f"RAY_ADDRESS={address} answers")
     except OSError as error:
-        yield Finding(Level.PROBLEM, f"RAY_ADDRESS={address}: {error}", "start it by `ray start --head`, or unset it.")
+        yield Finding(PROBLEM, f"RAY_ADDRESS={address}: {error}", "start it by `ray start --head`, or unset it.")
 
 
 def _gpus() -> Iterator[Finding]:
@@ -259,13 +249,13 @@ def _gpus() -> Iterator[Finding]:
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
             name = torch.cuda.get_device_name(index)
-            yield Finding(Level.OK, f"cuda:{index} {name}, {free / _GB:.1f} of {total / _GB:.1f} GB free")
+            yield Finding(OK, f"cuda:{index} {name}, {free / _GB:.1f} of {total / _GB:.1f} GB free")
     elif shutil.which("nvidia-smi"):
         rule = f"this machine has nvidia-smi, but torch {torch.__version__} sees no GPU"
         advice = "install a build of torch with CUDA, check the driver and CUDA_VISIBLE_DEVICES."
-        yield Finding(Level.WARNING, rule, advice)
+        yield Finding(WARNING, rule, advice)
     else:
-        yield Finding(Level.ABSENT, "torch sees no GPU: use devices=cpu, the default")
+        yield Finding(ABSENT, "torch sees no GPU: use devices=cpu, the default")
 
 
 def _folders() -> Iterator[Finding]:
@@ -279,22 +269,16 @@ def _folders() -> Iterator[Finding]:
             advice = (
                 "set TMPDIR." if folder == temporary else "choose another, or set hydra.run.dir and hydra.sweep.dir."
             )
-            yield Finding(Level.PROBLEM, f"the {name} {folder} cannot be written to: {error.strerror}", advice)
+            yield Finding(PROBLEM, f"the {name} {folder} cannot be written to: {error.strerror}", advice)
             continue
         free = shutil.disk_usage(folder).free
         text = f"{name} {folder}, {free / _GB:.1f} GB free"
-        yield (
-            Finding(Level.OK, text) if free > _GB else Finding(Level.WARNING, text, "checkpoints need room: free some.")
-        )
+        yield (Finding(OK, text) if free > _GB else Finding(WARNING, text, "checkpoints need room: free some."))
         if abs(skew_s) > _SKEW_S:
             rule = f"the clock of the file system of {folder} differs by {skew_s:+.1f} s"
-            yield Finding(
-                Level.WARNING, rule, "synchronise the clocks (NTP): states of runs are read from times of files."
-            )
+            yield Finding(WARNING, rule, "synchronise the clocks (NTP): states of runs are read from times of files.")
     if len(os.fsencode(temporary)) > MAX_TEMPORARY_PATH:
-        yield Finding(
-            Level.WARNING, f"{temporary} is too long for sockets: /tmp is used for them", "set a short TMPDIR."
-        )
+        yield Finding(WARNING, f"{temporary} is too long for sockets: /tmp is used for them", "set a short TMPDIR.")
 
 
 def _clock() -> Iterator[Finding]:
@@ -302,9 +286,9 @@ def _clock() -> Iterator[Finding]:
     now_s, built_s = time.time(), Path(__file__).stat().st_mtime
     text = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
     if now_s + _SKEW_S < built_s:
-        yield Finding(Level.PROBLEM, f"{text} is before the installation of collectx", "set the clock (NTP).")
+        yield Finding(PROBLEM, f"{text} is before the installation of collectx", "set the clock (NTP).")
     else:
-        yield Finding(Level.OK, text)
+        yield Finding(OK, text)
 
 
 CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {

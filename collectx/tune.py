@@ -13,16 +13,14 @@ Runs in the process of the command; a measurement is `collectx run` in a process
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +45,11 @@ _FEWEST_TURNS, _MOST_TURNS = 3, 5
 # Quantiles of Student's distribution for 95 %, two-sided, by the number of turns.
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 _POLL_S = 0.05
+# What is added to a run that is measured.
+_ENDLESS = (
+    *("collector.total_frames=-1", "run.max_batches=null", "run.resume=never", "run.overwrite=false", "logger=[]"),
+    *("checkpoint.every_batches=null", "checkpoint.every_min=null", "checkpoint.grace_s=0"),
+)
 # How long a run may take to end before it is killed, and by how much a measurement may exceed `tune.seconds`.
 _CLOSE_S, _SLOWEST = 10.0, 20
 
@@ -79,39 +82,24 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """How many times as fast the fastest point is as the configuration as given, by measurements in turns: the mean,
-    and the interval of 95 %."""
-
-    mean: float
-    low: float
-    high: float
-    num_turns: int
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether the gain is beyond the noise."""
-        return self.low > 1
-
-
-@dataclass(frozen=True)
 class Found:
     """The result of a search.
 
     Attributes:
         points: all, the configuration as given first.
         best: the fastest.
-        gain: None where `best` is the configuration as given.
+        gain: how many times as fast `best` is as the configuration as given, by measurements in turns: the mean, and
+            the ends of the interval of 95 %. None where they are the same, or `best` failed.
     """
 
     points: list[Point]
     best: Point
-    gain: Gain | None
+    gain: tuple[float, float, float] | None
 
     @property
     def chosen(self) -> Point:
         """The fastest point if its gain is beyond the noise, otherwise the configuration as given."""
-        return self.best if self.gain is not None and self.gain.is_certain else self.points[0]
+        return self.best if self.gain is not None and self.gain[1] > 1 else self.points[0]
 
 
 def words(values: Mapping[str, Any]) -> list[str]:
@@ -245,21 +233,19 @@ def search(
         if len(costs_s) > 1 and not has_time(num_left):
             break
     given, best = race.points[0], race.best
-    if best is given:
-        return Found(race.points, best, None)
     ratios: list[float] = []
-    while len(ratios) < _FEWEST_TURNS or (len(ratios) < _MOST_TURNS and has_time(2)):
+    while best is not given and (len(ratios) < _FEWEST_TURNS or (len(ratios) < _MOST_TURNS and has_time(2))):
         # The order changes, so that none of the two is always measured first.
-        turn = (given, best) if len(ratios) % 2 == 0 else (best, given)
-        rates = {id(point): measured(point) for point in turn}
-        if None in rates.values():
+        first, second = (given, best) if len(ratios) % 2 == 0 else (best, given)
+        if (one := measured(first)) is None or (two := measured(second)) is None:
             return Found(race.points, best, None)
-        for point in turn:
-            point.rates.append(rates[id(point)] or 0.0)
-        ratios.append(math.log((rates[id(best)] or 0.0) / (rates[id(given)] or 1.0)))
-    half = _STUDENT[len(ratios)] * stdev(ratios) / math.sqrt(len(ratios))
-    mean = fmean(ratios)
-    return Found(race.points, best, Gain(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(ratios)))
+        first.rates.append(one)
+        second.rates.append(two)
+        ratios.append(math.log(best.rates[-1] / given.rates[-1]))
+    if not ratios:
+        return Found(race.points, best, None)
+    mean, half = fmean(ratios), _STUDENT[len(ratios)] * stdev(ratios) / math.sqrt(len(ratios))
+    return Found(race.points, best, (math.exp(mean), math.exp(mean - half), math.exp(mean + half)))
 
 
 class _Race:
@@ -267,7 +253,9 @@ class _Race:
 
     def __init__(self, points: Sequence[Values], is_valid: Callable[[Values], bool], seed: int):
         try:
-            import optuna
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Optuna 2 uses old names of SQLAlchemy
+                import optuna
         except ModuleNotFoundError as error:
             raise ConfigError(
                 ["collectx tune needs Optuna, which is not installed: pip install 'collectx[tune]'."]
@@ -352,111 +340,66 @@ class RunMeasure:
     """Measures a point by `collectx run` in a new process.
 
     Args:
-        overrides: the user's; the last ones here replace what would end or disturb a measurement.
-        flags: `--config-dir` and other flags.
+        words: the user's arguments; the overrides that are added replace what would end or disturb a measurement.
         folder: for the run folders, which are left there.
     """
 
-    def __init__(
-        self, cfg: RunConfig, overrides: Sequence[str], flags: Sequence[str], options: TuneConfig, folder: Path
-    ):
-        self._command = [sys.executable, "-m", "collectx", "run", *flags, *overrides]
+    def __init__(self, cfg: RunConfig, words: Sequence[str], options: TuneConfig, folder: Path):
+        self._command = [sys.executable, "-m", "collectx", "run", *words]
         self._options = options
         self._folder = folder
         self._numbers = itertools.count()
         self._start_s = cfg.collector.start_timeout_s
-        self._last = [
-            *(
-                "collector.total_frames=-1",
-                "run.max_batches=null",
-                "run.resume=never",
-                "run.overwrite=false",
-                "logger=[]",
-            ),
-            *("checkpoint.every_batches=null", "checkpoint.every_min=null", "checkpoint.grace_s=0"),
-            *(["trainer.target_return=null"] if isinstance(cfg.trainer, LearningTrainerConfig) else []),
-        ]
+        is_learning = isinstance(cfg.trainer, LearningTrainerConfig)
+        self._last = [*_ENDLESS, *(["trainer.target_return=null"] if is_learning else [])]
 
     def __call__(self, values: Values) -> float:
-        """Returns frames/s. Blocks; the process group has ended then. Raises `Failed`."""
+        """Returns frames/s. Blocks; the processes of the run have ended then. Raises `Failed`."""
         folder = self._folder / str(next(self._numbers))
-        command = [*self._command, *words(values), *self._last, f"hydra.run.dir={folder}"]
         output = folder.with_suffix(".txt")
+        command = [*self._command, *words(values), *self._last, f"hydra.run.dir={folder}"]
         with open(output, "wb") as file:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
         try:
-            return self._rate(process, RunFolder(folder).metrics, output)
+            self._wait_for(process, RunFolder(folder).metrics.exists, self._start_s, output)
+            time.sleep(self._options.warmup_s + self._options.seconds)
+            return self._wait_for(process, lambda: self._rate(folder), _SLOWEST * self._options.seconds, output)
         finally:
-            _end(process)
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_CLOSE_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
-    def _rate(self, process: subprocess.Popen[bytes], metrics: Path, output: Path) -> float:
-        options = self._options
-        deadline = time.monotonic() + self._start_s + options.warmup_s + _SLOWEST * options.seconds
-        lines, content = _Lines(options.warmup_s, options.seconds), b""
+    def _wait_for(
+        self, process: subprocess.Popen[bytes], result: Callable[[], Any], timeout_s: float, output: Path
+    ) -> Any:
+        """The first result that is true; `output` is that of the process."""
+        deadline = time.monotonic() + timeout_s
         while True:
             is_over = process.poll() is not None
-            with suppress(FileNotFoundError), open(metrics, "rb") as file:
-                file.seek(lines.offset)
-                content = file.read()
-            if (rate := lines.add(content)) is not None:
-                return rate
+            if found := result():
+                return found
             if is_over:
                 said = output.read_text(errors="replace").strip().splitlines()
                 raise Failed(said[-1].strip() if said else f"the run ended with status {process.returncode}")
             if time.monotonic() > deadline:
-                raise Failed(f"not two batches within {_SLOWEST} x tune.seconds={options.seconds:g}: use more seconds")
+                raise Failed(f"no two batches in {timeout_s:g} s: use a higher tune.seconds")
             time.sleep(_POLL_S)
 
+    def _rate(self, folder: Path) -> float | None:
+        return window_rate(RunFolder(folder).read_metrics(), self._options.warmup_s, self._options.seconds)
 
-class _Lines:
-    """The window of a measurement in `metrics.jsonl`: from the first line after the warm-up to the first line that is
-    `seconds` and two batches later. `offset` is where the next bytes are read from."""
 
-    def __init__(self, warmup_s: float, seconds: float):
-        self._warmup_s, self._seconds = warmup_s, seconds
-        self._first_s: float | None = None
-        self._begin: dict[str, Any] | None = None
-        self.offset = 0
-
-    def add(self, content: bytes) -> float | None:
-        """Reads the complete lines of `content`, which begin at `offset`; returns frames/s at the end of the window."""
-        complete = content[: content.rfind(b"\n") + 1]
-        self.offset += len(complete)
-        for line in map(json.loads, complete.splitlines()):
-            if self._first_s is None:
-                self._first_s = line["time"]
-            begin = self._begin
-            if begin is None:
-                if line["time"] >= self._first_s + self._warmup_s:
-                    self._begin = line
-            elif line["batch"] >= begin["batch"] + 2 and line["time"] >= begin["time"] + self._seconds:
-                return (line["frames"] - begin["frames"]) / (line["time"] - begin["time"])
+def window_rate(lines: Iterable[Mapping[str, Any]], warmup_s: float, seconds: float) -> float | None:
+    """Frames/s from the first line of `metrics.jsonl` that is `warmup_s` after the first one to the last line; None
+    if these two are not `seconds` and two batches apart."""
+    rows = [(line["time"], line["frames"]) for line in lines]
+    measured = [row for row in rows if row[0] >= rows[0][0] + warmup_s]
+    if len(measured) < 3 or (passed_s := measured[-1][0] - measured[0][0]) < seconds:
         return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process group by SIGINT, and by SIGKILL what is left of it."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_CLOSE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def measured_here(
-    cfg: RunConfig,
-    points: Sequence[Values],
-    is_valid: Callable[[Values], bool],
-    overrides: Sequence[str],
-    flags: Sequence[str],
-    options: TuneConfig,
-    say: Callable[[str], None],
-) -> Found:
-    """`search` with measurements by `RunMeasure`, whose folders are temporary."""
-    with tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True) as folder:
-        measure = RunMeasure(cfg, overrides, flags, options, Path(folder))
-        return search(points, is_valid, measure, options, say, seed=cfg.seed)
+    return (measured[-1][1] - measured[0][1]) / passed_s

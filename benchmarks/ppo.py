@@ -1,6 +1,6 @@
 """Whole scripts of PPO, with collectx and without it, in turn. Prints the ratios of their times and learning curves.
 
-python -m benchmarks.ppo torchrl --plot docs/ppo_torchrl.png    # five seeds of each side
+python -m benchmarks.ppo torchrl --plot docs/images/ppo_torchrl.png    # five seeds of each side
 python -m benchmarks.ppo cleanrl --side collectx --seed 0       # one of them, in this process
 """
 

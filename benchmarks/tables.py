@@ -15,7 +15,7 @@ from benchmarks.cases import CASES, KINDS
 
 _ROOT = Path(__file__).parents[1]
 RESULTS = _ROOT / "benchmarks" / "results.json"
-_FILES = (_ROOT / "README.md", _ROOT / "docs" / "PERFORMANCE.md")
+_FILES = (_ROOT / "README.md", _ROOT / "docs" / "explanation" / "performance.md")
 _REGION = re.compile(r"(<!-- bench (\w+) -->\n).*?(\n<!-- bench end -->)", re.DOTALL)
 
 Lines = dict[str, dict[str, Any]]

@@ -34,7 +34,7 @@ def run_schema() -> dict[str, Any]:
     properties = {
         "defaults": {"type": "array", "description": "choices of groups, as `- override /env: pendulum`"},
         **{group: _choices(group) for group in GROUPS},
-        "seed": _option(int, limits_of("seed")) | _described(comments, "seed"),
+        "seed": _option(int, limits_of("seed")) | {"default": values["seed"]} | _described(comments, "seed"),
         **{name: _section(cls, values[name], comments) for name, cls in {**SECTIONS, **COMMAND_SECTIONS}.items()},
         "hydra": {"type": "object"},
     }

@@ -66,7 +66,7 @@ class Keywords:
             is still called once in each process, with first observations of the env, to learn what it writes.
         auto_register_policy_transforms: whether envs of TorchRL get `InitTracker` and the primers of `policy`, so that
             their specs show `is_init` and the state of a recurrent policy. Without it, such a policy gets both too, see
-            docs/EXTENDING.md, "A policy".
+            docs/reference/envs-policies-trainers.md, "A policy".
         compile_policy: whether workers compile the policy by `torch.compile`: True, or its keyword arguments. The first
             batch includes the compilation (`start_timeout_s`).
         cudagraph_policy: whether tensordict's `CudaGraphModule` records the policy's calls as CUDA graphs: True, or its
@@ -312,8 +312,8 @@ class WorkerKeywords(Keywords):
         num_sub_threads: torch threads of each worker.
         num_slots: batches that an async worker may have filled or in progress at once.
         overlap: 1: sync workers fill the next batch while this process learns from the last one, with the weights from
-            before the last one was requested; see docs/RUNS.md, "Overlap".
-        on_worker_failure: "raise", "restart" or "drop"; see docs/RUNS.md, "Worker failures".
+            before the last one was requested; see docs/explanation/overlap.md.
+        on_worker_failure: "raise", "restart" or "drop"; see docs/how-to/worker-failures.md.
         max_restarts: maximal number of restarts, over all workers.
         start_timeout_s, worker_timeout_s, close_timeout_s: seconds within which a worker must start, send a batch, and
             stop.
@@ -339,7 +339,8 @@ class MultiSyncKeywords(WorkerKeywords):
         preemptive_threshold: for a sync collector: once this share of the workers, 0 to 1, has finished its part, the
             others end theirs with the frames that they have, at least one step. With `cat_results=-1` a batch then has
             fewer frames; a stacked one has `("collector", "mask")`, and zeros and -1 as `traj_ids` in empty places.
-        collector_class: None or `Collector`; or a user's class, see docs/LIBRARY.md, "User-defined collector classes".
+        collector_class: None or `Collector`; or a user's class, see docs/reference/library.md,
+            "User-defined collector classes".
     """
 
     kinds = ("multi_sync", "multi_sync")
@@ -425,7 +426,8 @@ class RemoteKeywords(WorkerKeywords):
         num_workers_per_collector: processes of each worker; more than one make it a collector itself.
         collector_class: its kind: "single" (one process), "sync" (a batch has a part of each process) or "async" (a
             batch comes from one process), or the class of that kind, of this package or TorchRL; or a user's class, see
-            docs/LIBRARY.md, "User-defined collector classes". None: "single" for one process, otherwise "sync".
+            docs/reference/library.md, "User-defined collector classes". None: "single" for one process, otherwise
+            "sync".
         collector_kwargs: keyword arguments of a worker's collector; one dict for all, or one per worker. May have
             `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, the same for all workers, the
             constructor's keywords about trajectories and devices, such as `max_frames_per_traj`; for a user's class,

@@ -1,7 +1,7 @@
 """Pickles envs as one graph with all that they share, and makes them anew from the bytes.
 
 A process that calls `loads` executes the bytes: only the worker that resumes does, with bytes of a trainer that it
-has authenticated (docs/NETWORK.md). The trainer passes them on unread.
+has authenticated (docs/reference/network.md). The trainer passes them on unread.
 """
 
 from __future__ import annotations

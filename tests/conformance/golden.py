@@ -78,7 +78,8 @@ def assert_alike(world, theirs, ours, names=True, ours_alone=frozenset({OURS_ALO
 def assert_same(case, theirs, ours, ours_alone=frozenset({OURS_ALONE}), names=True):
     """The same batches, entry by entry; trajectory ids are the same but for their numbers."""
     if case.splits:
-        # TorchRL does not name the time everywhere, and orders rows otherwise: see docs/LIBRARY.md.
+        # TorchRL does not name the time everywhere, and orders rows otherwise: see
+        # docs/reference/torchrl-differences.md.
         assert {tuple(batch.names) for batch in theirs} <= {(None, None), (None, "time")}
         assert not ours_alone or {tuple(batch.names) for batch in ours} == {(None, "time")}
         theirs, ours = (list(map(in_order, batches)) for batches in (theirs, ours))

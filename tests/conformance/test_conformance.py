@@ -1,7 +1,7 @@
 """The same envs and policies through TorchRL's collectors and through ours: the same batches, entry by entry.
 
 Ours against the batches of TorchRL in golden/ in every tier, TorchRL against them at night. Where ours differs on
-purpose, the table in docs/LIBRARY.md says so.
+purpose, the table in docs/reference/torchrl-differences.md says so.
 """
 
 import json

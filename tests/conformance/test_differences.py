@@ -1,4 +1,5 @@
-"""TorchRL does what its column of the differences in docs/LIBRARY.md says. Tests of ours have the same marks elsewhere.
+"""TorchRL does what its column of docs/reference/torchrl-differences.md says. Tests of ours have the same marks
+elsewhere.
 Rows that need Ray or other hosts have none here."""
 
 import math

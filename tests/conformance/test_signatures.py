@@ -14,8 +14,8 @@ from collectx.library import refused
 NAMES = json.loads((golden.FOLDER / "names.json").read_text())
 THEIRS = json.loads((golden.FOLDER / "signatures.json").read_text())
 ATTRIBUTES = json.loads((golden.FOLDER / "attributes.json").read_text())
-# These have other values, or the policy that was passed; see the differences in docs/LIBRARY.md. Of the last three, two
-# are False in place of None, and None is any free port.
+# These have other values, or the policy that was passed; see docs/reference/torchrl-differences.md. Of the last three,
+# two are False in place of None, and None is any free port.
 DIFFERENT = {"num_threads", "policy", "policy_version", "no_cuda_sync", "trust_policy", "tcp_port"}
 # Theirs raises, as a property; ours is the method of all collectors.
 PROPERTIES = {"AsyncBatchedCollector": {"rollout"}}

@@ -1,0 +1,129 @@
+"""A hook of MkDocs: the pages of the site that are generated from the code.
+
+`reference/configuration.md` has every option with type, range, default and meaning, from the dataclasses of
+`collectx/config/schema` and the comments of `conf/`. `reference/commands.md` has the help of every subcommand.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from collectx.cli.main import SUBCOMMANDS
+from collectx.config.json_schema import group_schema, run_schema
+from collectx.config.registry import GROUPS
+
+_NAMES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "mapping"}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the generated pages."""
+    for path, page in (("configuration", configuration()), ("commands", commands())):
+        files.append(File.generated(config, f"reference/{path}.md", content=page))
+    return files
+
+
+def commands() -> str:
+    """The page of the commands."""
+    parts = ["# Commands\n\nExit status: 0 completed, 1 failed, 2 wrong configuration or usage, 130 interrupted.\n"]
+    for name in ("", *SUBCOMMANDS):
+        words = [sys.executable, "-m", "collectx", *([name] if name else []), "--help"]
+        text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        if name == "run":  # what follows are all choices and the configuration
+            text = text.partition("\n\nThe configuration these")[0]
+        parts.append(f"## collectx{' ' * bool(name)}{name}\n\n```text\n{text.rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+def configuration() -> str:
+    """The page of the configuration."""
+    parts = [
+        "# Configuration\n\nEvery option of `collectx run`. `GROUP=CHOICE` selects a choice, `GROUP.KEY=VALUE` sets a "
+        "value. A key that only some choices have names them in its last column.\n"
+    ]
+    schema = run_schema()["properties"]
+    parts.append(_section("Run", {"seed": schema["seed"]}, None))
+    for name, section in schema.items():
+        if name not in (*GROUPS, "defaults", "seed", "hydra"):
+            parts.append(_section(name, _flat(section["properties"], f"{name}."), None))
+    for group in GROUPS:
+        choices = {
+            each["title"].partition("=")[2]: _flat(each["properties"], f"{group}.")
+            for each in group_schema(group)["anyOf"]
+        }
+        parts.append(_group(group, choices))
+    return "\n".join(parts)
+
+
+def _flat(properties: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The options with their paths; those of sections within a section too."""
+    options: dict[str, Any] = {}
+    for key, option in properties.items():
+        if key in ("defaults", "kind"):
+            continue
+        inner = option.get("properties") or next(
+            (each["properties"] for each in option.get("anyOf", ()) if "properties" in each), None
+        )
+        if inner:
+            options |= _flat(inner, f"{prefix}{key}.")
+        else:
+            options[f"{prefix}{key}"] = option
+    return options
+
+
+def _group(group: str, choices: dict[str, dict[str, Any]]) -> str:
+    merged: dict[str, Any] = {}
+    holders: dict[str, list[str]] = {}
+    for choice, options in choices.items():
+        for path, option in options.items():
+            merged.setdefault(path, option)
+            holders.setdefault(path, []).append(choice)
+    where = {
+        path: "" if len(held) == len(choices) else ", ".join(f"`{each}`" for each in held)
+        for path, held in holders.items()
+    }
+    named = ", ".join(f"`{group}={choice}`" for choice in choices)
+    return _section(group, merged, where, f"Choices: {named}.\n")
+
+
+def _section(title: str, options: dict[str, Any], where: dict[str, str] | None, text: str = "") -> str:
+    head = ["key", "type and range", "default", "meaning", *([] if where is None else ["only with"])]
+    rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    for path, option in options.items():
+        cells = [f"`{path}`", _types(option), _default(option), _cell(option.get("description", ""))]
+        rows.append(f"| {' | '.join(cells + ([] if where is None else [where[path]]))} |")
+    return f"## {title}\n\n{text}\n" + "\n".join(rows) + "\n"
+
+
+def _types(option: dict[str, Any]) -> str:
+    texts = [_type(each) for each in option.get("anyOf", [option]) if "pattern" not in each]
+    return " or ".join(dict.fromkeys(text for text in texts if text)) or "any"
+
+
+def _type(each: dict[str, Any]) -> str:
+    if "enum" in each:
+        return ", ".join(f"`{value}`" for value in each["enum"])
+    if "const" in each:
+        return f"`{each['const']}`"
+    # A text may be written as a number too.
+    kind = "text" if isinstance(each.get("type"), list) else each.get("type", "")
+    name = _NAMES.get(kind, kind)
+    limits = [
+        *([f"at least {each['minimum']}"] if "minimum" in each else []),
+        *([f"above {each['exclusiveMinimum']}"] if "exclusiveMinimum" in each else []),
+        *([f"at most {each['maximum']}"] if "maximum" in each else []),
+    ]
+    return " ".join([name, *limits]).strip()
+
+
+def _default(option: dict[str, Any]) -> str:
+    if "default" not in option:
+        return "required"
+    value = option["default"]
+    return "empty" if value == "" else f"`{json.dumps(value) if not isinstance(value, str) else value}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

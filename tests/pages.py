@@ -1,0 +1,143 @@
+"""Runs the blocks of a page of the documentation, in their order, in one folder.
+
+    ```console             lines `$ COMMAND`, then what each prints; numbers may differ, `...` stands for any lines
+    ```python title="F"    saved as F; without a title it is run
+    ```yaml title="F"      saved as F, as every other language with a title is
+
+A command that ends with another exit status than 0 has it in a comment: `$ collectx run seed=x  # exit status 2`.
+`<!-- not run: REASON -->` above a block leaves it out; `<!-- hidden` above a block and `-->` below it run it, but the
+site does not show it. The first line of a page may be its tier: `<!-- tier: ci -->`.
+"""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from commands import environment
+
+ROOT = Path(__file__).parents[1]
+# Generated pages have no file; STATUS.md is not part of the site.
+PAGES = sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "STATUS.md"})
+_BLOCK = re.compile(
+    r"^(?P<skip><!-- not run: [^>]+ -->\n)?(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
+    r"(?P<text>.*?)^(?P=indent)```",
+    re.MULTILINE | re.DOTALL,
+)
+_STATUS = re.compile(r"\s+# exit status (\d+)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a page.
+
+    Attributes:
+        line: its line in the page.
+        language: such as `console`.
+        title: the file that it is saved as, or None.
+        text: without indentation.
+        skipped: whether it is not run.
+    """
+
+    line: int
+    language: str
+    title: str | None
+    text: str
+    skipped: bool
+
+    @property
+    def is_run(self) -> bool:
+        return not self.skipped and self.language in ("console", "python") and self.title is None
+
+    def commands(self) -> list[tuple[str, list[str]]]:
+        """Each command, and the lines that it prints; none means that they are not compared."""
+        found: list[tuple[str, list[str]]] = []
+        for line in self.text.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            elif found and found[-1][0].endswith("\\") and not found[-1][1]:
+                found[-1] = (f"{found[-1][0]}\n{line}", [])
+            elif found and line.strip():
+                found[-1][1].append(line)
+        return found
+
+
+def tier(page: Path) -> str:
+    """The tier of the page's test."""
+    found = re.match(r"<!-- tier: (\w+) -->", page.read_text())
+    return found[1] if found else "test"
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in their order."""
+    text = page.read_text()
+    return [
+        Block(
+            text.count("\n", 0, found.start()) + 1,
+            found["language"],
+            found["title"],
+            re.sub(f"^{found['indent']}", "", found["text"], flags=re.MULTILINE),
+            bool(found["skip"]),
+        )
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def run(page: Path, folder: Path, timeout_s: float) -> None:
+    """Runs all blocks of the page in the folder.
+
+    Raises:
+        AssertionError: a command ended with another exit status, or printed other lines.
+    """
+    environ = environment(COLUMNS="140", PYTHONPATH=str(folder))
+    for block in blocks(page):
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        if block.title is not None and not block.skipped:
+            path = folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        if not block.is_run:
+            continue
+        if block.language == "python":
+            script = folder / f"block_{block.line}.py"
+            script.write_text(block.text)
+            steps = [([sys.executable, str(script)], 0, [])]
+        else:
+            steps = [
+                (["bash", "-c", _STATUS.sub("", command)], int((_STATUS.search(command) or [0, 0])[1]), lines)
+                for command, lines in block.commands()
+            ]
+        for words, status, lines in steps:
+            done = subprocess.run(
+                words, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                stdin=subprocess.DEVNULL, timeout=timeout_s,
+            )  # fmt: skip
+            assert done.returncode == status, f"{where}: {words[-1]}\n{done.stdout}"
+            missing = first_difference(lines, done.stdout.splitlines())
+            assert missing is None, f"{where}: {words[-1]}\nnot printed: {missing}\nprinted:\n{done.stdout}"
+
+
+def first_difference(expected: list[str], printed: list[str]) -> str | None:
+    """The first expected line that is not printed in its place, or None.
+
+    Numbers, dates and white space are not compared; a line `...` stands for any number of lines, and empty lines are
+    left out.
+    """
+    actual = [_form(line) for line in printed if line.strip()]
+    at, is_open = 0, False
+    for line in expected:
+        if line.strip() == "...":
+            is_open = True
+            continue
+        form = _form(line)
+        while is_open and at < len(actual) and actual[at] != form:
+            at += 1
+        if at >= len(actual) or actual[at] != form:
+            return line
+        at, is_open = at + 1, False
+    return None if is_open or at == len(actual) or not expected else f"(more lines) {printed[-1]}"
+
+
+def _form(line: str) -> str:
+    return re.sub(r"[-+]?\d+([.,:e+-]*\d+)*", "#", " ".join(line.split()))

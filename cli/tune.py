@@ -114,7 +114,7 @@ def _row(point: Any, found: Any) -> tuple[str, ...]:
     rate = f"{point.rate:,.0f}" if rates else "-"
     return (
         str(point),
-        ", ".join([point.status, *marks]),
+        ", ".join([point.status.partition(":")[0], *marks]),
         str(len(rates)),
         rate,
         f"{stdev(rates):,.0f}" if len(rates) > 1 else "-",

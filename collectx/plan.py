@@ -86,7 +86,7 @@ def _plan(run: SubmittedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
         "cores": _cores(cfg),
         "memory": memory,
         "traffic": traffic,
-        "files": _files(cfg, run.folder, traffic, batch.weights_nbytes + replay_nbytes),
+        "files": _files(cfg, run.folder, traffic, batch.weights_nbytes, replay_nbytes),
     }
 
 
@@ -169,7 +169,7 @@ def _traffic(cfg: RunConfig, batch: BatchSpec) -> Section:
     }
 
 
-def _files(cfg: RunConfig, folder: Path, traffic: Section, checkpoint_nbytes: int) -> Section:
+def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, replay_nbytes: int) -> Section:
     files, options = RunFolder(folder), cfg.checkpoint
     num_batches = traffic["batches"]
     times = [
@@ -184,7 +184,8 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, checkpoint_nbytes: in
         "events.jsonl, result.json": "starts, failures, checkpoints; the end",
         "logs": "one file for each role that prints or fails",
         "checkpoints": f"{', '.join(times)}; the {options.keep} newest",
-        "each_checkpoint_at_least_bytes": checkpoint_nbytes,
+        "each_checkpoint_at_least_bytes": weights_nbytes,
+        "replay_buffer_in_a_checkpoint_at_most_bytes": replay_nbytes,
     }
     loggers = {name: getattr(cfg.logger, name) for name in ("tensorboard", "wandb", "mlflow", "csv", "custom")}
     if used := [name for name, each in loggers.items() if each is not None]:

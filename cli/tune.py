@@ -57,6 +57,8 @@ def _tune(arguments: Arguments) -> int:
     words = [str(each.input_line) for each in overrides]
     exact = cfg.trainer.kind != "meter" if options.exact is None else options.exact
     points = tune.space(cfg, [each.key_or_group for each in overrides], exact)
+    if (load := os.getloadavg()[0]) > cores.num_cores() / 2:
+        printing.note(f"other programs use this machine (load {load:.1f}): differences may be within the noise.")
     more = "; tune.exact=false searches more" if exact else ""
     printing.say(f"searches {', '.join(points[0])}: {len(points)} points, about {options.minutes:g} minutes{more}")
 

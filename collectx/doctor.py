@@ -64,12 +64,8 @@ def _python() -> Iterator[Finding]:
 
     bounds = importlib.metadata.metadata("collectx")["Requires-Python"] or ""
     version = ".".join(map(str, sys.version_info[:3]))
-    is_right = version in SpecifierSet(bounds)
-    yield Finding(
-        OK if is_right else PROBLEM,
-        f"{version} ({bounds}), {sys.executable}",
-        "" if is_right else "install collectx into an environment with such a Python.",
-    )
+    text, advice = f"{version} ({bounds}), {sys.executable}", "install collectx into an environment with such a Python."
+    yield Finding(OK, text) if version in SpecifierSet(bounds) else Finding(PROBLEM, text, advice)
 
 
 def _packages() -> Iterator[Finding]:
@@ -106,17 +102,15 @@ def _backends() -> Iterator[Finding]:
 def _cores() -> Iterator[Finding]:
     limits, usable = cores.limits(), cores.num_cores()
     listed = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
+    text = f"{usable} usable of {os.cpu_count()} ({listed})"
     if limits.get("SLURM", usable) < min(limits["affinity"], limits.get("control group", limits["affinity"])):
-        yield Finding(
-            WARNING,
-            f"{usable} usable of {os.cpu_count()} ({listed}): SLURM does not bind this task to its cores",
-            "collectx keeps to them; libraries that count the cores of the machine need OMP_NUM_THREADS.",
-        )
+        advice = "collectx keeps to them; libraries that count the cores of the machine need OMP_NUM_THREADS."
+        yield Finding(WARNING, f"{text}: SLURM does not bind this task to its cores", advice)
     elif usable == 1:
         advice = "use collector=single, or ask for more cores (launcher.cpus_per_task, the container's limit)."
-        yield Finding(WARNING, f"1 usable of {os.cpu_count()} ({listed}): workers and trainer share it", advice)
+        yield Finding(WARNING, f"{text}: workers and trainer share it", advice)
     else:
-        yield Finding(OK, f"{usable} usable of {os.cpu_count()} ({listed})")
+        yield Finding(OK, text)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > usable:
         advice = f"unset it, or use at most {usable}: collectx then leaves the trainer the cores that workers leave."
@@ -232,7 +226,7 @@ def _ray() -> Iterator[Finding]:
         yield Finding(OK, "launcher=ray starts a cluster of this machine; for another, set RAY_ADDRESS")
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
+    if not port.isdigit():  # such as "auto"
         yield Finding(OK, f"RAY_ADDRESS={address}")
         return
     try:
@@ -266,9 +260,7 @@ def _folders() -> Iterator[Finding]:
             with tempfile.NamedTemporaryFile(dir=folder) as file:
                 skew_s = os.stat(file.name).st_mtime - time.time()
         except OSError as error:
-            advice = (
-                "set TMPDIR." if folder == temporary else "choose another, or set hydra.run.dir and hydra.sweep.dir."
-            )
+            advice = "set TMPDIR." if folder == temporary else "set hydra.run.dir and hydra.sweep.dir."
             yield Finding(PROBLEM, f"the {name} {folder} cannot be written to: {error.strerror}", advice)
             continue
         free = shutil.disk_usage(folder).free
@@ -285,10 +277,9 @@ def _clock() -> Iterator[Finding]:
     """The clock is not before the installed version of this package."""
     now_s, built_s = time.time(), Path(__file__).stat().st_mtime
     text = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
-    if now_s + _SKEW_S < built_s:
-        yield Finding(PROBLEM, f"{text} is before the installation of collectx", "set the clock (NTP).")
-    else:
-        yield Finding(OK, text)
+    is_wrong = now_s + _SKEW_S < built_s
+    wrong = Finding(PROBLEM, f"{text} is before the installation of collectx", "set the clock (NTP).")
+    yield wrong if is_wrong else Finding(OK, text)
 
 
 CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {

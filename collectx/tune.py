@@ -225,7 +225,7 @@ def search(
 
     for point in race:
         rate = measured(point)
-        if rate is None and point is race.points[0]:
+        if rate is None and not race.points[0].rates:
             raise ConfigError([f"the configuration as given cannot be measured: {point.status}"])
         race.add(point, rate)
         num_left = 1 if race.best is race.points[0] else 1 + 2 * _FEWEST_TURNS
@@ -279,7 +279,7 @@ class _Race:
         """The fastest of those that were not dropped, or of all."""
         measured = [point for point in self.points if point.rates and not point.status.startswith("failed")]
         left = [point for point in measured if point.status == "kept"]
-        return max(left or measured, key=lambda point: point.rate)
+        return max(left or measured or self.points, key=lambda point: point.rate)
 
     def __iter__(self) -> Iterator[Point]:
         racing: list[Point] = []

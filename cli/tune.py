@@ -154,7 +154,7 @@ def _experiment(
     ]:
         key = each.key_or_group
         if each.is_delete() or each.package is not None or key.startswith(("hydra.", "hydra/", "run.")):
-            rest.append(str(each.input_line))
+            rest.append(str(each.input_line).removeprefix("++"))
         elif key == "experiment":
             bases = [each.value()]
         elif key in composer.groups:

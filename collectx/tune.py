@@ -50,8 +50,8 @@ _ENDLESS = (
     *("collector.total_frames=-1", "run.max_batches=null", "run.resume=never", "run.overwrite=false", "logger=[]"),
     *("checkpoint.every_batches=null", "checkpoint.every_min=null", "checkpoint.grace_s=0"),
 )
-# How long a run may take to end before it is killed, and by how much a measurement may exceed `tune.seconds`.
-_CLOSE_S, _SLOWEST = 10.0, 20
+# How long a run may take to end before it is killed, and how long two batches may take at least.
+_CLOSE_S, _PATIENCE_S = 10.0, 30.0
 
 
 class Failed(Exception):
@@ -365,7 +365,9 @@ class RunMeasure:
         try:
             self._wait_for(process, RunFolder(folder).metrics.exists, self._start_s, output)
             time.sleep(self._options.warmup_s + self._options.seconds)
-            return self._wait_for(process, lambda: self._rate(folder), _SLOWEST * self._options.seconds, output)
+            return self._wait_for(
+                process, lambda: self._rate(folder), max(_PATIENCE_S, 20 * self._options.seconds), output
+            )
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)

@@ -82,7 +82,8 @@ def test_tune_writes_an_experiment_that_the_printed_command_runs(tmp_path):
     assert re.search(r"^point +status +measured +frames/s +std$", done.stdout, re.MULTILINE)
     assert re.search(r"kept, as given.* [\d,]+ ", done.stdout)
     command = last_command(done)
-    assert command[:4] == ["collectx", "run", "experiment=tuned", "--config-dir"]
+    rest = ["run.max_batches=4", "hydra.run.dir=run"]
+    assert command == ["collectx", "run", "experiment=tuned", "--config-dir", "conf", *rest]
     assert {path.name for path in tmp_path.iterdir()} == {"conf"}  # nothing of the measured runs is left
     subprocess.run(
         [COMMAND, *command[1:]], cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=100

@@ -19,13 +19,17 @@ from collectx.run import printing
 # Flags without a value of the subcommands, in addition to Hydra's, and their short names.
 SWITCHES: dict[str, dict[str, str]] = {
     "cancel": {"now": ""},
+    "doctor": {"json": ""},
     "eval": {"trust": ""},
     "export": {"trust": ""},
     "list": {"verbose": "-v"},
     "logs": {"follow": "-f"},
+    "plan": {"json": ""},
     "reproduce": {"trust": ""},
     "resume": {"trust": ""},
 }
+# Flags with a value of the subcommands, and their short names.
+_OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}
 # Flags of Hydra without and with a value, and their short names.
 _SWITCHES = {"help": "-h", "hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
 _VALUED = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
@@ -69,12 +73,12 @@ class Arguments:
 
 
 class _Parser(argparse.ArgumentParser):
-    def __init__(self, switches: Mapping[str, str]):
+    def __init__(self, switches: Mapping[str, str], valued: Mapping[str, str]):
         super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
         self.add_argument("words", nargs="*", default=())
         for name, short in {**_SWITCHES, **switches}.items():
             self.add_argument(*filter(None, (short, f"--{name}")), dest=name, action="store_const", const="")
-        for name, short in _VALUED.items():
+        for name, short in {**_VALUED, **valued}.items():
             self.add_argument(short, f"--{name}", dest=name, metavar="VALUE")
         self.add_argument("-i", "--info", nargs="?", const="all", choices=_INFO)
         self.add_argument("--experimental-rerun", action=_Blocked)
@@ -96,7 +100,9 @@ def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
     Raises:
         UsageError: an unknown flag, one without its value, or one that is blocked, with the reason.
     """
-    flags, unknown = _Parser(SWITCHES.get(subcommand, {})).parse_known_intermixed_args(argv)
+    flags, unknown = _Parser(SWITCHES.get(subcommand, {}), _OPTIONS.get(subcommand, {})).parse_known_intermixed_args(
+        argv
+    )
     if unknown:
         raise UsageError([f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(subcommand))}"])
     values = vars(flags)
@@ -105,7 +111,8 @@ def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
 
 def names(subcommand: str) -> list[str]:
     """The long names of a subcommand's flags, as in `--config-dir`."""
-    return [f"--{name}" for name in (*_SWITCHES, *_VALUED, "info", *SWITCHES.get(subcommand, ()))]
+    own = (*SWITCHES.get(subcommand, ()), *_OPTIONS.get(subcommand, ()))
+    return [f"--{name}" for name in (*_SWITCHES, *_VALUED, "info", *own)]
 
 
 def subcommand(

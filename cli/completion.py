@@ -15,6 +15,9 @@ from collectx.cli import arguments
 from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError
 
+# Subcommands that take overrides.
+_COMPOSING = ("run", "plan", "tune", "reproduce", "resume")
+
 
 def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:
     """Answers `install=SHELL`, `uninstall=SHELL` and `query=SHELL` (with COMP_LINE in the environment)."""
@@ -34,7 +37,7 @@ def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
         return [name for name in subcommands if name.startswith(last)]
     subcommand = words[1]
     if last.startswith("-"):
-        composes = subcommand in ("run", "reproduce", "resume", "eval")
+        composes = subcommand in _COMPOSING
         flags = [f"--{name}" for name in arguments.SWITCHES.get(subcommand, ())]
         return [flag for flag in (arguments.names(subcommand) if composes else flags) if flag.startswith(last)]
     if subcommand == "schema":
@@ -43,7 +46,7 @@ def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
         from collectx.cli.compose import Composer
 
         return list(Composer(_config_dir(words[2:])).groups)
-    if subcommand not in ("run", "reproduce", "resume"):
+    if subcommand not in _COMPOSING:
         return []
     # Hydra completes the last word of a command line without subcommand, with the keys of the chosen groups.
     chosen = [word for word in words[2:] if word.partition("=")[0] in (*GROUPS, "experiment") and "," not in word]

@@ -13,13 +13,13 @@ from collectx.cli.arguments import Arguments, one_group, subcommand
 from collectx.cli.compose import Composer
 from collectx.config.json_schema import group_schema, loggers, run_schema
 from collectx.config.registry import GROUPS
-from collectx.config.schema.run import SECTIONS
+from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS
 
 # How `collectx list` orders groups.
 _ORDER = (*GROUPS, "logger", "experiment", "debug")
 _USAGE = """\
 collectx list [GROUP] [-v] [--config-dir DIR] [hydra.searchpath=[...]]: every choice of each group, or of one, with a
-line about it; for run, checkpoint and sweep, which have no choices, their keys.
+line about it; for run, checkpoint, sweep and tune, which have no choices, their keys.
 
   -v, --verbose   also the keys of the choices, with their defaults and their documentation"""
 
@@ -29,7 +29,7 @@ def show(arguments: Arguments) -> int:
     overrides = [word for word in arguments.words if "=" in word]
     choices = find(Composer(arguments.config_dir, arguments.config_name), overrides)
     group = one_group(
-        [word for word in arguments.words if word not in overrides], "list", [*choices, *SECTIONS, "sweep"]
+        [word for word in arguments.words if word not in overrides], "list", [*choices, *SECTIONS, *COMMAND_SECTIONS]
     )
     if group is not None and group not in choices:
         _print_keys(group, {group: run_schema()["properties"][group]["properties"]})

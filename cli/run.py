@@ -11,7 +11,7 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +63,7 @@ def launch(
     checked = composer.check([f"run.{word}" if word.startswith("resume=") else word for word in arguments.words])
     if any(flag in arguments.flags for flag in _INFORMATIVE_FLAGS):
         return _inform(composer, checked, arguments)
-    prepared = _prepare(composer, checked, arguments.is_multirun)
+    prepared = prepare(composer, checked, arguments.is_multirun)
     task = Task(arguments.argv)
     if isinstance(prepared, sweep.Sweep):
         is_complete = _sweep(composer, checked, prepared, task, arguments.is_multirun)
@@ -100,19 +100,32 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     return 0
 
 
-def _prepare(composer: Composer, checked: Checked, is_multirun: bool) -> Composed | sweep.Sweep:
-    """Composes and checks one run, or every point of a sweep."""
+def prepare(
+    composer: Composer,
+    checked: Checked,
+    is_multirun: bool,
+    check_machine: Callable[[RunConfig, bool], list[str]] | None = None,
+) -> Composed | sweep.Sweep:
+    """Composes and checks one run, or every point of a sweep.
+
+    Args:
+        check_machine: see `machine_problems` of `sweep.prepare`; None: what a run here needs.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    check_machine = check_machine or machine_problems
     if not is_multirun and not any(each.is_sweep_override() for each in parsed(checked.overrides)):
         run = composer.examine(checked.overrides, checked.broken)
         problems = [*checked.problems, *run.problems, *signatures.problems(run.cfg)]
         # The configuration may turn every run into a sweep of one point.
         if problems or "MULTIRUN" not in str(run.node.hydra.mode):
-            if problems := problems or _machine_problems(run.cfg):
+            if problems := problems or check_machine(run.cfg, True):
                 raise ConfigError(problems)
             if run.note:
                 printing.note(run.note)
             return run
-    return sweep.prepare(composer, checked, is_multirun, _machine_problems)
+    return sweep.prepare(composer, checked, is_multirun, check_machine)
 
 
 def _run(composer: Composer, checked: Checked, run: Composed, task: Task, trusted: bool) -> None:
@@ -241,7 +254,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
         pass
 
 
-def _machine_problems(cfg: RunConfig, shows_warnings: bool = True) -> list[str]:
+def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Checks a valid configuration against this machine; prints warnings."""
     problems = preflight.launcher_problems(cfg)
     if cfg.launcher.kind not in JOB_LAUNCHERS:

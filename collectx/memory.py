@@ -46,6 +46,11 @@ class SharedMemory:
     def __setstate__(self, descriptor: Any) -> None:
         self._own(descriptor.detach())
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return os.fstat(self._descriptor).st_size
+
     def map(self, nbytes: int) -> torch.Tensor:
         """Maps the first `nbytes` bytes as `[nbytes]` uint8; grows the file, with zeros, if it is shorter. The mapping
         ends when the last tensor that views it is freed."""

@@ -21,18 +21,19 @@ from pathlib import Path
 from subprocess import PIPE
 
 ROOT = Path(__file__).resolve().parents[1]
-# An extra, and a run that needs it.
+# An extra, and a command that needs it.
 NEEDS = [
-    ("mujoco", "env=halfcheetah"),
-    ("atari", "env=pong"),
-    ("envpool", "env=envpool env.id=CartPole-v1"),
-    ("torchrl", "env=torchrl env.target=torchrl.envs:GymEnv"),
-    ("mpi", "collector=distributed backend=mpi"),
-    ("ray", "collector=ray launcher=ray"),
+    ("mujoco", "run env=halfcheetah"),
+    ("atari", "run env=pong"),
+    ("envpool", "run env=envpool env.id=CartPole-v1"),
+    ("torchrl", "run env=torchrl env.target=torchrl.envs:GymEnv"),
+    ("mpi", "run collector=distributed backend=mpi"),
+    ("ray", "run collector=ray launcher=ray"),
+    ("tune", "tune env=cartpole"),
 ]
 # Hydra 1.4 refuses `hydra.mode` in an experiment file, and warns of each `_target_` in a configuration.
 CHANGED = ["-k", "not sweeping", "-W", "ignore:hydra.utils.instantiate:UserWarning"]
-TINY = "run debug=tiny trainer=meter policy=random hydra.run.dir=run"
+TINY = "debug=tiny trainer=meter policy=random hydra.run.dir=run"
 
 
 def runs(python: Path, words: str) -> tuple[int, str]:
@@ -45,16 +46,16 @@ def runs(python: Path, words: str) -> tuple[int, str]:
 
 def works(python: Path) -> list[str]:
     """What fails of that which needs no extra."""
-    outcomes = {words: runs(python, words) for words in ("list", "--version", f"{TINY} env=cartpole")}
+    outcomes = {words: runs(python, words) for words in ("list", "--version", f"run {TINY} env=cartpole")}
     return [f"collectx {words}: exit status {status}\n{text}" for words, (status, text) in outcomes.items() if status]
 
 
-def refuses(python: Path, extra: str, overrides: str) -> list[str]:
-    """What is wrong with the message of a run that needs an extra."""
-    status, text = runs(python, f"{TINY} {overrides}")
+def refuses(python: Path, extra: str, words: str) -> list[str]:
+    """What is wrong with the message of a command that needs an extra."""
+    status, text = runs(python, f"{words} {TINY}")
     problems = [line for line in text.splitlines() if line.startswith("  - ")]
     is_good = status == 2 and len(problems) == 1 and f"pip install 'collectx[{extra}]'" in problems[0]
-    return [] if is_good and "Traceback" not in text else [f"{overrides}: exit status {status}\n{text}"]
+    return [] if is_good and "Traceback" not in text else [f"{words}: exit status {status}\n{text}"]
 
 
 def install(python: Path, *words: str) -> None:
@@ -89,7 +90,7 @@ def works_with_hydra_1_4(folder: Path) -> list[str]:
     subprocess.run([*pip, "hydra-core>=1.4.0.dev0,<1.5"], check=True)
     python, env = Path(sys.executable), {**os.environ, "PYTHONPATH": folder}
     check = "import hydra; assert hydra.__version__.startswith('1.4.'), hydra.__version__"
-    sweep = f"{TINY.replace('hydra.run.dir', 'hydra.sweep.dir')} -m seed=0,1".split()
+    sweep = f"run {TINY.replace('hydra.run.dir', 'hydra.sweep.dir')} -m seed=0,1".split()
     with tempfile.TemporaryDirectory() as cwd:
         return [
             *fails(python, "-c", check, env=env),
@@ -129,7 +130,7 @@ def main() -> int:
         python = folder / "fresh" / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", folder / "fresh"], check=True)
         install(python, "--editable", ".")
-        refused = [text for extra, overrides in NEEDS for text in refuses(python, extra, overrides)]
+        refused = [text for extra, words in NEEDS for text in refuses(python, extra, words)]
         report("a fresh environment without extras", works(python) + refused)
         report("Stable-Baselines3", acts_for_stable_baselines3(python))
         report("mypy --strict with the wheel", is_typed(python))

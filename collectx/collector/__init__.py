@@ -2,5 +2,6 @@
 
 from collectx.collector.batch_info import BatchInfo as BatchInfo
 from collectx.collector.collector import Collector as Collector
+from collectx.collector.compose import batch_of as batch_of
 from collectx.collector.compose import build as build
 from collectx.schedule.replay import RecordedBatch as RecordedBatch

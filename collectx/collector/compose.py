@@ -143,6 +143,19 @@ def build(
     return collector
 
 
+def batch_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> BatchSpec:
+    """The slots and weights that `build` with the same arguments allocates. Starts no process.
+
+    Raises:
+        ConfigError, ShapeError: as by `build`.
+    """
+    options = cfg.collector
+    schedule = _make_schedule(options, num_workers_of(options), None, wait_for_all=False)
+    spec = RolloutOptions.of(options).env_spec(spec)
+    actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
+    return _batch_spec(cfg, spec, actor, schedule, 0)
+
+
 class SpecMaker:
     """Makes the specs of the workers of one collector.
 

@@ -15,7 +15,7 @@ from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import incomplete, section_of
-from collectx.config.schema.run import SECTIONS, RunConfig, SweepConfig
+from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, RunConfig
 
 # What a YAML file says where the user has to choose.
 UNSET = "???"
@@ -32,7 +32,7 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
     """Checks a complete configuration.
 
     Args:
-        values: the groups, `seed`, and perhaps the `SECTIONS` and `sweep`.
+        values: the groups, `seed`, and perhaps the `SECTIONS` and the `COMMAND_SECTIONS`.
         ignore: groups whose choice is known to be wrong: they stay empty, and no problem is reported for them.
 
     Returns:
@@ -53,22 +53,28 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
         sections["seed"] = seed
     for name, cls in SECTIONS.items():
         sections[name] = _part(name, cls, values.get(name, {}), problems)
-    if "sweep" in values:
-        _part("sweep", SweepConfig, values["sweep"], problems)
+    for name, cls in COMMAND_SECTIONS.items():
+        if name in values:
+            _part(name, cls, values[name], problems)
     for name in values:
-        if name not in (*GROUPS, *SECTIONS, "seed", "sweep"):
+        if name not in (*GROUPS, *SECTIONS, *COMMAND_SECTIONS, "seed"):
             problems += [_unknown(path) for path in _leaves(name, values[name]) if path not in ignore]
     return incomplete(RunConfig, **sections), problems
 
 
+def check_section(name: str, values: Mapping[str, Any]) -> Any:
+    """One of the `COMMAND_SECTIONS` as its dataclass, from values that `check_config` accepts."""
+    return _part(name, COMMAND_SECTIONS[name], values, [])
+
+
 # Keys and groups that an override may name.
-_TOP_LEVEL = (*GROUPS, *SECTIONS, "seed", "sweep", "experiment", "debug")
+_TOP_LEVEL = (*GROUPS, *SECTIONS, *COMMAND_SECTIONS, "seed", "experiment", "debug")
 
 
 def known_paths() -> list[str]:
     """Every option of any choice of any group, such as `collector.num_workers`."""
     paths = dict.fromkeys(["seed"])
-    for name, section in {**SECTIONS, "sweep": SweepConfig}.items():
+    for name, section in {**SECTIONS, **COMMAND_SECTIONS}.items():
         paths |= dict.fromkeys(_paths(name, section))
     for group in GROUPS:
         for cls in dict.fromkeys(schemas(group).values()):

@@ -17,7 +17,7 @@ from collectx.config.convert import members
 from collectx.config.registry import GROUPS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import BITS, section_of
 from collectx.config.schema.logger import LoggerConfig
-from collectx.config.schema.run import SECTIONS, SweepConfig
+from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 # What stands for a value in a file that others complete.
@@ -35,7 +35,7 @@ def run_schema() -> dict[str, Any]:
         "defaults": {"type": "array", "description": "choices of groups, as `- override /env: pendulum`"},
         **{group: _choices(group) for group in GROUPS},
         "seed": _option(int, limits_of("seed")) | {"default": values["seed"]} | _described(comments, "seed"),
-        **{name: _section(cls, values[name], comments) for name, cls in {**SECTIONS, "sweep": SweepConfig}.items()},
+        **{name: _section(cls, values[name], comments) for name, cls in {**SECTIONS, **COMMAND_SECTIONS}.items()},
         "hydra": {"type": "object"},
     }
     properties["logger"]["properties"] |= loggers()

@@ -72,7 +72,7 @@ def _submit_and_watch(
     submitted: dict[Path, str],
 ) -> bool:
     allocation = os.environ.get("SLURM_JOB_ID")
-    runs = _with_requeue(runs, allocation is not None)
+    runs = with_requeue(runs, allocation is not None)
     unfinished = _unfinished(runs)
     missing = [run for run in runs if run.folder not in unfinished]
     if problems := [problem for run in missing for problem in _folder_problems(run)]:
@@ -108,7 +108,7 @@ def _submit_and_watch(
     return is_detached
 
 
-def _with_requeue(runs: Sequence[SubmittedRun], is_inside: bool) -> list[SubmittedRun]:
+def with_requeue(runs: Sequence[SubmittedRun], is_inside: bool) -> list[SubmittedRun]:
     """The runs with `launcher.requeue` true or false; `is_inside` an allocation, null stands for false."""
     preempts = functools.cache(commands.preempts)
     decided = []
@@ -171,11 +171,11 @@ def _submit(
     are begun when their jobs are accepted, which are held until then: a refusal leaves an earlier run as it was."""
     refusals: dict[Path, str] = {}
     limits: dict[int | None, ParallelLimit] = {}
-    for group in _arrays(runs):
+    for group in arrays(runs):
         launcher = group[0].launcher
         limit = limits.setdefault(launcher.max_parallel, ParallelLimit(launcher.max_parallel, unfinished))
         try:
-            script = _script_text(group, limit.before(len(group)))
+            script = script_text(group, limit.before(len(group)))
             submitted = slurm_script.submit(_script_path(group), script, len(group))
         except LauncherError as error:
             refusals |= {run.folder: str(error) for run in group}
@@ -230,14 +230,14 @@ class ParallelLimit:
             self._places.append(frozenset({job}))
 
 
-def _script_text(group: Sequence[SubmittedRun], after: Collection[str]) -> str:
+def script_text(group: Sequence[SubmittedRun], after: Collection[str]) -> str:
     """The script of runs with equal resources; `after` are jobs that must end before."""
     run, folders = group[0], [run.folder for run in group]
     survives_nodes = run.cfg.collector.on_worker_failure != "raise"
     return slurm_script.script(folders, run.launcher, num_tasks_of(run.cfg), survives_nodes, run.workers_grace_s, after)
 
 
-def _arrays(runs: Sequence[SubmittedRun]) -> Iterator[list[SubmittedRun]]:
+def arrays(runs: Sequence[SubmittedRun]) -> Iterator[list[SubmittedRun]]:
     """Groups runs with equal resources."""
     equal: dict[str, list[SubmittedRun]] = {}
     for run in runs:

@@ -49,7 +49,7 @@ _DESCRIPTORS, _JOINING, _CONNECTIONS, _WORKER_DESCRIPTORS = 256, 32, 2, 4
 # Pauses before restarting a worker whose start was cut by the end of the fork server.
 _RETRY_S = (0.1, 1.0)
 # Bytes of the path of a Unix socket (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
-_MAX_TEMPORARY_PATH = 103 - 32
+MAX_TEMPORARY_PATH = 103 - 32
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # The id of this process while the fork server can be forked from it.
 _preloaded: list[int] = []
@@ -59,7 +59,7 @@ _spawn = util.spawnv_passfds
 def _choose_socket_folder() -> None:
     """Has multiprocessing create its temporary folder, which has the fork server's socket: in `/tmp` where the path of
     `TMPDIR` is too long for a socket, as that of a SLURM job may be."""
-    if len(os.fsencode(tempfile.gettempdir())) <= _MAX_TEMPORARY_PATH:
+    if len(os.fsencode(tempfile.gettempdir())) <= MAX_TEMPORARY_PATH:
         return
     long, tempfile.tempdir = tempfile.tempdir, "/tmp"
     try:
@@ -182,6 +182,11 @@ def _end_server_at_exit(trainer: int) -> None:
     atexit.register(end)
 
 
+def descriptors(num_workers: int) -> int:
+    """How many file descriptors the trainer's process may need for local workers and its libraries."""
+    return _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
+
+
 def allow_descriptors(num_workers: int, is_local: bool = True) -> None:
     """Raises the limit of open files of this process, and of the fork server if it runs, for `num_workers` more
     workers: two connections each, and two descriptors of its process, if it `is_local`. Does not exceed the hard limit.
@@ -192,7 +197,7 @@ def allow_descriptors(num_workers: int, is_local: bool = True) -> None:
     import resource
 
     used = psutil.Process().num_fds()
-    needed = used + _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
+    needed = used + descriptors(num_workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     each = _WORKER_DESCRIPTORS if is_local else _CONNECTIONS
     if hard != resource.RLIM_INFINITY and hard < used + _JOINING + each * num_workers:

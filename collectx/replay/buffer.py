@@ -83,6 +83,11 @@ class ReplayBuffer:
         return self._ring.capacity
 
     @property
+    def nbytes(self) -> int:
+        """Size of the shared memory, for `capacity` frames; before the first frame, of a header alone."""
+        return self._ring.nbytes
+
+    @property
     def write_count(self) -> int:
         """Number of frames written so far by all processes, including overwritten ones."""
         return self._ring.end

@@ -80,6 +80,12 @@ class Ring:
         return self.end - self.first
 
     @property
+    def nbytes(self) -> int:
+        """Size of the shared memory: of the header alone before `is_laid_out`. Pages that were never written take no
+        memory."""
+        return self._memory.nbytes
+
+    @property
     def is_changing(self) -> bool:
         """Whether a change of frames or sampler memory is incomplete. Under the lock: True if a process died in it."""
         return bool(self._counts[3])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from collectx.config.schema.launcher import RayLauncherConfig
@@ -17,11 +18,19 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 def num_cores() -> int:
     """Cores that this process may use, at least 1: the minimum of its affinity, the CPU quotas of its control groups
     and the cores of its SLURM task."""
-    limits: list[float] = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    limits += _quotas()
+    return max(1, int(min(limits().values())))
+
+
+def limits() -> dict[str, float]:
+    """The limits of `num_cores`, in cores, by what sets them."""
+    found: dict[str, float] = {
+        "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    }
+    if quotas := [*_quotas()]:
+        found["control group"] = min(quotas)
     if (task := _slurm_cores(os.environ)) is not None:
-        limits.append(task)
-    return max(1, int(min(limits)))
+        found["SLURM"] = task
+    return found
 
 
 def limit_threads(cfg: RunConfig) -> None:
@@ -33,8 +42,15 @@ def limit_threads(cfg: RunConfig) -> None:
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
-        left = num_cores() - _num_worker_threads(cfg)
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), left)))
+        torch.set_num_threads(trainer_threads(cfg))
+
+
+def trainer_threads(cfg: RunConfig) -> int:
+    """The number of torch's threads that `limit_threads` sets. Imports torch; connects to Ray with launcher=ray."""
+    import torch
+
+    now = torch.get_num_threads()
+    return now if "OMP_NUM_THREADS" in os.environ else max(1, min(now, num_cores() - _num_worker_threads(cfg)))
 
 
 def _num_worker_threads(cfg: RunConfig) -> int:
@@ -73,25 +89,35 @@ def per_node(text: str) -> list[int]:
 
 def _quotas() -> Iterator[float]:
     """The CPU quotas, in cores, of the control groups of this process that have one."""
+    for text in control_group_values("cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        quota, period = text.split()
+        if quota not in ("max", "-1"):
+            yield int(quota) / int(period)
+
+
+def control_group_values(controller: str, version2: Sequence[str], version1: Sequence[str]) -> Iterator[str]:
+    """The content of a controller's files in every control group of this process, from the innermost to the root, the
+    files of one group joined by a space.
+
+    Args:
+        version2, version1: the names of the files in both versions of control groups.
+    """
     try:
         lines = _CGROUP_FILE.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        if not controllers:  # version 2
-            root, names = _CGROUP_ROOT, ["cpu.max"]
-        elif "cpu" in controllers.split(","):
-            root, names = _CGROUP_ROOT / controllers, ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        if not controllers:
+            root, names = _CGROUP_ROOT, version2
+        elif controller in controllers.split(","):
+            root, names = _CGROUP_ROOT / controllers, version1
         else:
             continue
         folder = root / group.lstrip("/")
         for parent in (folder, *folder.parents):
             if not parent.is_relative_to(root):
                 break
-            try:
-                quota, period = " ".join((parent / name).read_text() for name in names).split()
-            except (OSError, ValueError):
-                continue  # no quota: the root, or a group that a container hides
-            if quota not in ("max", "-1"):
-                yield int(quota) / int(period)
+            # The root, and a group that a container hides, have no such files.
+            with suppress(OSError):
+                yield " ".join((parent / name).read_text().strip() for name in names)

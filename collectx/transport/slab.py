@@ -28,8 +28,27 @@ _NOTHING = -2
 SHARED = -1
 
 
+class SlabLayout:
+    """Where the parts of a slab lie, in bytes.
+
+    Attributes:
+        region: the layout of a region.
+        pointers_nbytes, weights_nbytes, nbytes: sizes of the pointers, of one buffer for weights, and of all.
+        weights_start, regions_start: offsets.
+    """
+
+    def __init__(self, spec: BatchSpec):
+        self.region = spec.layout(spec.num_workers if spec.stacked else 1)
+        self.pointers_nbytes = _aligned((1 + spec.num_workers) * _POINTER_BYTES)
+        self.weights_nbytes = _aligned(spec.weights_nbytes)
+        self.weights_start = self.pointers_nbytes + ALIGNMENT_BYTES
+        self.regions_start = self.weights_start + 2 * (1 + spec.num_workers) * self.weights_nbytes
+        num_regions = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
+        self.nbytes = self.regions_start + num_regions * self.region.nbytes
+
+
 class Slab:
-    """The memory and its layout.
+    """The memory.
 
     Args:
         spec: the sizes.
@@ -48,20 +67,19 @@ class Slab:
     def _map(self, spec: BatchSpec, shared: SharedMemory | None) -> None:
         self.spec = spec
         self._shared = shared
-        self.region_layout = layout = spec.layout(spec.num_workers if spec.stacked else 1)
-        self._weights_stride = _aligned(spec.weights_nbytes)
-        pointers_nbytes = _aligned((1 + spec.num_workers) * _POINTER_BYTES)
-        self._weights_start = pointers_nbytes + ALIGNMENT_BYTES
-        self._regions_start = self._weights_start + 2 * (1 + spec.num_workers) * self._weights_stride
-        num_regions = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
-        nbytes = self._regions_start + num_regions * layout.nbytes
+        places = SlabLayout(spec)
+        self.region_layout = places.region
+        self._weights_stride = places.weights_nbytes
+        self._weights_start = places.weights_start
+        self._regions_start = places.regions_start
         if shared is None:
             # A page takes no memory until it is written: individual weights are rare.
-            private = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            private = mmap.mmap(-1, places.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._memory = torch.frombuffer(private, dtype=torch.uint8)
         else:
-            self._memory = shared.map(nbytes)
+            self._memory = shared.map(places.nbytes)
         header = self._memory[: self._weights_start].numpy()
+        pointers_nbytes = places.pointers_nbytes
         # One for the shared weights, then one for the individual weights of each worker.
         self._pointers: memoryview = header[: (1 + spec.num_workers) * _POINTER_BYTES].view(np.int64).data
         self.stop: memoryview = header[pointers_nbytes : pointers_nbytes + 1].data

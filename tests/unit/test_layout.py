@@ -24,7 +24,7 @@ LAYERS = [
     {"trainer"},
     {"run"},
     {"jobs"},
-    {"report"},
+    {"report", "plan", "doctor", "tune"},
     {"cli", "library"},
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}

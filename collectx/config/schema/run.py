@@ -7,7 +7,7 @@ from typing import Any
 
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.env import EnvConfig
-from collectx.config.schema.fields import Section, one_of, unsigned
+from collectx.config.schema.fields import Section, above, at_least, one_of, unsigned
 from collectx.config.schema.inference import InferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig
 from collectx.config.schema.logger import LoggerConfig
@@ -84,6 +84,20 @@ class SweepConfig(Section):
     """What a sweeper learns of each run. No part of a run's configuration, as it does not change the run."""
 
     objective: str = one_of(*OBJECTIVES)
+
+
+@dataclass(kw_only=True)
+class TuneConfig(Section):
+    """How `collectx tune` measures. No part of a run's configuration."""
+
+    minutes: float = above(0, finite=True)
+    seconds: float = above(0, finite=True)
+    warmup_s: float = at_least(0)
+    exact: bool | None
+
+
+# The sections that only a command reads.
+COMMAND_SECTIONS: dict[str, type] = {"sweep": SweepConfig, "tune": TuneConfig}
 
 
 def as_dict(cfg: Any) -> dict[str, Any]:

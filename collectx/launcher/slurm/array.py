@@ -37,17 +37,7 @@ class JobArray:
     def __init__(self, cfg: SubmititLauncherConfig, script: Path, logs: Path, command: Sequence[str], record: Path):
         self._script = script
         self._record = record
-        # SLURM replaces %a; other % in the path are escaped.
-        log = f"{str(logs).replace('%', '%%')}/worker-%a.log"
-        header = commands.header(
-            cfg,
-            job_name=f"{logs.parent.name}-worker",
-            output=log,
-            open_mode="append",
-            ntasks=1,
-            cpus_per_task=cfg.num_threads,
-            no_requeue=True,
-        )
+        header = worker_header(cfg, logs)
         body = commands.body(cfg, [*command, '"$SLURM_ARRAY_TASK_ID"'], **cfg.srun)
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text("\n".join(["#!/bin/bash", *header, *body, ""]))
@@ -67,6 +57,21 @@ class JobArray:
 
     states = staticmethod(commands.states)
     cancel = staticmethod(commands.cancel)
+
+
+def worker_header(cfg: SubmititLauncherConfig, logs: Path) -> list[str]:
+    """The `#SBATCH` lines of the workers' script, see `JobArray`."""
+    # SLURM replaces %a; other % in the path are escaped.
+    log = f"{str(logs).replace('%', '%%')}/worker-%a.log"
+    return commands.header(
+        cfg,
+        job_name=f"{logs.parent.name}-worker",
+        output=log,
+        open_mode="append",
+        ntasks=1,
+        cpus_per_task=cfg.num_threads,
+        no_requeue=True,
+    )
 
 
 def note_of_end(jobs: Path, job: str) -> Path:

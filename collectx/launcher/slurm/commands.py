@@ -194,6 +194,25 @@ def down(nodes: str) -> list[str]:
     return list(dict.fromkeys(_run(command).split()))
 
 
+def node_states() -> list[tuple[str, str, int]]:
+    """Partition (the default one with a `*`), state and number of nodes, for each state in each partition.
+
+    Raises:
+        LauncherError: SLURM does not answer.
+    """
+    rows = (line.split("|") for line in _run(["sinfo", "--noheader", "--format=%P|%T|%D"]).splitlines())
+    return [(partition, state, int(count)) for partition, state, count in rows]
+
+
+def why_no_accounting() -> str:
+    """Why sacct does not answer; empty if it does."""
+    try:
+        _run(["sacct", "--noheader", "--allocations", "--jobs=1"])
+    except LauncherError as error:
+        return str(error)
+    return ""
+
+
 def preempts(partitions: str | None) -> bool:
     """Whether SLURM may preempt jobs in one of these partitions, such as `a,b`; None: in the default one.
 

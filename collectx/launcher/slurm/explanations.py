@@ -18,6 +18,7 @@ REASONS = {
 
 # Remedies by a part of sbatch's message.
 ADVICE = {
+    "accounting storage": "SLURM keeps no record of ended jobs",
     "account": "choose another with launcher.account (`sacctmgr show associations user=$USER` lists yours)",
     "partition": "choose another with launcher.partition (`sinfo` lists them)",
     "qos": "choose another with launcher.qos",

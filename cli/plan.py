@@ -1,0 +1,58 @@
+"""`collectx plan [overrides] [-m] [--json]`: what a run or a sweep would start, allocate, send, write and request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from collectx.cli import run, sweep
+from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.compose import Composed, Composer, folder_of
+from collectx.config.schema.run import RunConfig
+from collectx.errors import CollectxError, ConfigError
+from collectx.jobs.status import SubmittedRun
+from collectx.run import printing
+
+_USAGE = """\
+collectx plan [overrides] [-m] [flags]: shows what `collectx run` with the same arguments would do, and starts nothing:
+processes, cores, memory, bytes per batch, files, and what SLURM is asked for; with -m the totals over all points. One
+env is made in this process, and closed, to read its spaces.
+
+  --json   as JSON, sizes in bytes
+
+Exit status: 0, 2 wrong configuration or usage."""
+
+
+def _plan(arguments: Arguments) -> int:
+    composer = Composer(arguments.config_dir, arguments.config_name)
+    prepared = run.prepare(composer, composer.check(arguments.words), arguments.is_multirun, _say_machine_problems)
+    num_parallel: int | None = 1
+    if isinstance(prepared, Composed):
+        folder = Path(folder_of(prepared.node, "hydra.run.dir")).absolute()
+        runs = [SubmittedRun(folder.name, folder, prepared.cfg)]
+    elif prepared.points:
+        root = Path(prepared.folder).absolute()
+        named = zip(sweep.names([*prepared.points]), prepared.points.values(), strict=True)
+        runs = [SubmittedRun(name, root / name, point.cfg) for name, point in named]
+        num_parallel = 1 if prepared.is_ours else None
+    else:
+        raise ConfigError(["plan: this sweeper chooses points by the results of others: plan one of them, without -m."])
+    from collectx import plan
+
+    try:
+        planned = plan.plan(runs, num_parallel)
+    except CollectxError as error:
+        raise ConfigError([str(error)]) from error
+    print(json.dumps(planned, indent=2) if "json" in arguments.flags else "\n".join(plan.lines(planned)))
+    return 0
+
+
+def _say_machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
+    """A plan is for another machine too: prints what a run here would be refused for."""
+    if shows_warnings:
+        for text in run.machine_problems(cfg, shows_warnings):
+            printing.note(f"not on this machine: {text}")
+    return []
+
+
+main = subcommand("plan", _plan, _USAGE, lists_problems=True)

@@ -1,0 +1,171 @@
+"""`collectx tune [overrides] [--output FILE]`: finds the fastest numbers of workers, envs and threads by measurements,
+and writes an experiment file.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from collectx.cli import run
+from collectx.cli.arguments import Arguments, UsageError, subcommand
+from collectx.cli.compose import Composed, Composer, parsed
+from collectx.config.check import check_section
+from collectx.config.schema.run import TuneConfig
+from collectx.run import cores, printing
+from collectx.run.folder import folder_errors
+
+_USAGE = """\
+collectx tune [overrides] [tune.minutes=5] [flags]: runs the configuration with different numbers of workers, envs per
+worker, torch threads, slots, with and without overlap and inference server, for some seconds each, drops slow ones
+early, and measures the fastest beside the configuration as given. Options that are overridden on the command line keep
+their value. collector.frames_per_batch is never changed, and with tune.exact=true, the default for a trainer that
+learns, neither are rows, steps and lag of batches. `collectx list tune` documents tune.*.
+
+Writes an experiment file with the overrides and the fastest values, and prints the command that uses it.
+
+  -o, --output FILE   DIR/experiment/NAME.yaml; by default experiment/tuned.yaml in --config-dir, or in ./conf
+
+Exit status: 0, 2 wrong configuration or usage, 130 interrupted."""
+
+_HEAD = ("point", "status", "measured", "frames/s", "std")
+# The second line of the file, by which it may be replaced.
+_WRITTEN_BY = "# Written by collectx tune"
+
+
+def _tune(arguments: Arguments) -> int:
+    file = _output(arguments)
+    composer = Composer(arguments.config_dir, arguments.config_name)
+    checked = composer.check(arguments.words)
+    prepared = run.prepare(composer, checked, arguments.is_multirun)
+    if not isinstance(prepared, Composed):
+        raise UsageError(["tune: searches one configuration, without -m: give each option one value."])
+    cfg, options = prepared.cfg, check_section("tune", prepared.node.tune)
+    assert isinstance(options, TuneConfig)
+    from collectx import tune
+
+    overrides = [each for each in parsed(checked.overrides) if not each.key_or_group.startswith("tune.")]
+    words = [str(each.input_line) for each in overrides]
+    exact = cfg.trainer.kind != "meter" if options.exact is None else options.exact
+    points = tune.space(cfg, [each.key_or_group for each in overrides], exact)
+    if (load := os.getloadavg()[0]) > cores.num_cores() / 2:
+        printing.note(f"other programs use this machine (load {load:.1f}): differences may be within the noise.")
+    more = "; tune.exact=false searches more" if exact else ""
+    printing.say(f"searches {', '.join(points[0])}: {len(points)} points, about {options.minutes:g} minutes{more}")
+
+    def is_valid(values: Mapping[str, Any]) -> bool:
+        tried = composer.check([*words, *tune.words(values)])
+        return not tried.problems and not composer.examine(tried.overrides).problems
+
+    flags = [
+        text for name in ("config-dir", "config-name") if name in arguments.flags for text in _flag(arguments, name)
+    ]
+    with tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True) as folder:
+        measure = tune.RunMeasure(cfg, [*flags, *words], options, Path(folder))
+        found = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
+    print()
+    printing.print_table([_row(point, found) for point in found.points if point.rates or point.status != "kept"], _HEAD)
+    changes = tune.changes(cfg, found.chosen.values)
+    verdict = _verdict(found)
+    for text in (verdict, *(f"changes for the trainer: {text}" for text in changes)):
+        printing.say(text)
+    text, rest = _experiment(composer, overrides, found.chosen.values, [verdict, *changes, _machine()])
+    with folder_errors(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    config_dir = os.path.relpath(file.parent.parent)
+    name_flag = _flag(arguments, "config-name") if "config-name" in arguments.flags else []
+    command = ["collectx", "run", f"experiment={file.stem}", "--config-dir", config_dir, *name_flag, *rest]
+    printing.say(f"written to {os.path.relpath(file)}; run it: {shlex.join(command)}")
+    return 0
+
+
+def _flag(arguments: Arguments, name: str) -> list[str]:
+    return [f"--{name}", arguments.flags[name]]
+
+
+def _output(arguments: Arguments) -> Path:
+    """The path of the experiment file.
+
+    Raises:
+        UsageError: an experiment of that path could not be chosen, or the file was not written by this command.
+    """
+    folder = arguments.config_dir or "conf"
+    file = Path(arguments.flags.get("output", os.path.join(folder, "experiment", "tuned.yaml")))
+    is_found = arguments.config_dir is None or file.absolute().parent.parent == Path(folder).absolute()
+    if file.suffix != ".yaml" or file.absolute().parent.name != "experiment" or not is_found:
+        place = "DIR" if arguments.config_dir is None else folder
+        raise UsageError([f"--output {file}: no experiment would be found there: use {place}/experiment/NAME.yaml."])
+    if file.exists() and _WRITTEN_BY not in file.read_text():
+        raise UsageError([f"{file}: exists, and was not written by collectx tune: choose another with --output."])
+    return file
+
+
+def _row(point: Any, found: Any) -> tuple[str, ...]:
+    rates = point.rates
+    marks = [*(["as given"] if point is found.points[0] else []), *(["chosen"] if point is found.chosen else [])]
+    rate = f"{point.rate:,.0f}" if rates else "-"
+    return (
+        str(point),
+        ", ".join([point.status.partition(":")[0], *marks]),
+        str(len(rates)),
+        rate,
+        f"{stdev(rates):,.0f}" if len(rates) > 1 else "-",
+    )
+
+
+def _verdict(found: Any) -> str:
+    if found.best is found.points[0]:
+        count = sum(bool(point.rates) for point in found.points) - 1
+        return f"the configuration as given is kept: none of {count} other points was faster"
+    if found.gain is None:
+        return f"the configuration as given is kept: {found.best} failed when it was measured beside it"
+    measured = "{:.2f} times as fast as given, in turns (95 %: {:.2f} to {:.2f})".format(*found.gain)
+    if found.chosen is found.best:
+        return f"{found.best}: {measured}"
+    return f"the configuration as given is kept: the fastest, {found.best}, was {measured}, which is within the noise"
+
+
+def _machine() -> str:
+    return f"measured on {platform.node()} with {cores.num_cores()} cores"
+
+
+def _experiment(
+    composer: Composer, overrides: Iterable[Override], values: Mapping[str, Any], comments: Sequence[str]
+) -> tuple[str, list[str]]:
+    """The text of an experiment with the user's overrides and the values of a point; and the overrides that stay on the
+    command line: of Hydra, of the run folder, and those that delete."""
+    bases: list[Any] = []
+    choices: dict[str, Any] = {}
+    node = OmegaConf.create()
+    rest = []
+    for each in [
+        *overrides,
+        *parsed([f"++{key}={value}" if "." in key else f"{key}={value}" for key, value in values.items()]),
+    ]:
+        key = each.key_or_group
+        if each.is_delete() or each.package is not None or key.startswith(("hydra.", "hydra/", "run.")):
+            rest.append(str(each.input_line).removeprefix("++"))
+        elif key == "experiment":
+            bases = [each.value()]
+        elif key in composer.groups:
+            choices[key] = each.value()
+        else:
+            OmegaConf.update(node, key, each.value(), force_add=True)
+    defaults = [*bases, *({f"override /{group}": choice} for group, choice in choices.items()), "_self_"]
+    head = ["# @package _global_", f"{_WRITTEN_BY}: {comments[0]}.", *(f"# {text}." for text in comments[1:])]
+    return "\n".join(
+        [*head, OmegaConf.to_yaml(OmegaConf.create({"defaults": defaults})) + OmegaConf.to_yaml(node) * bool(node)]
+    ), rest
+
+
+main = subcommand("tune", _tune, _USAGE, lists_problems=True)

@@ -1,0 +1,300 @@
+"""Checks of this machine and its cluster: `collectx doctor`. Each is a small function in `CHECKS`.
+
+A check starts no worker and no cluster. Commands of SLURM block for at most a minute.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from collectx.config.derived import NETWORK_BACKENDS
+from collectx.errors import ConfigError, LauncherError
+from collectx.launcher.local import MAX_TEMPORARY_PATH, descriptors
+from collectx.launcher.slurm import commands
+from collectx.run import cores
+from collectx.transport.network import availability
+from collectx.transport.network.addresses import local_addresses
+
+_GB, _MB = 10**9, 10**6
+# A local run with this number of workers has to be possible.
+_NUM_WORKERS = 64
+# What Docker gives a container.
+_SMALL_SHM = 64 * 2**20
+_CONNECT_S = 2.0
+_SKEW_S = 2.0
+
+
+class Finding(NamedTuple):
+    """What a check has found, and what to do about it.
+
+    Attributes:
+        level: `OK`, `WARNING`, `PROBLEM`, or `ABSENT`: an optional part that is not here.
+        advice: empty where nothing is to do.
+    """
+
+    level: str
+    text: str
+    advice: str = ""
+
+
+OK, ABSENT, WARNING, PROBLEM = "ok", "absent", "warning", "problem"
+
+
+def examine() -> Iterator[tuple[str, Finding]]:
+    """Runs all checks, one after another; yields their names and findings. A check that fails itself is a problem."""
+    for name, check in CHECKS.items():
+        try:
+            for found in check():
+                yield name, found
+        except Exception as error:
+            yield name, Finding(PROBLEM, f"the check failed: {type(error).__name__}: {error}", "report it.")
+
+
+def _python() -> Iterator[Finding]:
+    from packaging.specifiers import SpecifierSet
+
+    bounds = importlib.metadata.metadata("collectx")["Requires-Python"] or ""
+    version = ".".join(map(str, sys.version_info[:3]))
+    text, advice = f"{version} ({bounds}), {sys.executable}", "install collectx into an environment with such a Python."
+    yield Finding(OK, text) if version in SpecifierSet(bounds) else Finding(PROBLEM, text, advice)
+
+
+def _packages() -> Iterator[Finding]:
+    """Versions of the dependencies against the bounds of `pyproject.toml`, which the installation has."""
+    from packaging.requirements import Requirement
+
+    right = []
+    for text in importlib.metadata.requires("collectx") or ():
+        need = Requirement(text)
+        is_optional = need.marker is not None and not need.marker.evaluate()
+        try:
+            version = importlib.metadata.version(need.name)
+        except importlib.metadata.PackageNotFoundError:
+            if not is_optional:
+                yield Finding(PROBLEM, f"{need.name} is not installed", f"pip install '{need.name}{need.specifier}'.")
+            continue
+        if not need.specifier.contains(version, prereleases=True):
+            level = WARNING if is_optional else PROBLEM
+            rule = f"{need.name} {version} is not {need.specifier}"
+            yield Finding(level, rule, f"pip install '{need.name}{need.specifier}'.")
+        elif not is_optional:
+            right.append(f"{need.name} {version}")
+    yield Finding(OK, ", ".join(right))
+
+
+def _backends() -> Iterator[Finding]:
+    for name in NETWORK_BACKENDS:
+        reason = availability.why_not(name)
+        # Every other backend is optional.
+        level = OK if reason is None else PROBLEM if name == "gloo" else ABSENT
+        yield Finding(level, name if reason is None else f"{name}: {reason}")
+
+
+def _cores() -> Iterator[Finding]:
+    limits, usable = cores.limits(), cores.num_cores()
+    listed = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
+    text = f"{usable} usable of {os.cpu_count()} ({listed})"
+    if limits.get("SLURM", usable) < min(limits["affinity"], limits.get("control group", limits["affinity"])):
+        advice = "collectx keeps to them; libraries that count the cores of the machine need OMP_NUM_THREADS."
+        yield Finding(WARNING, f"{text}: SLURM does not bind this task to its cores", advice)
+    elif usable == 1:
+        advice = "use collector=single, or ask for more cores (launcher.cpus_per_task, the container's limit)."
+        yield Finding(WARNING, f"{text}: workers and trainer share it", advice)
+    else:
+        yield Finding(OK, text)
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > usable:
+        advice = f"unset it, or use at most {usable}: collectx then leaves the trainer the cores that workers leave."
+        yield Finding(WARNING, f"OMP_NUM_THREADS={threads} is more than the usable cores", advice)
+
+
+def _memory() -> Iterator[Finding]:
+    import psutil
+
+    free, limits = psutil.virtual_memory().available, []
+    for text in cores.control_group_values("memory", ["memory.max"], ["memory.limit_in_bytes"]):
+        # Version 1 has a huge number for no limit.
+        if text != "max" and int(text) < psutil.virtual_memory().total:
+            limits.append(int(text))
+    limit = f", control group {min(limits) / _GB:.1f} GB" if limits else ""
+    text = f"{free / _GB:.1f} GB available{limit}"
+    few = min([free, *limits]) < _GB
+    yield Finding(WARNING if few else OK, text, "each worker needs some 0.1 GB and its envs." if few else "")
+
+
+def _shared_memory() -> Iterator[Finding]:
+    """Slots are in an anonymous file; `/dev/shm` is for AsyncVectorEnv, and for Ray."""
+    from collectx.memory import SharedMemory
+
+    try:
+        SharedMemory("doctor").map(_MB).fill_(1)
+        yield Finding(OK, "an anonymous file can be mapped; slots need no /dev/shm")
+    except OSError as error:
+        advice = "allow memfd_create in the container's seccomp profile, or use collector=single."
+        yield Finding(PROBLEM, f"no anonymous file can be mapped: {error}", advice)
+    if Path("/dev/shm").is_dir():
+        free = shutil.disk_usage("/dev/shm").free
+        text = f"/dev/shm has {free / _MB:,.0f} MB free"
+        advice = "give the container more (--shm-size=1g) for Ray and for env.vectorization_mode=async."
+        yield Finding(OK, text) if free > _SMALL_SHM else Finding(WARNING, text, advice)
+
+
+def _open_files() -> Iterator[Finding]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = descriptors(_NUM_WORKERS)
+    text = f"{soft}, may be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        yield Finding(OK, text)
+    else:
+        rule = f"{text}: {_NUM_WORKERS} workers need {needed}"
+        yield Finding(WARNING, rule, "raise the hard limit (limits.conf, LimitNOFILE of a service, ulimit -Hn).")
+
+
+def _network() -> Iterator[Finding]:
+    try:
+        addresses = local_addresses(None)
+    except ConfigError as error:
+        yield Finding(PROBLEM, str(error), "check the network of this machine.")
+        return
+    best, name = addresses[0], socket.gethostname()
+    if best == "127.0.0.1":
+        yield Finding(ABSENT, f"{name} has loopback only: workers on other hosts cannot reach a trainer here")
+        return
+    more = f", then {', '.join(addresses[1:])}" if addresses[1:] else ""
+    try:
+        family = socket.AF_INET6 if ":" in best else socket.AF_INET
+        with (
+            socket.create_server((best, 0), family=family) as server,
+            socket.create_connection(server.getsockname()[:2], timeout=_CONNECT_S),
+        ):
+            yield Finding(OK, f"workers on other hosts are told {best}{more}")
+    except OSError as error:
+        rule = f"no connection to {best}, which workers on other hosts are told: {error}"
+        yield Finding(PROBLEM, rule, "open the firewall, or choose with backend.interface=NAME.")
+
+
+def _slurm() -> Iterator[Finding]:
+    if not commands.is_here():
+        yield Finding(ABSENT, "no sbatch on PATH: launcher=slurm, submitit and submitit_delayed do not work here")
+        return
+    try:
+        rows = commands.node_states()
+    except LauncherError as error:
+        # SLURM's packages alone make no cluster.
+        is_unset = "configuration source" in str(error)
+        level = ABSENT if is_unset else PROBLEM
+        advice = "set SLURM_CONF if there is one." if is_unset else "ask the administrator of the cluster."
+        yield Finding(level, f"sbatch is here, but {error}", advice)
+        return
+    by_partition: dict[str, list[str]] = {}
+    for partition, state, count in rows:
+        by_partition.setdefault(partition, []).append(f"{count} {state}")
+    text = "; ".join(f"{partition} {', '.join(states)}" for partition, states in by_partition.items())
+    is_usable = any(state.rstrip("*~#") in ("idle", "mixed", "allocated", "completing") for _, state, _ in rows)
+    advice = "" if is_usable else "jobs will wait: sinfo --list-reasons says why."
+    yield Finding(OK if is_usable else WARNING, f"nodes: {text or 'none'}", advice)
+    if reason := commands.why_no_accounting():
+        yield Finding(
+            WARNING,
+            f"no accounting ({reason})",
+            "collectx reads the controller instead, which forgets jobs some minutes after their end; "
+            "hydra/launcher=submitit_slurm may wait for ever for a job that died: use launcher=slurm.",
+        )
+    else:
+        yield Finding(OK, "accounting answers")
+    if job := os.environ.get("SLURM_JOB_ID"):
+        yield Finding(OK, f"within job {job}: launcher=slurm runs as steps of it")
+
+
+def _ray() -> Iterator[Finding]:
+    if reason := availability.why_not("ray"):
+        yield Finding(ABSENT, f"launcher=ray: {reason}")
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    if address is None:
+        yield Finding(OK, "launcher=ray starts a cluster of this machine; for another, set RAY_ADDRESS")
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():  # such as "auto"
+        yield Finding(OK, f"RAY_ADDRESS={address}")
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        yield Finding(OK, f"RAY_ADDRESS={address} answers")
+    except OSError as error:
+        yield Finding(PROBLEM, f"RAY_ADDRESS={address}: {error}", "start it by `ray start --head`, or unset it.")
+
+
+def _gpus() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            name = torch.cuda.get_device_name(index)
+            yield Finding(OK, f"cuda:{index} {name}, {free / _GB:.1f} of {total / _GB:.1f} GB free")
+    elif shutil.which("nvidia-smi"):
+        rule = f"this machine has nvidia-smi, but torch {torch.__version__} sees no GPU"
+        advice = "install a build of torch with CUDA, check the driver and CUDA_VISIBLE_DEVICES."
+        yield Finding(WARNING, rule, advice)
+    else:
+        yield Finding(ABSENT, "torch sees no GPU: use devices=cpu, the default")
+
+
+def _folders() -> Iterator[Finding]:
+    """The temporary folder, which has the fork server's socket, and the working directory, which gets `outputs`."""
+    temporary = tempfile.gettempdir()
+    for name, folder in (("temporary folder", temporary), ("working directory", os.getcwd())):
+        try:
+            with tempfile.NamedTemporaryFile(dir=folder) as file:
+                skew_s = os.stat(file.name).st_mtime - time.time()
+        except OSError as error:
+            advice = "set TMPDIR." if folder == temporary else "set hydra.run.dir and hydra.sweep.dir."
+            yield Finding(PROBLEM, f"the {name} {folder} cannot be written to: {error.strerror}", advice)
+            continue
+        free = shutil.disk_usage(folder).free
+        text = f"{name} {folder}, {free / _GB:.1f} GB free"
+        yield (Finding(OK, text) if free > _GB else Finding(WARNING, text, "checkpoints need room: free some."))
+        if abs(skew_s) > _SKEW_S:
+            rule = f"the clock of the file system of {folder} differs by {skew_s:+.1f} s"
+            yield Finding(WARNING, rule, "synchronise the clocks (NTP): states of runs are read from times of files.")
+    if len(os.fsencode(temporary)) > MAX_TEMPORARY_PATH:
+        yield Finding(WARNING, f"{temporary} is too long for sockets: /tmp is used for them", "set a short TMPDIR.")
+
+
+def _clock() -> Iterator[Finding]:
+    """The clock is not before the installed version of this package."""
+    now_s, built_s = time.time(), Path(__file__).stat().st_mtime
+    text = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
+    is_wrong = now_s + _SKEW_S < built_s
+    wrong = Finding(PROBLEM, f"{text} is before the installation of collectx", "set the clock (NTP).")
+    yield wrong if is_wrong else Finding(OK, text)
+
+
+CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
+    "python": _python,
+    "packages": _packages,
+    "backends": _backends,
+    "cores": _cores,
+    "memory": _memory,
+    "shared memory": _shared_memory,
+    "open files": _open_files,
+    "network": _network,
+    "slurm": _slurm,
+    "ray": _ray,
+    "gpus": _gpus,
+    "folders": _folders,
+    "clock": _clock,
+}
+"""All checks, in the order in which they are printed."""

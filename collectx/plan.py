@@ -1,0 +1,250 @@
+"""What runs would start, allocate, send, write and request, without starting them: `collectx plan`.
+
+Reads the spaces of the env, which makes one env in this process, as `collectx run` does before it starts workers. A
+plan is plain data, by sections; keys that end in `_bytes` are bytes.
+
+Not counted: interpreters and libraries, the envs themselves, and what a learning trainer adds to its copy of the
+weights (gradients, the optimizer's state, activations).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from collectx import collector, env, policy, trainer
+from collectx.batch import to_tensordict
+from collectx.config.derived import JOB_LAUNCHERS, backend_of, num_tasks_of, num_workers_of, schedule_of
+from collectx.config.schema.env import GymVectorEnvConfig
+from collectx.config.schema.inference import ServerInferenceConfig
+from collectx.config.schema.launcher import SlurmLauncherConfig, SlurmResources, SubmititLauncherConfig
+from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.trainer import DqnTrainerConfig
+from collectx.env.base import EnvSpec
+from collectx.jobs.status import SubmittedRun
+from collectx.jobs.submit import arrays, script_text, with_requeue
+from collectx.launcher.slurm.array import worker_header
+from collectx.run import RunFolder, cores
+from collectx.transport.base import BatchSpec
+from collectx.transport.slab import SlabLayout
+
+Section = dict[str, Any]
+
+
+def plan(runs: Sequence[SubmittedRun], num_parallel: int | None = 1) -> dict[str, Any]:
+    """The plans of runs, those that are points of a sweep together. Blocks while envs are made, and for answers of
+    SLURM.
+
+    Args:
+        num_parallel: how many runs that are no jobs are executed at the same time; None: unknown.
+
+    Returns:
+        `runs`, one mapping for each; `slurm`, the `#SBATCH` lines of each script; and `totals`.
+
+    Raises:
+        ConfigError, SpaceError, ShapeError: as `collectx run` with these configurations.
+    """
+    specs: dict[str, EnvSpec] = {}
+    plans: list[dict[str, Any]] = [{"name": run.name, **_plan(run, specs)} for run in runs]
+    scripts = _scripts(runs)
+    launcher = runs[0].cfg.launcher
+    if isinstance(launcher, SlurmLauncherConfig):
+        num_parallel = min(launcher.max_parallel or len(runs), len(runs))
+    frames = [each["traffic"]["frames"] for each in plans]
+    totals: Section = {"runs": len(runs), "runs_at_a_time": num_parallel}
+    totals["frames"] = None if None in frames else sum(frames)
+    for name, section, key in (("processes", "processes", "total"), ("memory_bytes", "memory", "total_bytes")):
+        largest = sorted((each[section][key] for each in plans), reverse=True)
+        totals[f"at_a_time_{name}"] = None if num_parallel is None else sum(largest[:num_parallel])
+    totals["scripts_for_slurm"] = len(scripts)
+    return {"runs": plans, "slurm": scripts, "totals": totals}
+
+
+def _plan(run: SubmittedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
+    cfg = run.cfg
+    is_users = policy.is_user_policy(cfg.policy)
+    key = f"{as_dict(cfg.env)} {is_users}"
+    spec = specs[key] = specs.get(key) or env.read_spec(cfg.env, is_users)
+    module = policy.build(cfg.policy, spec, cfg.seed)
+    batch = collector.batch_of(cfg, module, spec)
+    replay_nbytes = 0
+    if isinstance(cfg.trainer, DqnTrainerConfig):
+        learner: Any = trainer.build(cfg.trainer, module, spec, cfg.seed, torch.device("cpu"))
+        zeros = torch.zeros(batch.layout().nbytes, dtype=torch.uint8)
+        size = (batch.rows, batch.steps)
+        learner.shared_replay.extend(to_tensordict(batch.layout().tensors(zeros, size), size))
+        replay_nbytes = learner.replay_buffers["replay"].nbytes
+    processes = _processes(cfg)
+    memory = _memory(cfg, batch, processes, replay_nbytes)
+    traffic = _traffic(cfg, batch)
+    return {
+        "processes": processes,
+        "cores": _cores(cfg),
+        "memory": memory,
+        "traffic": traffic,
+        "files": _files(cfg, run.folder, traffic, batch.weights_nbytes, replay_nbytes),
+    }
+
+
+def _processes(cfg: RunConfig) -> Section:
+    """The numbers of processes on all hosts."""
+    options = cfg.collector
+    workers = 0 if backend_of(cfg) == "inline" else num_workers_of(options)
+    nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
+    is_async_env = isinstance(cfg.env, GymVectorEnvConfig) and cfg.env.vectorization_mode == "async"
+    counts = {
+        "trainer": 1,
+        "workers": workers,
+        "processes_in_workers": workers * nested,
+        "inference_server": int(isinstance(cfg.inference, ServerInferenceConfig)),
+        "env_processes": (workers * (nested or 1) or num_workers_of(options)) * cfg.env.num_envs * is_async_env,
+        # Python's fork server and its resource tracker.
+        "fork_server_and_tracker": 2 * (cfg.launcher.kind == "local" and workers > 0),
+    }
+    return counts | {"total": sum(counts.values())}
+
+
+def _cores(cfg: RunConfig) -> Section:
+    launcher = cfg.launcher
+    workers = num_workers_of(cfg.collector) * cfg.collector.num_workers_per_collector
+    threads = {"torch_threads_of_each_worker": launcher.num_threads} if backend_of(cfg) != "inline" else {}
+    if isinstance(launcher, SlurmResources):
+        tasks = 1 if isinstance(launcher, SubmititLauncherConfig) else num_tasks_of(cfg)
+        default = launcher.num_threads if isinstance(launcher, SubmititLauncherConfig) else "the cluster's default"
+        return {"tasks_of_a_job": tasks, "cores_of_a_task": launcher.cpus_per_task or default, **threads}
+    if launcher.kind == "ray":
+        return {"cores_of_each_worker": "launcher.remote_configs", **threads}
+    usable = cores.num_cores()
+    busy = 1 if backend_of(cfg) == "inline" else workers * launcher.num_threads
+    trainers = cores.trainer_threads(cfg)
+    used = {"torch_threads_of_the_trainer": trainers, "threads_together": trainers + busy * bool(threads)}
+    return {"usable_here": usable, **threads, **used}
+
+
+def _memory(cfg: RunConfig, batch: BatchSpec, processes: Section, replay_nbytes: int) -> Section:
+    backend, part, num_slots = backend_of(cfg), batch.layout().nbytes, batch.num_slots * batch.num_workers
+    counted = {"slots_bytes": num_slots * part}
+    if backend in ("inline", "shared_memory"):
+        slab = SlabLayout(batch)
+        # Two versions; those of single workers are written by Python's `update_policy_weights_` alone.
+        counted = {"slots_bytes": slab.nbytes - slab.regions_start, "weights_bytes": 2 * slab.weights_nbytes}
+    else:
+        counted["slots_of_workers_bytes"] = counted["slots_bytes"]
+    acting = processes["inference_server"] or processes["processes_in_workers"] or batch.num_workers
+    counted["weights_of_trainer_and_workers_bytes"] = (1 + acting) * batch.weights_nbytes
+    is_copied = not cfg.collector.zero_copy
+    counted["batch_of_the_trainer_bytes"] = is_copied * part * (batch.num_workers if batch.stacked else 1)
+    counted["replay_buffer_bytes"] = replay_nbytes
+    known: Section = {
+        "frame_bytes": part // (batch.rows * batch.steps),
+        "weights_of_the_policy_bytes": batch.weights_nbytes,
+    }
+    if backend == "shared_memory":
+        known["mapped_shared_memory_bytes"] = SlabLayout(batch).nbytes
+    return known | counted | {"total_bytes": sum(counted.values())}
+
+
+def _traffic(cfg: RunConfig, batch: BatchSpec) -> Section:
+    options, backend = cfg.collector, backend_of(cfg)
+    parts = batch.num_workers if batch.stacked else 1
+    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
+    if cfg.run.max_batches is not None:
+        num_batches = min(num_batches or cfg.run.max_batches, cfg.run.max_batches)
+    is_network = backend not in ("inline", "shared_memory")
+    return {
+        "frames": None if num_batches is None else num_batches * options.frames_per_batch,
+        "batches": num_batches,
+        "frames_of_a_batch": options.frames_per_batch,
+        "rows_and_steps_of_a_part": f"{batch.rows} x {batch.steps}",
+        "backend": backend,
+        "batch_bytes": parts * batch.layout().nbytes,
+        "network_to_the_trainer_per_batch_bytes": parts * batch.layout().nbytes * is_network,
+        # Async workers skip versions that come faster than they are sent.
+        "network_to_the_workers_per_version_bytes": batch.num_workers * batch.weights_nbytes * is_network,
+        "schedule": schedule_of(options),
+    }
+
+
+def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, replay_nbytes: int) -> Section:
+    files, options = RunFolder(folder), cfg.checkpoint
+    num_batches = traffic["batches"]
+    times = [
+        *([f"every {options.every_min:g} min"] if options.every_min is not None else []),
+        *([f"every {options.every_batches} batches"] if options.every_batches is not None else []),
+        "at the end",
+    ]
+    written: Section = {
+        "folder": str(files.path),
+        ".hydra, snapshot": "the configuration, versions, changes of the code",
+        "metrics.jsonl": f"{'one line for each batch' if num_batches is None else f'{num_batches} lines'}",
+        "events.jsonl, result.json": "starts, failures, checkpoints; the end",
+        "logs": "one file for each role that prints or fails",
+        "checkpoints": f"{', '.join(times)}; the {options.keep} newest",
+        "each_checkpoint_at_least_bytes": weights_nbytes,
+        "replay_buffer_in_a_checkpoint_at_most_bytes": replay_nbytes,
+    }
+    loggers = {name: getattr(cfg.logger, name) for name in ("tensorboard", "wandb", "mlflow", "csv", "custom")}
+    if used := [name for name, each in loggers.items() if each is not None]:
+        written["loggers"] = ", ".join(used)
+    if cfg.launcher.kind in JOB_LAUNCHERS or isinstance(cfg.launcher, SubmititLauncherConfig):
+        written["jobs"] = "scripts of the jobs, and the task that they run"
+    return written
+
+
+def _scripts(runs: Sequence[SubmittedRun]) -> list[list[str]]:
+    """The `#SBATCH` lines of every script; within an allocation, runs are steps and have none."""
+    if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
+        workers = [f"#SBATCH --array=0-{run.cfg.collector.num_workers - 1}" for run in runs]
+        launchers = [run.cfg.launcher for run in runs]
+        headers = [worker_header(each, RunFolder(run.folder).logs) for run, each in zip(runs, launchers, strict=True)]  # type: ignore[arg-type]
+        return [[*header, array] for header, array in zip(headers, workers, strict=True)]
+    is_inside = "SLURM_JOB_ID" in os.environ
+    jobs = [run for run in runs if run.cfg.launcher.kind in JOB_LAUNCHERS]
+    if is_inside:
+        jobs = [run for run in jobs if run.cfg.launcher.kind != "slurm"]
+    texts = [script_text(group, ()) for group in arrays(with_requeue(jobs, is_inside))]
+    return [[line for line in text.splitlines() if line.startswith("#SBATCH")] for text in texts]
+
+
+def lines(planned: dict[str, Any]) -> Iterator[str]:
+    """A plan as text, without sizes and counts of 0: of a single run all sections, of a sweep a line for each run; then
+    SLURM's part and the totals."""
+    runs = planned["runs"]
+    if len(runs) == 1:
+        for title, section in runs[0].items():
+            if isinstance(section, dict):
+                yield from _section(title, section)
+    else:
+        for each in runs:
+            processes, nbytes = each["processes"]["total"], _size(each["memory"]["total_bytes"])
+            yield f"{each['name']}: {processes} processes, {nbytes}, {each['traffic']['batches'] or 'endless'} batches"
+    for script in planned["slurm"]:
+        yield from ("slurm", *(f"  {line}" for line in script))
+    if len(runs) > 1:
+        yield from _section("totals", planned["totals"])
+
+
+def _section(title: str, values: Section) -> Iterator[str]:
+    yield title
+    shown = {
+        key.removesuffix("_bytes").replace("_", " "): _shown(key, value) for key, value in values.items() if value != 0
+    }
+    width = max(map(len, shown))
+    yield from (f"  {name:{width}}  {value}" for name, value in shown.items())
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return "unknown"
+    return _size(value) if key.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _size(nbytes: int) -> str:
+    unit, name = next(
+        (each for each in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if nbytes >= each[0]), (1, "bytes")
+    )
+    return f"{nbytes / unit:.4g} {name}"

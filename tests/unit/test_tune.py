@@ -1,0 +1,155 @@
+"""The search of `collectx tune`, with measurements by a function and a clock that they advance."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from composing import composed
+
+from collectx import tune
+from collectx.config.schema.run import TuneConfig
+from collectx.errors import ConfigError
+from collectx.run import cores
+
+OPTIONS = TuneConfig(minutes=5.0, seconds=2.0, warmup_s=1.0, exact=None)
+POINTS = [{"collector.num_workers": workers, "env.num_envs": envs} for workers in (2, 1, 4, 8) for envs in (8, 4, 16)]
+
+
+class Machine:
+    """Measures `speed(values)` with a spread, 6 s for each; `said` has the points in the order of measurement."""
+
+    def __init__(self, speed, spread=0.02):
+        self.speed, self.spread = speed, spread
+        self.now_s = 0.0
+        self.said = []
+        self._random = random.Random(1)
+
+    def __call__(self, values):
+        self.now_s += 6.0
+        self.said.append(tuple(values.items()))
+        return self.speed(values) * self._random.uniform(1 - self.spread, 1 + self.spread)
+
+    def search(self, options=OPTIONS, is_valid=lambda values: True, points=POINTS):
+        return tune.search(points, is_valid, self, options, lambda line: None, lambda: self.now_s)
+
+
+def workers_and_envs(values):
+    return 1000.0 * values["collector.num_workers"] + 10 * values["env.num_envs"]
+
+
+def test_the_fastest_point_is_found_and_measured_beside_the_configuration_as_given():
+    machine = Machine(workers_and_envs)
+    found = machine.search()
+    assert found.best.values == {"collector.num_workers": 8, "env.num_envs": 16}
+    assert found.chosen is found.best
+    mean, low, high = found.gain
+    assert low < 8160 / 2080 < high
+    assert 1 < low < mean
+    last = [dict(values) for values in machine.said[-6:]]
+    assert sorted(last[::2] + last[1::2], key=str) == sorted([POINTS[0], found.best.values] * 3, key=str)
+    assert machine.now_s <= 60 * OPTIONS.minutes
+
+
+def test_slow_points_are_dropped_after_two_measurements_between_which_others_are_measured():
+    machine = Machine(workers_and_envs)
+    found = machine.search()
+    dropped = [point for point in found.points if point.status == "dropped"]
+    assert len(dropped) >= 4
+    assert {len(point.rates) for point in dropped} <= {2, 4}
+    assert [len(point.rates) for point in dropped].count(2) >= 3
+    for point in dropped:
+        first, second, *_ = (index for index, said in enumerate(machine.said) if dict(said) == point.values)
+        assert second > first + 1
+    assert min(map(workers_and_envs, (point.values for point in found.points if point.status == "kept"))) > 2000
+
+
+def test_a_gain_within_the_noise_is_not_taken():
+    found = Machine(lambda values: 1000.0, spread=0.3).search()
+    assert found.gain is None or found.gain[1] < 1
+    assert found.chosen is found.points[0]
+    assert found.chosen.values == POINTS[0]
+
+
+def test_points_that_fail_or_break_a_rule_are_left_out():
+    def speed(values):
+        if values["collector.num_workers"] == 8:
+            raise tune.Failed("no memory")
+        return workers_and_envs(values)
+
+    asked = []
+
+    def is_valid(values):
+        asked.append(values)
+        return values["env.num_envs"] != 16
+
+    machine = Machine(speed)
+    found = machine.search(is_valid=is_valid)
+    assert found.best.values == {"collector.num_workers": 4, "env.num_envs": 8}
+    assert {point.status for point in found.points if point.values["collector.num_workers"] == 8} == {
+        "failed: no memory"
+    }
+    assert all(dict(said)["env.num_envs"] != 16 for said in machine.said)
+    assert len(asked) == len(POINTS) - 1  # all but the first, each once
+    with pytest.raises(ConfigError, match="as given cannot be measured: failed: no memory"):
+        machine.search(points=POINTS[::-1])
+
+
+def test_little_time_is_enough_for_the_configuration_as_given_and_one_other():
+    machine = Machine(workers_and_envs)
+    found = machine.search(replace(OPTIONS, minutes=0.01))
+    assert len(found.points) > 1
+    assert len(machine.said) in (2, 8)
+    assert found.best is found.points[0] or found.gain is not None
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr(cores, "num_cores", lambda: 8)
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_an_exact_search_keeps_rows_and_lag():
+    cfg = composed("collector=multi_sync")
+    points = tune.space(cfg, [], exact=True)
+    assert points[0] == {
+        **{"env.num_envs": 8, "collector.num_workers": 2, "launcher.num_threads": 1, "inference": "local"},
+    }
+    assert {point["env.num_envs"] * point["collector.num_workers"] for point in points} == {16}
+    assert {point["collector.num_workers"] for point in points} == {1, 2, 4, 8, 16}
+    assert [tune.changes(cfg, point) for point in points if tune.changes(cfg, point)] == []
+    wide = tune.space(cfg, [], exact=False)
+    assert {point["collector.overlap"] for point in wide} == {0, 1}
+    assert all(512 % (point["env.num_envs"] * point["collector.num_workers"]) == 0 for point in wide)
+    changed = {"env.num_envs": 16, "collector.num_workers": 4, "collector.overlap": 1}
+    assert tune.changes(cfg, changed) == [
+        "a batch has 64 rows of 8 steps, not 16 of 32",
+        "the lag of a batch is 1, not 0",
+    ]
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_the_options_of_async_workers():
+    cfg = composed("collector=multi_async trainer=impala")
+    assert {point["collector.num_slots"] for point in tune.space(cfg, [], exact=False)} == {1, 2, 4}
+    exact = tune.space(cfg, [], exact=True)
+    assert {*exact[0]} == {"collector.num_workers", "launcher.num_threads", "inference"}
+    assert "on their way" in tune.changes(cfg, {"collector.num_workers": 4})[0]
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_what_the_user_gives_is_not_searched():
+    cfg = composed("collector=multi_sync collector.num_workers=4 inference=server collector.frames_per_batch=1024")
+    points = tune.space(cfg, ["collector", "collector.num_workers", "inference"], exact=False)
+    assert {*points[0]} == {"env.num_envs", "launcher.num_threads", "collector.overlap"}
+    with pytest.raises(ConfigError, match=r"nothing is left to search: .*num_envs.*tune.exact=false also"):
+        tune.space(composed("collector=single"), ["env.num_envs"], exact=True)
+    with pytest.raises(ConfigError, match=r"launcher=slurm: tune measures on the machine where it runs"):
+        tune.space(composed("launcher=slurm"), [], exact=True)
+
+
+def test_the_window_of_a_measurement():
+    lines = [{"time": 100 + 0.5 * index, "frames": 64 * (index + 1) + 1000 * (index > 1)} for index in range(8)]
+    assert tune.window_rate(lines, 1.0, 2.0) == 128.0
+    assert tune.window_rate(lines, 1.0, 2.6) is None
+    assert tune.window_rate(lines[:4], 1.0, 0.0) is None  # only one batch later
+    assert tune.window_rate([], 1.0, 0.0) is None

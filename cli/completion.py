@@ -16,7 +16,7 @@ from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError
 
 # Subcommands that take overrides.
-_COMPOSING = ("run", "plan", "tune", "reproduce", "resume")
+_COMPOSING = ("run", "plan", "tune", "reproduce", "resume", "eval")
 
 
 def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:

@@ -127,7 +127,13 @@ class RunFolder:
             for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
                 stale.unlink(missing_ok=True)
             if not keep_run:
-                for folder in (*self.checkpoints.glob("[0-9]*"), self.report, self.tensorboard, self.wandb, self.videos):
+                for folder in (
+                    *self.checkpoints.glob("[0-9]*"),
+                    self.report,
+                    self.tensorboard,
+                    self.wandb,
+                    self.videos,
+                ):
                     if folder.exists():
                         shutil.rmtree(folder)
 

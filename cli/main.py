@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "run": "collect and train as configured: collectx run [overrides] [-m] [flags]",
     "reproduce": "repeat a run from its folder and compare: collectx reproduce RUN_DIR [overrides]",
     "resume": "continue a run from its newest checkpoint: collectx resume RUN_DIR [overrides]",
+    "export": "convert what runs have recorded: collectx export DIR... format=FORMAT [dir=FOLDER]",
     "status": "show the status of runs and sweeps, also from SLURM: collectx status [DIR]",
     "watch": "follow a run or a sweep that was left running: collectx watch DIR",
     "cancel": "end a run or a sweep: collectx cancel DIR [--now]",

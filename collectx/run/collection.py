@@ -107,6 +107,7 @@ class RunCollection:
             loggers: called with each line of `metrics.jsonl`.
         """
         self.statistics = statistics
+        self.folder = folder.path
         self.total_frames = statistics.total_frames = collector.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return

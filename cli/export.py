@@ -1,19 +1,21 @@
-"""`collectx export RUN_DIR format=NAME [output=PATH]`: writes the policy of a run for other programs."""
+"""`collectx export RUN_DIR... format=NAME [output=PATH]`: writes the policy of a run, or recorded episodes, for other
+programs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from collectx import data
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, foreign_code, printing
-from collectx.run.saved_config import run_config
+from collectx.run import RunFolder, foreign_code, printing, saved_config
 
-# The function of each format, `(run_dir, output, options) -> Path`; it returns what it has written. `output` is None
-# where the user names no path, `options` are the other `key=value` of the command line. Imported when it is chosen.
-FORMATS = {
+# The function of each format of policies, `(run_dir, output) -> Path`; it returns what it has written. `output` is None
+# where the user names no path. Imported when it is chosen.
+POLICIES = {
     "state_dict": "collectx.run.export:state_dict",
     "torchscript": "collectx.run.export:torchscript",
     "onnx": "collectx.run.export:onnx",
@@ -30,24 +32,43 @@ Inputs of the last two are the observations `[B, *shape]`, in the order of `coll
 the states of a recurrent policy; outputs are the actions, then the next states. The code that the configuration imports
 is printed first. If RUN_DIR belongs to another user, --trust is required.
 
-Exit status: 0 written, 1 the policy cannot be written in this form, 2 wrong usage."""
+collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert episodes of trainer=record.
+
+  DIR     a run folder, or the folder of a data set of the format memmap or parquet; several are put into one data set
+  format  memmap, parquet, minari or lerobot
+  output  where the new data set goes, or one that exists already; default: a folder in DIR, named like the format
+  fps     frames per second of format=lerobot, default 30
+  task    what the policy does, in words, for format=lerobot
+
+Exit status: 0 written, 1 the policy cannot be written in this form, 2 wrong usage, or a data set cannot be read or
+written."""
 
 
 def _export(arguments: Arguments) -> int:
-    folders = [word for word in arguments.words if "=" not in word]
-    options = dict(word.split("=", 1) for word in arguments.words if "=" in word)
-    if len(folders) != 1:
-        raise UsageError([f"export needs one run folder, got {len(folders)}.\n{_USAGE}"])
+    options = dict(word.split("=", 1) for word in arguments.words if "=" in word and not Path(word).is_dir())
+    sources = [word for word in arguments.words if word.partition("=")[0] not in options]
     name, output = options.pop("format", None), options.pop("output", None)
-    if name not in FORMATS:
+    formats = [*POLICIES, *data.FORMATS]
+    if name not in formats:
         problem = "export needs format=NAME" if name is None else f"format={name}: no such format"
-        raise UsageError([f"{problem}{did_you_mean(name or '', FORMATS)}"])
-    files = RunFolder(folders[0])
-    foreign_code.check(files, run_config(files), "trust" in arguments.flags)
-    module, _, function = FORMATS[name].partition(":")
-    write = getattr(import_module(module), function)
+        raise UsageError([f"{problem}{did_you_mean(name or '', formats)}: {', '.join(formats)}."])
+    if not sources:
+        raise UsageError([f"export needs a folder.\n{_USAGE}"])
+    target = None if output is None else Path(output).expanduser()
+    if name in data.FORMATS:
+        return _export_episodes(sources, name, target, options)
+    if options or len(sources) > 1:
+        words = [*(f"{key}={value}" for key, value in options.items()), *sources[1:]]
+        raise UsageError([f"export: {words[0]}: format={name} needs one run folder, format and output only.\n{_USAGE}"])
+    return _export_policy(sources[0], name, target, "trust" in arguments.flags)
+
+
+def _export_policy(source: str, name: str, target: Path | None, trusted: bool) -> int:
+    files = RunFolder(source)
+    foreign_code.check(files, saved_config.run_config(files), trusted)
+    module, _, function = POLICIES[name].partition(":")
     try:
-        path = write(files.path, None if output is None else Path(output), options)
+        path = getattr(import_module(module), function)(files.path, target)
     except ConfigError:
         raise
     except Exception as error:
@@ -55,6 +76,38 @@ def _export(arguments: Arguments) -> int:
         return 1
     print(path)
     return 0
+
+
+def _export_episodes(sources: Sequence[str], name: str, target: Path | None, options: dict[str, str]) -> int:
+    known = ("fps", "task")
+    if unknown := [key for key in options if key not in known]:
+        raise UsageError([f"export: {unknown[0]}: no such option{did_you_mean(unknown[0], (*known, 'output'))}"])
+    if len(sources) > 1 and target is None:
+        raise UsageError(["export: several folders go into one data set: name its folder, output=FOLDER."])
+    fps = options.get("fps", "30")
+    if not fps.isdigit() or int(fps) < 1:
+        raise UsageError([f"export: fps={fps}: expected a number of at least 1."])
+    target = target or Path(sources[0], name)
+    count = sum(data.export(_recorded(each), target, name, int(fps), options.get("task", "")) for each in sources)
+    printing.say(f"{count:,} episodes are in {target}")
+    return 0
+
+
+def _recorded(source: str) -> Path:
+    """The data set of the run in a folder, or the folder itself.
+
+    Raises:
+        ConfigError: there is no such folder, or the run has no data set.
+    """
+    files = RunFolder(source)
+    if not files.path.is_dir():
+        raise ConfigError([f"export: {source}: no such folder."])
+    if not files.config.exists():
+        return Path(source)
+    trainer = saved_config.read_config(files.config)["trainer"]
+    if trainer["kind"] != "record":
+        raise ConfigError([f"export: {source} has trainer={trainer['kind']}: only trainer=record records episodes."])
+    return Path(source) if trainer["dir"] is None else Path(trainer["dir"]).expanduser()
 
 
 main = subcommand("export", _export, _USAGE)

@@ -17,7 +17,7 @@ SUBCOMMANDS = {
     "reproduce": "repeat a run from its folder and compare: collectx reproduce RUN_DIR [overrides]",
     "resume": "continue a run from its newest checkpoint: collectx resume RUN_DIR [overrides]",
     "eval": "evaluate the policy of a run: collectx eval RUN_DIR [episodes=10] [video=true]",
-    "export": "write the policy for other programs: collectx export RUN_DIR format=state_dict|torchscript|onnx",
+    "export": "write the policy or recorded episodes for other programs: collectx export RUN_DIR format=NAME",
     "plan": "show what a run or a sweep would start, allocate and request: collectx plan [overrides] [-m] [--json]",
     "tune": "find the fastest numbers of workers, envs, threads: collectx tune [overrides] [tune.minutes=5]",
     "doctor": "check this machine and its cluster: collectx doctor [--json]",

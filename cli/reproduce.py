@@ -61,6 +61,9 @@ def _reproduce(arguments: Arguments) -> int:
         printing.note(f"{old.path} has no digests of its batches; repeats the run without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
+    if getattr(cfg.trainer, "dir", None) is not None:
+        # The batches are compared; the data set has them already.
+        overrides = (*overrides, "trainer.dir=null")
     if getattr(cfg.launcher, "wait", True) is False:
         # Batches are compared when the run has ended.
         overrides = (*overrides, "launcher.wait=true")

@@ -164,6 +164,15 @@ class Assembler:
             return None if chosen is None else _joined(chosen)
         return _pad(_joined(chosen), torch.tensor([len(each) for each in chosen], device=chosen[0].device))
 
+    def take_ended(self) -> list[TensorDictBase]:
+        """Returns all ended trajectories, `[time]` each, and forgets them."""
+        ended, self._ended = [*self._ended], deque()
+        return ended
+
+    def unfinished(self) -> list[TensorDictBase]:
+        """The frames of the trajectories that have not ended, `[time]` each."""
+        return [torch.cat(pieces) for pieces in self._unfinished.values()]
+
     def writes(self, count: int | None) -> Iterator[TensorDictBase]:
         """Yields all ended trajectories, at most `count` at a time, or all at once: `[time]`."""
         while self._ended:

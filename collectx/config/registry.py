@@ -52,6 +52,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "gym_vector": Kind(env.GymVectorEnvConfig, "collectx.env.gym_vector:build"),
         "envpool": Kind(env.EnvPoolEnvConfig, "collectx.env.envpool:EnvPoolEnv"),
         "torchrl": Kind(env.TorchrlEnvConfig, "collectx.env.torchrl.group:build"),
+        "dataset": Kind(env.DatasetEnvConfig, "collectx.env.dataset:DatasetEnv"),
         "counting": Kind(env.CountingEnvConfig, "collectx.env.counting:CountingEnv"),
     },
     "policy": {
@@ -100,6 +101,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "ppo": Kind(trainer.PpoTrainerConfig, "collectx.trainer.ppo:PpoTrainer"),
         "impala": Kind(trainer.ImpalaTrainerConfig, "collectx.trainer.impala:ImpalaTrainer"),
         "dqn": Kind(trainer.DqnTrainerConfig, "collectx.trainer.dqn:DqnTrainer"),
+        "record": Kind(trainer.RecordTrainerConfig, "collectx.trainer.record:RecordTrainer"),
         "custom": Kind(trainer.CustomTrainerConfig, "collectx.trainer.custom:build"),
     },
 }

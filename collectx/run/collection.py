@@ -110,6 +110,7 @@ class RunCollection:
             evaluator: the next line gets a result of it.
         """
         self.statistics = statistics
+        self.folder = folder.path
         self.total_frames = statistics.total_frames = collector.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,23 +25,23 @@ from collectx.run.trained import LoadedPolicy
 _ROWS = 2
 
 
-def state_dict(run_dir: Path, output: Path | None, options: Mapping[str, str]) -> Path:
+def state_dict(run_dir: Path, output: Path | None) -> Path:
     """The state dict of the policy."""
-    policy, path = _prepare(run_dir, output, options, "policy.pt")
+    policy, path = _prepare(run_dir, output, "policy.pt")
     write_atomically(path, lambda file: torch.save(_module(policy).state_dict(), file))
     return path
 
 
-def torchscript(run_dir: Path, output: Path | None, options: Mapping[str, str]) -> Path:
+def torchscript(run_dir: Path, output: Path | None) -> Path:
     """A graph from observations to greedy actions, recorded by `torch.jit.trace`."""
-    policy, path = _prepare(run_dir, output, options, "policy.ts")
+    policy, path = _prepare(run_dir, output, "policy.ts")
     with _quiet():
         graph = torch.jit.trace(_Greedy(policy), policy.example(_ROWS), check_trace=False)
         write_atomically(path, lambda file: torch.jit.save(graph, file))
     return path
 
 
-def onnx(run_dir: Path, output: Path | None, options: Mapping[str, str]) -> Path:
+def onnx(run_dir: Path, output: Path | None) -> Path:
     """A graph from observations to greedy actions, by `torch.onnx` over `torch.export`.
 
     Raises:
@@ -49,7 +49,7 @@ def onnx(run_dir: Path, output: Path | None, options: Mapping[str, str]) -> Path
     """
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
         raise ConfigError([f"format=onnx needs {' and '.join(missing)}: pip install 'collectx[onnx]'"])
-    policy, path = _prepare(run_dir, output, options, "policy.onnx")
+    policy, path = _prepare(run_dir, output, "policy.onnx")
     example = policy.example(_ROWS)
     batch = torch.export.Dim("batch")
     states = [".".join(each.leaf.key) for each in policy.states]
@@ -110,10 +110,8 @@ def _module(policy: LoadedPolicy) -> nn.Module:
     return policy.module
 
 
-def _prepare(run_dir: Path, output: Path | None, options: Mapping[str, str], name: str) -> tuple[LoadedPolicy, Path]:
+def _prepare(run_dir: Path, output: Path | None, name: str) -> tuple[LoadedPolicy, Path]:
     """The policy, and the path to write to, whose folder exists then."""
-    if options:
-        raise ConfigError([f"{next(iter(options))}: no such option: this format has the option output alone."])
     files = RunFolder(run_dir)
     policy = LoadedPolicy.of(files, run_config(files), ExplorationType.DETERMINISTIC, torch.device("cpu"))
     _module(policy)

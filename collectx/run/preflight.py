@@ -16,6 +16,7 @@ from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of,
 from collectx.config.problem import Problem
 from collectx.config.schema.launcher import RayLauncherConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run.reproduce import recorded_order, why_not_recorded
 from collectx.transport.network import availability
@@ -79,7 +80,7 @@ def rule_problems(cfg: RunConfig) -> list[str]:
     """The messages of all rules that `cfg` breaks; empty if it can run."""
     broken = rules.problems(cfg)
     is_backend_wrong = any(problem.path == "backend" for problem in broken)
-    machine_rules = (_recorded_order, _ray, _loggers, *(() if is_backend_wrong else (_backend,)))
+    machine_rules = (_recorded_order, _ray, _loggers, _data_format, *(() if is_backend_wrong else (_backend,)))
     return [problem.text() for problem in (*broken, *rules.problems(cfg, machine_rules))]
 
 
@@ -90,6 +91,15 @@ def _loggers(cfg: RunConfig) -> Iterator[Problem]:
     for name in ("tensorboard", "wandb", "mlflow"):
         if getattr(cfg.logger, name) is not None and find_spec(name) is None:
             yield Problem("logger", "its package is not installed", name, f"pip install 'collectx[{name}]'.")
+
+
+def _data_format(cfg: RunConfig) -> Iterator[Problem]:
+    """The packages of the data set's format are installed, if the trainer runs on this machine."""
+    if not isinstance(cfg.trainer, RecordTrainerConfig) or cfg.launcher.kind in JOB_LAUNCHERS:
+        return
+    if missing := [name for name in DATA_PACKAGES[cfg.trainer.format] if find_spec(name) is None]:
+        rule = f"the package {missing[0]} is not installed"
+        yield Problem("trainer.format", rule, cfg.trainer.format, "pip install 'collectx[record]'.")
 
 
 def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from tensordict import TensorDict
@@ -41,12 +42,14 @@ class Collection(Protocol):
         frames: frames delivered so far, including the current batch.
         mean_return: mean undiscounted return of the last 100 finished episodes; nan before the first one ends.
         num_episodes: episodes finished so far.
+        folder: the run folder.
     """
 
     total_frames: int
     frames: int
     mean_return: float
     num_episodes: int
+    folder: Path
 
     def __iter__(self) -> Iterator[TensorDict | WrittenBatch]:
         """Yields batches (see docs/explanation/concepts.md) until `total_frames` are delivered. The trainer owns the

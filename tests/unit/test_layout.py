@@ -16,7 +16,7 @@ LAYERS = [
     {"errors", "batch", "memory", "random_state"},
     {"checkpoints", "loggers"},
     {"config"},
-    {"state", "user_objects"},
+    {"state", "user_objects", "data"},
     {"env", "policy", "transport", "replay"},
     {"rollout", "schedule", "launcher"},
     {"worker"},

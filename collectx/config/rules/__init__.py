@@ -23,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     collection.overlap,
     collection.preemption,
     training.learnable_batches,
+    training.recorded_episodes,
     collection.single_collector,
     backends.backend_fits,
     backends.tensorpipe,

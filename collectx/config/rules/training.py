@@ -32,6 +32,22 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(path, f"padded batches {rule}", trajectories, advice)
 
 
+def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
+    """What is recorded consists of whole episodes with their last observation, which the trainer itself joins."""
+    if cfg.trainer.kind != "record":
+        return
+    collector = cfg.collector
+    reasons = {
+        "compact_obs": "it leaves out the last observation of an episode",
+        "reset_at_each_iter": "it breaks episodes off",
+        "trajs_per_batch": "trainer=record itself joins the frames of episodes",
+    }
+    for name, why in reasons.items():
+        if value := getattr(collector, name, None):
+            advice = f"use {'null' if name == 'trajs_per_batch' else 'false'}."
+            yield Problem(f"collector.{name}", f"trainer=record writes whole episodes: {why}", value, advice)
+
+
 def convolutions(cfg: RunConfig) -> Iterator[Problem]:
     """Each convolution has one entry in every list."""
     if isinstance(cfg.policy, CnnPolicyConfig):

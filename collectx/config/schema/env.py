@@ -53,6 +53,11 @@ class TorchrlEnvConfig(EnvConfig):
 
 
 @dataclass(kw_only=True)
+class DatasetEnvConfig(EnvConfig):
+    dir: str
+
+
+@dataclass(kw_only=True)
 class CountingEnvConfig(EnvConfig):
     episode_length: int = at_least(1)
     observation_size: int = at_least(3)

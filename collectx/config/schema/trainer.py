@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectx.config.schema.fields import Section, above, at_least, within
+from collectx.config.schema.fields import Section, above, at_least, one_of, within
+
+# The formats of data sets, and the packages that each needs.
+DATA_PACKAGES: dict[str, tuple[str, ...]] = {
+    "memmap": (),
+    "parquet": ("pyarrow",),
+    "minari": ("pyarrow", "minari"),
+    "lerobot": ("pyarrow",),
+}
 
 
 @dataclass(kw_only=True)
@@ -60,6 +68,16 @@ class DqnTrainerConfig(LearningTrainerConfig):
     epsilon_frames: int = at_least(0)
     priority_alpha: float | None = at_least(0)
     priority_beta: float = at_least(0)
+
+
+@dataclass(kw_only=True)
+class RecordTrainerConfig(TrainerConfig):
+    format: str = one_of(*DATA_PACKAGES)
+    dir: str | None
+    flush_every_frames: int = at_least(1)
+    partial_episodes: bool
+    fps: int = at_least(1)
+    task: str
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,174 @@
+"""Data sets: whole episodes that runs have recorded with `trainer=record`.
+
+    frames = collectx.data.load("outputs/2026-01-31/12-00-00-000000")
+
+folder.py           the folder of a data set, and what the writers of all formats have in common
+spaces.py           spaces as JSON
+shard_writers.py    the formats memmap and parquet, which `load` reads
+minari.py           the format of the library minari
+lerobot.py          the layout v3.0 of the library lerobot
+
+pyarrow and minari are imported when a format that needs them is used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collectx.config.schema.trainer import DATA_PACKAGES
+from collectx.data.folder import RecordedRun, Writer, begin, runs_of
+from collectx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+# The class that writes each format.
+FORMATS = {
+    "memmap": "collectx.data.shard_writers:MemmapWriter",
+    "parquet": "collectx.data.shard_writers:ParquetWriter",
+    "minari": "collectx.data.minari:MinariWriter",
+    "lerobot": "collectx.data.lerobot:LeRobotWriter",
+}
+READABLE = ("memmap", "parquet")
+
+
+def writer_class(name: str) -> type[Writer]:
+    """The class that writes the format `name`.
+
+    Raises:
+        ConfigError: a package that the format needs is not installed.
+    """
+    module, _, attribute = FORMATS[name].partition(":")
+    if missing := [package for package in DATA_PACKAGES[name] if importlib.util.find_spec(package) is None]:
+        raise ConfigError([f"format={name}: needs {missing[0]}: pip install 'collectx[record]'."])
+    return getattr(importlib.import_module(module), attribute)
+
+
+def open_writer(path: Path, run: RecordedRun, position: int | None = None) -> Writer:
+    """Opens the data set in the folder `path` for the episodes of a run; makes the folder.
+
+    Args:
+        position: a run that is resumed: the `position` of its writer when the checkpoint was written; later episodes of
+            the run are removed. None: the run begins; the episodes of an earlier run of the same name are removed.
+
+    Raises:
+        ConfigError: the folder has other files, or a data set of another format or of other frames; or the format
+            cannot hold the frames, or those that `position` counts are missing.
+    """
+    return begin(writer_class(run.format), path, run, position)
+
+
+def data_set(path: str | os.PathLike[str]) -> Path:
+    """The folder of a data set: `path`, or `data` in the run folder `path`.
+
+    Raises:
+        ConfigError: there is no data set.
+    """
+    for folder in (Path(path), Path(path, "data")):
+        if (folder / "_runs").is_dir():
+            return folder
+    raise ConfigError([f"{path}: has no data set: name the folder of one, or that of a run with trainer=record."])
+
+
+def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]]:
+    """The folder of a data set that `load` can read, and its runs in the order in which they began.
+
+    Raises:
+        ConfigError: there is none, it has no run, or it has another format.
+    """
+    folder = data_set(path)
+    runs = runs_of(folder)
+    if not runs:
+        raise ConfigError([f"{folder}: no run has recorded an episode."])
+    if runs[0].format not in READABLE:
+        theirs = {"minari": "minari.MinariDataset", "lerobot": "lerobot's LeRobotDataset"}[runs[0].format]
+        raise ConfigError(
+            [f"{folder}: has the format {runs[0].format}, which {theirs} reads; collectx reads {', '.join(READABLE)}."]
+        )
+    return folder, runs
+
+
+def shards(path: str | os.PathLike[str]) -> Iterator[TensorDict]:
+    """The shards of a data set of the format memmap or parquet, in recorded order: frames `[time]`, whole episodes one
+    after another. Those of memmap are mapped files, to be read only.
+
+    Raises:
+        ConfigError: there is no such data set, or a package is not installed.
+    """
+    folder, runs = readable_runs(path)
+    for run in runs:
+        yield from _shards_of(folder, run)
+
+
+def _shards_of(folder: Path, run: RecordedRun) -> Iterator[TensorDict]:
+    kind: Any = writer_class(run.format)
+    for _, file in kind.files(folder, run):
+        yield kind.read(file, run)
+
+
+def episodes_of(frames: TensorDict) -> list[TensorDict]:
+    """The episodes of a shard, views of its frames."""
+    import torch
+
+    _, lengths = torch.unique_consecutive(frames["collector", "traj_ids"], return_counts=True)
+    return list(frames.split(lengths.tolist()))
+
+
+def load(path: str | os.PathLike[str]) -> TensorDict:
+    """All frames of a data set of the format memmap or parquet, in memory, for offline training.
+
+    Args:
+        path: the folder of the data set, or of a run that has recorded to its own folder.
+
+    Returns:
+        `[frames]`, whole episodes one after another, in recorded order, with the keys of batches: "observation" (or the
+        names of its parts), "action", what else the policy gave, "done", "terminated", "truncated", below "next" the
+        observation, "reward" and the flags after the step; `("collector", "policy_version")`, and
+        `("collector", "episode")`, int64, from 0: the number of the episode in the data set.
+
+    Raises:
+        ConfigError: there is no such data set, no episode, or a package is not installed.
+    """
+    import torch
+
+    pieces = list(shards(path))
+    if not pieces:
+        raise ConfigError([f"{path}: no run has recorded an episode."])
+    lengths = [len(episode) for piece in pieces for episode in episodes_of(piece)]
+    frames: TensorDict = torch.cat(pieces)
+    frames["collector", "episode"] = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return frames
+
+
+def export(
+    path: str | os.PathLike[str], target: str | os.PathLike[str], format: str, fps: int = 30, task: str = ""
+) -> int:
+    """Adds all episodes of a data set of the format memmap or parquet to the data set in the folder `target`.
+
+    Args:
+        path: see `load`.
+        fps, task: see `conf/trainer/record.yaml`.
+
+    Returns:
+        The number of episodes.
+
+    Raises:
+        ConfigError: there is no such data set, or as `open_writer` does.
+    """
+    folder, runs = readable_runs(path)
+    if folder.resolve() == Path(target).resolve():
+        raise ConfigError([f"{target}: is the data set that is read: choose another folder."])
+    count = 0
+    for run in runs:
+        with closing(open_writer(Path(target), replace(run, format=format, fps=fps, task=task))) as writer:
+            for frames in _shards_of(folder, run):
+                episodes = episodes_of(frames)
+                writer.write(episodes)
+                count += len(episodes)
+    return count

@@ -1,0 +1,250 @@
+"""The folder of a data set, and what the writers of all formats have in common.
+
+    <data set>/_runs/<run>.json    a run that has recorded to it: its seed, its frames, the spaces of its env
+    <data set>/_new/               what is being written; a process that is killed leaves it
+    <data set>/...                 episodes, in the form of the format
+
+A flush writes files to `_new` and renames them when they are on the disk, so that a process that is killed leaves whole
+episodes that the format's own library reads: all of the flushes before, and all or none of the last one.
+
+Used in the trainer's process, by `collectx export`, and by what reads data sets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from gymnasium import Space
+from tensordict import TensorDictBase
+
+from collectx.batch import REWARD, Key, Leaf
+from collectx.checkpoints import sync
+from collectx.data.spaces import from_json, to_json
+from collectx.errors import ConfigError
+
+_LEAVES = ("leaves", "observation", "inputs", "action")
+_SPACES = ("observation_space", "action_space")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """A run that records to a data set.
+
+    Attributes:
+        name: of its file in `_runs`, and of its shards.
+        folder: the run folder.
+        format: of the data set.
+        seed: of the run; with it and the trajectory id, an episode is known.
+        leaves: of a frame.
+        dims: batch dimensions of nested TensorDicts after that of time, by key.
+        observation, inputs, action, observation_space, action_space: see `collectx.env.base.EnvSpec`.
+        fps, task: see `conf/trainer/record.yaml`.
+        time: when it began, in seconds since the epoch.
+        first: number of episodes that a `SequentialWriter` found in the data set.
+    """
+
+    name: str
+    folder: str
+    format: str
+    seed: int
+    leaves: tuple[Leaf, ...]
+    observation: tuple[Leaf, ...]
+    inputs: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    observation_space: Space
+    action_space: Space
+    dims: Mapping[Key, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    fps: int = 30
+    task: str = ""
+    time: float = 0.0
+    first: int = 0
+
+    @property
+    def has_usual_reward(self) -> bool:
+        """Whether the only reward of a frame is one float32 number."""
+        return REWARD.under("next") in self.leaves
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as plain data."""
+        content = dict(vars(self))
+        content |= {name: [leaf.to_json() for leaf in content[name]] for name in _LEAVES}
+        content |= {name: to_json(content[name]) for name in _SPACES}
+        return content | {"dims": [[list(key), list(shape)] for key, shape in self.dims.items()]}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> RecordedRun:
+        """The inverse of `to_json`."""
+        content = content | {name: tuple(map(Leaf.from_json, content[name])) for name in _LEAVES}
+        content |= {name: from_json(content[name]) for name in _SPACES}
+        return cls(**content | {"dims": {tuple(key): tuple(shape) for key, shape in content["dims"]}})
+
+
+def runs_of(path: Path) -> list[RecordedRun]:
+    """The runs that have recorded to a data set, in the order in which they began."""
+    files = (path / "_runs").glob("*.json")
+    return sorted((RecordedRun.from_json(json.loads(file.read_bytes())) for file in files), key=lambda run: run.time)
+
+
+class Writer(ABC):
+    """Writes whole episodes of one run to a data set. Blocks for the disk.
+
+    Attributes:
+        position: counts what the run, or the data set, has; `rewind` takes it.
+    """
+
+    def __init__(self, path: Path, run: RecordedRun):
+        self.path = path.absolute()
+        self.run = run
+        self.position = 0
+
+    @classmethod
+    def refusals(cls, run: RecordedRun) -> list[str]:
+        """What the format cannot hold of the run's frames, each with what to do."""
+        return []
+
+    @abstractmethod
+    def open(self) -> None:
+        """Sets `position` to what the data set has; called first."""
+
+    @abstractmethod
+    def write(self, episodes: Sequence[TensorDictBase]) -> None:
+        """Adds episodes, `[time]`, on the CPU: all of them, or none if an error is raised or the process is killed."""
+
+    @abstractmethod
+    def rewind(self, position: int) -> None:
+        """Removes what was written after `position`, which is at most the current one."""
+
+    def close(self) -> None:
+        """Releases the data set. Idempotent."""
+        with contextlib.suppress(OSError):  # another run may be writing
+            (self.path / "_new").rmdir()
+
+    def publish(self, target: Path, make: Callable[[Path], object]) -> None:
+        """Replaces the file or folder `target` by what `make` writes to the path that it is called with; after a crash
+        `target` is as before, or as then."""
+        temporary = self.path / "_new" / f"{self.run.name}-{target.name}"
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        _remove(temporary)
+        make(temporary)
+        self.move(temporary, target)
+
+    def move(self, source: Path, target: Path) -> None:
+        """Moves what was written to `_new` to its place, when it is on the disk."""
+        for each in (*source.rglob("*"), source):
+            sync(each)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            self.discard(target)
+        source.replace(target)
+        sync(target.parent)
+
+    def discard(self, target: Path) -> None:
+        """Removes a file or folder at once."""
+        waste = self.path / "_new" / f"{self.run.name}-waste"
+        waste.parent.mkdir(parents=True, exist_ok=True)
+        _remove(waste)
+        target.replace(waste)
+        _remove(waste)
+
+    def write_json(self, target: Path, content: Mapping[str, Any]) -> None:
+        """Replaces a file of JSON."""
+        self.publish(target, lambda path: path.write_text(json.dumps(content, indent=1)))
+
+
+class SequentialWriter(Writer):
+    """A writer of a format in which episodes are numbered over the whole data set, so that one run at a time records.
+    Its `position` is the number of episodes in the data set.
+    """
+
+    _lock: Any = None
+
+    def open(self) -> None:
+        """Locks the data set.
+
+        Raises:
+            ConfigError: another run is recording to the data set.
+        """
+        self._lock = open(self.path / "_lock", "w")  # noqa: SIM115, closed by close()
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            rule = f"another run is recording to it, and format={self.run.format} takes one at a time"
+            raise ConfigError([f"{self.path}: {rule}: wait for its end, or use format=memmap or parquet."]) from error
+
+    def close(self) -> None:
+        super().close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None) -> Writer:
+    """Opens a data set with a writer of the class `kind`; see `collectx.data.open_writer`."""
+    if problems := kind.refusals(run):
+        raise ConfigError([f"format={run.format}: {text}" for text in problems])
+    path.mkdir(parents=True, exist_ok=True)
+    known = {each.name: each for each in runs_of(path)}
+    names = {each.name for each in path.iterdir()}
+    if names and not names & {"_runs", "_new", "_lock"}:
+        raise ConfigError([f"{path}: has files that are no data set of collectx: choose another folder."])
+    if position is None and [*known] == [run.name]:
+        # All of it is of an earlier run in the same run folder.
+        for each in (*path.glob(f"{run.name}-*"), *(path / name for name in ("data", "meta", "_new", "_runs"))):
+            _remove(each)
+        known = {}
+    for other in known.values():
+        if other.name != run.name or position is not None:
+            _check_equal(path, run, other)
+    writer = kind(path, run)
+    try:
+        writer.open()
+        own, end = known.get(run.name), writer.position
+        if isinstance(writer, SequentialWriter):
+            first = end if own is None else own.first
+            later = [each for each in known.values() if own is not None and each.time > own.time and each.first < end]
+            start = first if position is None else position
+            if later and start < end:
+                rule = f"has later episodes of {later[-1].folder}, so that those of {run.folder} cannot be replaced"
+                advice = "choose another folder for the data set" if position is None else "record another run instead"
+                raise ConfigError([f"{path}: {rule}: {advice}."])
+        else:
+            first, start = 0, position or 0
+        if start > end:
+            raise ConfigError([f"{path}: {start} were recorded before the checkpoint, and {end} are there."])
+        writer.rewind(start)
+        began = own.time if own is not None and position is not None else time.time()
+        writer.run = replace(run, time=began, first=first)
+        writer.write_json(path / "_runs" / f"{run.name}.json", writer.run.to_json())
+    except BaseException:
+        writer.close()
+        raise
+    return writer
+
+
+def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
+    """Raises a `ConfigError` where a run of the data set has another format, or other frames."""
+    if other.format != run.format:
+        raise ConfigError([f"{path}: has the format {other.format}, not {run.format}: choose another folder."])
+    ours, theirs = (
+        {".".join(leaf.key): f"{list(leaf.shape)} {leaf.dtype}" for leaf in each.leaves} for each in (run, other)
+    )
+    if different := [name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)]:
+        mine, its = (each.get(different[0], "missing") for each in (ours, theirs))
+        rule = f"{different[0]} is {mine} in this run, and {its} in {other.folder}"
+        raise ConfigError([f"{path}: all runs of a data set have equal frames, but {rule}: choose another folder."])
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

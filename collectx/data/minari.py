@@ -1,0 +1,153 @@
+"""The format of the library minari, with a folder of Arrow files for each episode.
+
+    data/metadata.json    spaces, number of episodes and of steps
+    data/<episode>/       observations (one more than actions), actions, rewards, terminations, truncations; as infos
+                          the version of the policy, and the kept entries of the env's infos
+
+The library writes new episodes to a folder beside the data set, from where they are moved; the metadata follow at last,
+so that readers see whole flushes only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from tensordict import TensorDictBase
+
+from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Leaf, as_array, nest
+from collectx.data.folder import RecordedRun, SequentialWriter
+
+_STORED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_METADATA = "metadata.json"
+# Number of episodes that the library writes at a time.
+_GROUP = 32
+
+
+class MinariWriter(SequentialWriter):
+    """See the module's docstring. The id of the data set is the name of its folder, as `NAME-v0`."""
+
+    def __init__(self, path: Path, run: RecordedRun):
+        super().__init__(path, run)
+        self._data = self.path / "data"
+
+    def open(self) -> None:
+        super().open()
+        if not self._data.exists():
+            self.publish(self._data, self._create)
+        self.position = self._metadata()["total_episodes"]
+
+    @classmethod
+    def refusals(cls, run: RecordedRun) -> list[str]:
+        problems = [] if run.has_usual_reward else ["an episode has one reward for each step, float32."]
+        for name, space in (("observation", run.observation_space), ("action", run.action_space)):
+            if (part := _unstored(space)) is not None:
+                rule = f"the {name} has the part {part}, which it cannot hold: leave it out with env.exclude_keys"
+                problems.append(f"{rule}, or use format=memmap or parquet.")
+        return problems
+
+    def write(self, episodes: Sequence[TensorDictBase]) -> None:
+        from minari.data_collector.episode_buffer import EpisodeBuffer
+        from minari.dataset.minari_storage import MinariStorage
+
+        if not episodes:
+            return
+        staged = self.path / "_new" / f"{self.run.name}-episodes"
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        shutil.copy(self._data / _METADATA, staged)
+        storage, size = MinariStorage.read(staged), self._metadata().get("dataset_size", 0)
+        numbers = range(self.position, self.position + len(episodes))
+        # The library lists the folder for every episode.
+        for begin in range(0, len(episodes), _GROUP):
+            group, part = episodes[begin : begin + _GROUP], numbers[begin : begin + _GROUP]
+            storage.update_episodes(
+                EpisodeBuffer(id=number, **self._content(episode)) for number, episode in zip(part, group, strict=True)
+            )
+            ids = (int(episode[TRAJ_IDS][0]) for episode in group)
+            facts = {"run": self.run.name, "run_seed": self.run.seed}
+            storage.update_episode_metadata([facts | {"traj_id": each} for each in ids], part)
+            size += storage.get_size()
+            for number in part:
+                target = self._data / str(number)
+                shutil.rmtree(target, ignore_errors=True)  # of a flush that a killed process did not complete
+                (staged / str(number)).rename(target)
+        self._write_metadata(json.loads((staged / _METADATA).read_bytes()) | {"dataset_size": size})
+        self.position = numbers.stop
+        shutil.rmtree(staged)
+
+    def rewind(self, position: int) -> None:
+        if position == self.position:
+            return
+        metadata, removed = self._metadata(), [self._data / str(each) for each in range(position, self.position)]
+        steps = sum(json.loads((each / _METADATA).read_bytes())["total_steps"] for each in removed)
+        self._write_metadata(metadata | {"total_episodes": position, "total_steps": metadata["total_steps"] - steps})
+        for each in removed:
+            self.discard(each)
+        self.position = position
+
+    def _create(self, path: Path) -> None:
+        from minari import __version__
+        from minari.dataset.minari_storage import MinariStorage
+
+        path.mkdir()
+        storage = MinariStorage.new(
+            path, self.run.observation_space, self.run.action_space, data_format="arrow", jpeg_encoding=False
+        )
+        name = re.sub(r"[^\w-]", "_", self.path.absolute().name)
+        name = name if re.search(r"-v\d+$", name) else f"{name}-v0"
+        storage.update_metadata({"dataset_id": name, "minari_version": __version__})
+
+    def _metadata(self) -> dict[str, Any]:
+        return json.loads((self._data / _METADATA).read_bytes())
+
+    def _write_metadata(self, metadata: dict[str, Any]) -> None:
+        self.write_json(self._data / _METADATA, metadata)
+
+    def _content(self, episode: TensorDictBase) -> dict[str, Any]:
+        run, last = self.run, ("next",)
+        observation = {leaf.key: _with_last(episode, leaf.key, (*last, *leaf.key)) for leaf in run.inputs}
+        infos = {leaf.key: _with_last(episode, leaf.key, (*last, *leaf.key)) for leaf in _infos(run)}
+        infos[("policy_version",)] = _with_last(episode, POLICY_VERSION, POLICY_VERSION)
+        action = {leaf.key: as_array(episode[leaf.key]) for leaf in run.action}
+        of_step = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
+        return {
+            "observations": _nested(run.observation_space, observation),
+            "actions": _nested(run.action_space, action, "action"),
+            "infos": nest({key[-1:] if key[0] == "info" else key: _listed(each) for key, each in infos.items()}),
+            **{name: as_array(episode["next", key]).reshape(-1) for name, key in of_step.items()},
+        }
+
+
+def _unstored(space: Space) -> Space | None:
+    """The first part of a space that the format cannot hold."""
+    if isinstance(space, spaces.Dict):
+        return next(filter(None, map(_unstored, space.spaces.values())), None)
+    return None if isinstance(space, _STORED) else space
+
+
+def _infos(run: RecordedRun) -> list[Leaf]:
+    return [leaf for leaf in run.observation if leaf not in run.inputs]
+
+
+def _with_last(episode: TensorDictBase, key: Key, last: Key) -> np.ndarray:
+    """The values of all frames, and the value `last` of the last frame."""
+    return np.concatenate([as_array(episode[key]), as_array(episode[last][-1:])])
+
+
+def _listed(values: np.ndarray) -> Any:
+    """Numbers as a list, because the library cannot read an array of them from `infos`."""
+    return values.tolist() if values.ndim == 1 else values
+
+
+def _nested(space: Space, values: dict[Key, np.ndarray], root: str | None = None) -> Any:
+    if not isinstance(space, spaces.Dict):
+        (value,) = values.values()
+        return value
+    return nest(values) if root is None else nest(values)[root]

@@ -1,0 +1,53 @@
+"""Gymnasium's spaces as JSON, for the files of runs in a data set."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+
+def to_json(space: Space) -> dict[str, Any]:
+    """A space that collectx can store (see `collectx/env/spaces.py`) as plain data."""
+    content: dict[str, Any] = {"kind": type(space).__name__}
+    if isinstance(space, spaces.Dict):
+        return content | {"parts": [[name, to_json(part)] for name, part in space.spaces.items()]}
+    if isinstance(space, spaces.Tuple):
+        return content | {"parts": [to_json(part) for part in space.spaces]}
+    if isinstance(space, spaces.Box):
+        bounds = {name: _short(getattr(space, name)) for name in ("low", "high")}
+        return content | bounds | {"shape": list(space.shape), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.Discrete):
+        return content | {"n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return content | {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiBinary):
+        return content | {"n": space.n if isinstance(space.n, int) else list(space.n)}
+    if isinstance(space, spaces.Text):
+        return content | {"max_length": space.max_length}
+    raise TypeError(f"{space} cannot be stored")
+
+
+def _short(bound: np.ndarray) -> Any:
+    """The one number that a bound has everywhere, or all of its numbers."""
+    is_uniform = bound.size > 0 and (bound == bound.flat[0]).all()
+    return bound.flat[0].item() if is_uniform else bound.tolist()
+
+
+def from_json(content: dict[str, Any]) -> Space:
+    """The inverse of `to_json`."""
+    content = dict(content)
+    kind = content.pop("kind")
+    if kind == "Dict":
+        return spaces.Dict(OrderedDict((name, from_json(part)) for name, part in content["parts"]))
+    if kind == "Tuple":
+        return spaces.Tuple([from_json(part) for part in content["parts"]])
+    if "dtype" in content:
+        content["dtype"] = np.dtype(content["dtype"]).type
+    if kind == "Box":
+        bounds = {name: np.full(content["shape"], content[name], content["dtype"]) for name in ("low", "high")}
+        return spaces.Box(**content | bounds)
+    names = {"Discrete": spaces.Discrete, "MultiDiscrete": spaces.MultiDiscrete, "MultiBinary": spaces.MultiBinary}
+    return spaces.Text(**content) if kind == "Text" else names[kind](**content)

@@ -1,0 +1,134 @@
+"""`trainer.kind=record`: writes the collected episodes to a data set, and learns nothing.
+
+    batch -> Assembler: unfinished episodes | ended ones -> every `flush_every_frames`: the writer of the format
+
+A checkpoint has the frames of the unfinished episodes and the position in the data set; all ended episodes are written
+before it. A run that is resumed removes its later episodes from the data set and collects them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from tensordict import TensorDictBase
+
+from collectx import data
+from collectx.batch import Leaf, as_key, batch_leaves
+from collectx.collector.trajectories import Assembler
+from collectx.config.schema.trainer import RecordTrainerConfig
+from collectx.data.folder import RecordedRun, Writer
+from collectx.env.base import EnvSpec
+from collectx.errors import ConfigError
+from collectx.trainer.base import Collection
+
+
+class RecordTrainer:
+    """See the module's docstring.
+
+    Raises:
+        ConfigError: the format cannot hold the env's frames, or its package is not installed.
+    """
+
+    def __init__(
+        self, cfg: RecordTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device
+    ):
+        self._cfg = cfg
+        self._run = RecordedRun(
+            name="",
+            folder="",
+            format=cfg.format,
+            seed=seed,
+            leaves=batch_leaves(spec.observation, spec.action, next_only=spec.next_only_leaves),
+            observation=spec.observation,
+            inputs=spec.inputs,
+            action=spec.action,
+            observation_space=spec.observation_space,
+            action_space=spec.action_space,
+            fps=cfg.fps,
+            task=cfg.task,
+        )
+        if problems := data.writer_class(cfg.format).refusals(self._run):
+            raise ConfigError([f"trainer.format={cfg.format}: {text}" for text in problems])
+        self._assembler = Assembler(1, "cat", breaks_off=False)
+        self._ended: list[TensorDictBase] = []
+        self._writer: Writer | None = None
+        self._state: dict[str, Any] = {}
+
+    def train(self, collection: Collection) -> None:
+        """Returns when the collection is exhausted. The last episodes are written also if it raises an error."""
+        num_frames = 0
+        try:
+            for batch in collection:
+                if self._writer is None:
+                    self._writer = self._open(batch, collection.folder)
+                self._assembler.add(batch)
+                ended = self._assembler.take_ended()
+                self._ended += ended
+                num_frames += sum(map(len, ended))
+                if num_frames >= self._cfg.flush_every_frames:
+                    self._flush()
+                    num_frames = 0
+        finally:
+            if self._writer is not None:
+                with closing(self._writer):
+                    self._state = self.state_dict()
+                    if self._cfg.partial_episodes:
+                        # Not part of the state: a run that is continued completes them.
+                        self._writer.write(_on_cpu(self._assembler.unfinished()))
+                self._writer = None
+
+    def state_dict(self) -> dict:
+        """Writes all ended episodes, and returns the position in the data set and the unfinished episodes."""
+        if self._writer is None:
+            return self._state
+        self._flush()
+        position, name = self._writer.position, self._writer.run.name
+        return {
+            "format": self._cfg.format,
+            "dir": self._cfg.dir,
+            "run": name,
+            "position": position,
+            "episodes": self._assembler.state(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restores the result of `state_dict`.
+
+        Raises:
+            ConfigError: the run would go on in another data set.
+        """
+        for name in ("format", "dir"):
+            if (now := getattr(self._cfg, name)) != state[name]:
+                raise ConfigError([f"trainer.{name}={now}: is {state[name]}, and a resumed run keeps its data set."])
+        self._state = state
+        self._assembler.load(state["episodes"])
+
+    def _flush(self) -> None:
+        assert self._writer is not None
+        self._writer.write(_on_cpu(self._ended))
+        self._ended = []
+
+    def _open(self, batch: TensorDictBase, folder: Path) -> Writer:
+        """Opens the data set for the run in `folder`, whose batches have the entries of `batch`."""
+        size = batch.batch_dims
+        leaves = {key: batch[key] for key in batch.keys(include_nested=True, leaves_only=True)}
+        nested = [(key, part) for key, part in batch.items(True) if isinstance(part, TensorDictBase)]
+        run = replace(
+            self._run,
+            name=self._state.get("run") or xxhash.xxh3_64_hexdigest(str(folder.resolve()).encode()),
+            folder=str(folder),
+            leaves=tuple(Leaf(as_key(key), tuple(leaf.shape[size:]), leaf.dtype) for key, leaf in leaves.items()),
+            dims={as_key(key): tuple(part.shape[size:]) for key, part in nested if part.ndim > size},
+        )
+        path = folder / "data" if self._cfg.dir is None else Path(self._cfg.dir).expanduser()
+        return data.open_writer(path, run, self._state.get("position"))
+
+
+def _on_cpu(episodes: list[TensorDictBase]) -> list[TensorDictBase]:
+    return [each if each.device is None or each.device.type == "cpu" else each.cpu() for each in episodes]

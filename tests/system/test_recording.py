@@ -1,0 +1,119 @@
+"""`trainer=record`, `collectx export` and `env=dataset` as commands, also where the command is killed."""
+
+import signal
+from collections import Counter
+
+import pytest
+from commands import collectx, result, start
+from reading import episodes
+
+from collectx import data
+from collectx.run import RunFolder
+
+FORMATS = [*data.FORMATS]
+LENGTH = 10
+RECORD = ["env=counting", "policy=random", "trainer=record", "trainer.flush_every_frames=500", "trainer.dir=set"]
+RUN = [*RECORD, "collector.frames_per_batch=256", "checkpoint.every_batches=9", "hydra.run.dir=run"]
+
+
+def counts(path, format):
+    """How often each episode of each env is in a data set; every one is complete."""
+    found = Counter()
+    for each in episodes(path, format):
+        env, episode = each.observation[0, :2].tolist()
+        length = LENGTH + env % 3
+        assert each.observation[:, 2].tolist() == [*range(length)]
+        assert each.reward.tolist() == [*range(1, length + 1)]
+        assert each.terminated.tolist() == [False] * (length - 1) + [True]
+        found[env, episode] += 1
+    return found
+
+
+def is_without_gaps(found):
+    """Whether each env has its episodes from the first to the last, once."""
+    last = dict(sorted(found))
+    return set(found.values()) == {1} and len(found) == sum(episode + 1 for episode in last.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "format"),
+    [*(("multi_sync", format) for format in FORMATS), ("multi_async", "minari"), ("distributed", "memmap")],
+)
+def test_a_run_that_is_killed_reads_back_and_is_resumed_without_gaps_or_doubles(tmp_path, wait_until, kind, format):
+    # Slow enough to be killed within.
+    words = [*RUN, f"trainer.format={format}", f"collector={kind}", "collector.total_frames=16384", "env.step_s=0.01"]
+    files = RunFolder(tmp_path / "run")
+    command = start("run", *words, cwd=tmp_path)
+    batches = lambda: len(list(files.read_metrics()))  # noqa: E731
+    wait_until(lambda: command.poll() is not None or batches() >= 24, 200, "batches")
+    command.send_signal(signal.SIGKILL)
+    assert command.wait(200) == -signal.SIGKILL, (tmp_path / "said.txt").read_text()
+    killed = counts(tmp_path / "set", format)
+    frames = sum(LENGTH + env % 3 for env, _ in killed)
+    # All but what is not flushed yet, and the unfinished episodes.
+    assert frames >= 24 * 256 - 500 - 2 * 256 - 16 * (LENGTH + 2)
+    assert set(killed.values()) == {1}
+    collectx("resume", "run", "env.step_s=0.01", cwd=tmp_path)
+    assert result(tmp_path / "run")["status"] == "completed"
+    found = counts(tmp_path / "set", format)
+    assert is_without_gaps(found)
+    assert sum(LENGTH + env % 3 for env, _ in found) > 16384 - 16 * (LENGTH + 2)
+    if kind == "multi_sync":
+        collectx("run", *words, "hydra.run.dir=uncut", "trainer.dir=other", cwd=tmp_path)
+        assert counts(tmp_path / "other", format) == found
+
+
+def test_a_sweep_records_to_one_data_set_which_is_exported_and_replayed(tmp_path):
+    words = ["trainer=record", "trainer.dir=set", "collector.total_frames=2048", "hydra.sweep.dir=sweep"]
+    collectx("run", *words, "-m", "seed=0,1", cwd=tmp_path)
+    recorded = episodes(tmp_path / "set", "memmap")
+    assert len({each.facts() for each in recorded}) == len(recorded) > 20
+    for format in FORMATS:
+        done = collectx("export", "set", f"format={format}", f"output={format}", cwd=tmp_path)
+        assert done.stdout == f"{len(recorded)} episodes are in {format}\n"
+        assert len(episodes(tmp_path / format, format)) == len(recorded)
+    done = collectx("export", "sweep/seed=0", "sweep/seed=1", "format=memmap", "output=again", cwd=tmp_path)
+    assert len(episodes(tmp_path / "again", "memmap")) == len(recorded) * 2  # each run names the same data set
+    frames = sum(len(each.reward) for each in recorded)
+    size = ["collector=single", "collector.frames_per_batch=1", f"collector.total_frames={frames}", "env.num_envs=1"]
+    words = ["env=dataset", "env.dir=set", "policy=mlp", "trainer=record", *size, "hydra.run.dir=replay"]
+    collectx("run", *words, cwd=tmp_path)
+    replayed = episodes(tmp_path / "replay" / "data", "memmap")
+    for one, other in zip(recorded, replayed, strict=True):
+        for name in ("observation", "reward", "terminated", "truncated", "last"):
+            assert (getattr(one, name) == getattr(other, name)).all()
+    done = collectx("reproduce", "replay", cwd=tmp_path)
+    assert "completed" in done.stdout
+    assert len(episodes(tmp_path / "replay" / "data", "memmap")) == len(recorded)
+
+
+def test_ppo_trains_on_a_replayed_data_set_and_is_resumed(tmp_path):
+    collectx("run", "trainer=record", "collector.total_frames=2048", "hydra.run.dir=run", cwd=tmp_path)
+    words = ["env=dataset", "env.dir=run", "env.num_envs=4", "collector.total_frames=4096", "hydra.run.dir=ppo"]
+    collectx("run", *words, cwd=tmp_path)
+    collectx("resume", "ppo", "collector.total_frames=6144", cwd=tmp_path)
+    ended = result(tmp_path / "ppo")
+    assert (ended["status"], ended["frames"]) == ("completed", 6144)
+    assert "envs_not_saved" not in (tmp_path / "ppo" / "events.jsonl").read_text()
+
+
+def test_wrong_words_are_refused(tmp_path):
+    collectx("run", "trainer=meter", "collector.total_frames=512", "hydra.run.dir=run", cwd=tmp_path)
+    for words, message in (
+        (["run", "format=memmap"], "run has trainer=meter: only trainer=record records episodes"),
+        (["run", "format=hdf5"], "format=hdf5 is not one of memmap, parquet, minari, lerobot"),
+        (["run", "forma=memmap"], "forma: no such option; did you mean format?"),
+        (["nowhere", "format=memmap"], "nowhere: no such folder"),
+        (["format=memmap"], "export needs a folder"),
+        (["run", "run", "format=memmap"], "several folders go into one data set: name its folder, dir=FOLDER"),
+        (["run", "format=lerobot", "fps=0"], "fps=0: expected a number of at least 1"),
+        ([".", "format=memmap"], "has no data set"),
+    ):
+        assert message in collectx("export", *words, cwd=tmp_path, status=2).stderr
+    for option, message in (
+        ("collector.trajs_per_batch=2", "trainer=record itself joins the frames of episodes: use null"),
+        ("collector.reset_at_each_iter=true", "it breaks episodes off: use false"),
+        ("collector.compact_obs=true", "it leaves out the last observation of an episode: use false"),
+        ("trainer.format=hdf5", "memmap"),
+    ):
+        assert message in collectx("run", "trainer=record", option, cwd=tmp_path, status=2).stderr

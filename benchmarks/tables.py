@@ -16,13 +16,13 @@ from benchmarks.cases import CASES, KINDS
 
 _ROOT = Path(__file__).parents[1]
 RESULTS = _ROOT / "benchmarks" / "results.json"
+_PLOT = _ROOT / "docs" / "images" / "shares.svg"
 LEARNING = _ROOT / "benchmarks" / "learning.json"
 _FILES = (
     _ROOT / "README.md",
     _ROOT / "docs" / "explanation" / "performance.md",
     _ROOT / "docs" / "explanation" / "learning.md",
 )
-_PLOT = _ROOT / "docs" / "images" / "shares.svg"
 _REGION = re.compile(r"(<!-- bench (\w+) -->\n).*?(\n<!-- bench end -->)", re.DOTALL)
 
 Lines = dict[str, dict[str, Any]]

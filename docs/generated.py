@@ -31,11 +31,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Replaces the images of drawings by the drawings."""
-    return _DRAWING.sub(lambda found: _drawing(*found.groups()), html)
+    return _DRAWING.sub(_drawing, html)
 
 
-def _drawing(text: str, name: str) -> str:
+def _drawing(image: re.Match) -> str:
+    text, name = image.groups()
     svg = (Path(__file__).parent / "images" / name).read_text()
+    if "currentColor" not in svg:
+        return image[0]
     # The style is for viewers of the file alone.
     svg = re.sub(r"<style>.*?</style>\n", "", svg, flags=re.DOTALL)
     return svg.replace("<svg ", f'<svg class="drawing" role="img" aria-label="{text}" ', 1)

@@ -65,12 +65,10 @@ def test_the_commands_are_found():
 
 def write_files(folder: Path) -> None:
     """The YAML files, which have their path as the block's title or in a comment."""
-    titled = [(block.title, block.text) for page in PAGES for block in pages.blocks(page) if block.language == "yaml"]
-    named = [(re.search(r"^# (\S+\.yaml)$", text, re.MULTILINE), text) for kind, text in BLOCKS if kind == "yaml"]
-    for name, text in [*titled, *((found[1], text) for found, text in named if found)]:
-        path = folder / name
+    for block in (block for page in PAGES for block in pages.blocks(page) if block.language == "yaml"):
+        path = folder / (block.title or re.search(r"^# (\S+\.yaml)$", block.text, re.MULTILINE)[1])
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(block.text)
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -66,7 +66,7 @@ class Keywords:
             is still called once in each process, with first observations of the env, to learn what it writes.
         auto_register_policy_transforms: whether envs of TorchRL get `InitTracker` and the primers of `policy`, so that
             their specs show `is_init` and the state of a recurrent policy. Without it, such a policy gets both too, see
-            docs/reference/envs-policies-trainers.md, "A policy".
+            docs/reference/policies.md.
         compile_policy: whether workers compile the policy by `torch.compile`: True, or its keyword arguments. The first
             batch includes the compilation (`start_timeout_s`).
         cudagraph_policy: whether tensordict's `CudaGraphModule` records the policy's calls as CUDA graphs: True, or its

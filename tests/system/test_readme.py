@@ -16,11 +16,18 @@ ROOT = Path(__file__).parents[2]
 PAGES = pages.PAGES
 TEXT = "\n".join(page.read_text() for page in PAGES)
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+# Commands of blocks that the pages' own test does not run (`pages.Block.skipped`).
+NOT_RUN = [
+    command.replace("\\\n", " ")
+    for page in PAGES
+    for block in pages.blocks(page)
+    if block.language == "console" and block.skipped
+    for command, _ in block.commands()
+]
 COMMANDS = [
     line.partition("collectx run")[2]
-    for text in (text for language, text in BLOCKS if language == "sh")
-    for line in text.splitlines()
-    if re.match(r"(\.venv/bin/|ray job submit .* -- )?collectx run", line)
+    for line in [*(line for language, text in BLOCKS if language == "sh" for line in text.splitlines()), *NOT_RUN]
+    if re.match(r"(\.venv/bin/|ray job submit .* -- |RAY_AUTH_MODE=token )?collectx run", line)
 ] + re.findall(r"`collectx run ([^`]*)`", TEXT)
 
 
@@ -34,11 +41,11 @@ def test_the_commands_are_found():
 
 
 def write_files(folder: Path) -> None:
-    """The YAML files, which have their path in a comment."""
-    for text in (text for language, text in BLOCKS if language == "yaml"):
-        path = folder / re.search(r"^# (\S+\.yaml)$", text, re.MULTILINE)[1]
+    """The YAML files, which have their path as the block's title or in a comment."""
+    for block in (block for page in PAGES for block in pages.blocks(page) if block.language == "yaml"):
+        path = folder / (block.title or re.search(r"^# (\S+\.yaml)$", block.text, re.MULTILINE)[1])
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(block.text)
 
 
 @pytest.mark.parametrize("line", COMMANDS)

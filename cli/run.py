@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hydra.errors import HydraException
 
+from collectx.checkpoints import Checkpoints, read_manifest
 from collectx.cli import foreign_code, signatures, sweep
 from collectx.cli import list as listing
 from collectx.cli.arguments import Arguments, call_hydra, subcommand
@@ -27,7 +28,7 @@ from collectx.cli.task import SweepStopped, Task
 from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
-from collectx.errors import CollectxError, ConfigError
+from collectx.errors import CollectxError, ConfigError, DamagedFile
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.run import RunFolder, Status, preflight, printing, saved_config
 from collectx.run.folder import folder_errors, locked
@@ -203,7 +204,22 @@ def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | N
         foreign_code.check_checkpoints(files)
     if (done := saved_config.completed_result(files, cfg)) is None and (problems := saved_config.problems(files, cfg)):
         raise ConfigError(problems)
+    if done is None and (unreadable := _unreadable(Checkpoints(files.checkpoints).all())):
+        raise ConfigError(unreadable)
     return done
+
+
+def _unreadable(checkpoints: Sequence[Path]) -> list[str]:
+    """What is wrong with each checkpoint's manifest; empty if one of them can be read."""
+    problems: list[str] = []
+    for path in checkpoints:
+        try:
+            read_manifest(path)
+        except DamagedFile as error:
+            problems += error.problems
+        else:
+            return []
+    return problems
 
 
 def _check_folder(files: RunFolder, cfg: RunConfig) -> None:

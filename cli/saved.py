@@ -14,7 +14,7 @@ from collectx.cli.compose import Composer
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, saved_config
+from collectx.run import RunFolder, saved_config, snapshot
 
 _PRIMARY = "_collectx_snapshot"
 
@@ -42,6 +42,7 @@ def read_snapshot(folder: RunFolder, choose: Callable[[RunFolder], Path]) -> dic
     """
     if not folder.config.is_file():
         raise ConfigError([f"{folder.path} is not a run folder: {folder.config} does not exist."])
+    snapshot.check_format(folder)
     content = saved_config.read_config(choose(folder))
     # The run folder is not part of the configuration.
     return {key: value for key, value in content.items() if key != "hydra"}

@@ -114,6 +114,29 @@ class Checkpoints:
                 shutil.rmtree(path)
 
 
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; its files are not read.
+
+    Raises:
+        DamagedFile: it cannot be read, or is of another format.
+    """
+    file = path / _MANIFEST
+    try:
+        manifest = json.loads(file.read_bytes())
+    except OSError as error:
+        raise DamagedFile([f"{file}: cannot be read: {error.strerror}"]) from error
+    except ValueError as error:
+        raise DamagedFile([f"{file}: is not JSON: {error}"]) from error
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or "format" not in manifest or STATE not in files:
+        raise DamagedFile([f"{file}: is not the manifest of a checkpoint"])
+    if manifest["format"] != _FORMAT:
+        is_of = f"{file}: is of format {manifest['format']}, and this version of collectx reads format {_FORMAT}"
+        advice = "use the version that wrote it (packages.collectx in snapshot/meta.json), or begin another run"
+        raise DamagedFile([f"{is_of}: {advice}."])
+    return manifest
+
+
 class Checkpoint:
     """One checkpoint, verified when this object is made.
 
@@ -126,18 +149,8 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path):
-        self.path = path
-        file = path / _MANIFEST
-        try:
-            self.manifest = json.loads(file.read_bytes())
-        except OSError as error:
-            raise DamagedFile([f"{file}: cannot be read: {error.strerror}"]) from error
-        except ValueError as error:
-            raise DamagedFile([f"{file}: is not JSON: {error}"]) from error
-        files = self.manifest.get("files") if isinstance(self.manifest, dict) else None
-        if not isinstance(files, dict) or self.manifest.get("format") != _FORMAT or STATE not in files:
-            raise DamagedFile([f"{file}: is not the manifest of a checkpoint of format {_FORMAT}"])
-        for name, written in files.items():
+        self.path, self.manifest = path, read_manifest(path)
+        for name, written in self.manifest["files"].items():
             try:
                 now = _describe(path / name)
             except OSError as error:

@@ -13,13 +13,14 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from commands import environment
 
 ROOT = Path(__file__).parents[1]
 # Generated pages have no file; STATUS.md is not part of the site.
-PAGES = sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "STATUS.md"})
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "STATUS.md"})]
 _BLOCK = re.compile(
     r"^(?P<skip><!-- not run: [^>]+ -->\n)?(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
     r"(?P<text>.*?)^(?P=indent)```",
@@ -119,24 +120,25 @@ def run(page: Path, folder: Path, timeout_s: float) -> None:
 
 
 def first_difference(expected: list[str], printed: list[str]) -> str | None:
-    """The first expected line that is not printed in its place, or None.
+    """The first line of a run of expected lines that is not printed as such, or None.
 
     Numbers, dates and white space are not compared; a line `...` stands for any number of lines, and empty lines are
     left out.
     """
-    actual = [_form(line) for line in printed if line.strip()]
-    at, is_open = 0, False
-    for line in expected:
-        if line.strip() == "...":
-            is_open = True
-            continue
-        form = _form(line)
-        while is_open and at < len(actual) and actual[at] != form:
-            at += 1
-        if at >= len(actual) or actual[at] != form:
-            return line
-        at, is_open = at + 1, False
-    return None if is_open or at == len(actual) or not expected else f"(more lines) {printed[-1]}"
+    if not expected:
+        return None
+    rest = [_form(line) for line in printed if line.strip()]
+    runs = [list(run) for is_open, run in groupby(expected, lambda line: line.strip() == "...") if not is_open]
+    is_open, ends_open = expected[0].strip() == "...", expected[-1].strip() == "..."
+    for number, run in enumerate(runs, start=1):
+        forms = [_form(line) for line in run]
+        last = len(rest) - len(forms)
+        places = [0] if not is_open else range(last + 1) if ends_open or number < len(runs) else [last]
+        at = next((place for place in places if rest[place : place + len(forms)] == forms), None)
+        if at is None:
+            return run[0]
+        rest, is_open = rest[at + len(forms) :], True
+    return None if ends_open or not rest else f"(more lines) {printed[-1]}"
 
 
 def _form(line: str) -> str:

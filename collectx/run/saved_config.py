@@ -16,7 +16,7 @@ from typing import Any
 
 from collectx.checkpoints import Checkpoints
 from collectx.config.check import check_config
-from collectx.config.registry import DEFAULTS
+from collectx.config.registry import DEFAULTS, GROUPS, packaged_values
 from collectx.config.schema.run import RunConfig, as_dict
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
@@ -120,8 +120,7 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
         changed += [
             f"{group}.{name}={after.get(name)}: is {before.get(name)}"
             for name in dict.fromkeys(names)
-            # An older configuration lacks newer options.
-            if (name in before or name not in after) and before.get(name) != after.get(name)
+            if before.get(name) != after.get(name)
         ]
     rule = "a resumed run keeps its seed, env, policy, kind of trainer, and number and batches of workers"
     return [f"{text} in {files.path}, and {rule}: start a new run in another folder." for text in changed]
@@ -228,7 +227,13 @@ def _plain(cfg: RunConfig) -> dict[str, Any]:
 
 
 def _relevant(content: dict[str, Any]) -> dict[str, Any]:
-    """Without the options that say what happens to an earlier run in the folder."""
+    """With the defaults of options that are newer than the snapshot, and without those that say what happens to an
+    earlier run in the folder."""
     run = {name: value for name, value in (content.get("run") or {}).items() if name not in ("overwrite", "resume")}
-    missing = {group: {"kind": kind} for group, kind in DEFAULTS.items()}
-    return {**missing, **content, "run": run}
+    sections = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | content
+    complete = {
+        group: packaged_values(group, section.get("kind", "cpu")) | section
+        for group in GROUPS
+        if isinstance(section := sections.get(group), dict)
+    }
+    return {**sections, **complete, "run": run}

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from collectx import __version__
 from collectx.config.schema.run import RunConfig
+from collectx.errors import ConfigError
 from collectx.launcher.slurm import requeue
 from collectx.run import sources
 from collectx.run.cores import num_cores
@@ -30,6 +32,9 @@ from collectx.run.folder import RunFolder
 if TYPE_CHECKING:
     import torch
 
+# The version of the run folder: of its files, their names and fields. 1 (collectx 0.1) had none in `meta.json`. A new
+# optional field does not change it.
+FORMAT = 2
 _GIT_TIMEOUT_S = 5
 # In bytes.
 _MAX_PATCH = 1_000_000
@@ -63,6 +68,7 @@ def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
 def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
     """The content of `snapshot/meta.json`."""
     return {
+        "format": FORMAT,
         "argv": argv,
         "cwd": os.getcwd(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -101,6 +107,18 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
         for name in dict.fromkeys([*before, *after])
         if before.get(name) != after.get(name)
     ]
+
+
+def check_format(folder: RunFolder) -> None:
+    """Raises:
+    ConfigError: a newer version of collectx has written the folder. Folders of earlier formats are read.
+    """
+    meta = _read(folder)
+    if (found := meta.get("format", 1)) > FORMAT:
+        version = (meta.get("packages") or {}).get("collectx", "a newer one")
+        reads = f"collectx {__version__} reads formats up to {FORMAT}"
+        advice = f"use the version that wrote it, {version}."
+        raise ConfigError([f"{folder.path} is a run folder of format {found}, and {reads}: {advice}"])
 
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:

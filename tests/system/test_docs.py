@@ -27,3 +27,6 @@ def test_differences_of_what_is_printed():
     assert pages.first_difference(["status failed 1 frames", "..."], printed) == "status failed 1 frames"
     assert pages.first_difference(["status completed 1 frames"], printed) is not None
     assert pages.first_difference(["wall_s 1"], printed) == "wall_s 1"
+    assert pages.first_difference(["...", "a 1", "b 2"], ["a 1", "c", "a 3", "b 4"]) is None
+    assert pages.first_difference(["...", "a 1"], ["a 1", "c", "a 3"]) is None
+    assert pages.first_difference(["...", "a 1", "c"], ["a 1", "b", "c"]) == "a 1"

@@ -20,7 +20,7 @@ from torch.distributions import Categorical
 from collectx import MultiSyncCollector
 
 FRAMES_PER_BATCH, ENVS_PER_WORKER, HIDDEN = 1024, 16, 64
-GAMMA, LAMBDA, CLIP, EPOCHS, MINIBATCHES, LEARNING_RATE = 0.98, 0.9, 0.2, 5, 2, 2e-3
+GAMMA, LAMBDA, CLIP, EPOCHS, MINIBATCHES, LEARNING_RATE = 0.98, 0.95, 0.2, 4, 4, 1e-3
 
 
 def make_env():

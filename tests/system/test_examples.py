@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from commands import environment, result
+from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Frames of a short run, and the return that a whole run with the default seed exceeds.
@@ -52,6 +54,22 @@ def test_a_script_runs(name, tmp_path):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_learns(name, tmp_path):
     assert outcome(name, tmp_path, timeout_s=1200)[1] > SCRIPTS[name][1]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "sweep_report"])
+def test_a_notebook_has_the_outputs_of_its_execution(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", environment()["PATH"])
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", 4)
+    committed = kinds(notebook)
+    NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert kinds(notebook) == committed
+    assert {"image/png", "stdout"} <= set().union(*committed) <= {"image/png", "stdout", "text/plain"}
+
+
+def kinds(notebook):
+    """What each cell of code shows: names of streams and types of data."""
+    outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    return [{kind for each in cell for kind in each.get("data", [each.get("name")])} for cell in outputs]
 
 
 def test_the_trainer_of_the_impala_example_is_one_of_collectx_run(tmp_path):

@@ -16,7 +16,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-ci test-nightly test-slurm test-gpu bench bench-compare docs check format clean
+.PHONY: help install run test test-ci test-nightly test-slurm test-gpu bench bench-compare learning docs check format clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ bench: install  ## Benchmark against the bare loop and TorchRL (ten minutes), an
 
 bench-compare: install  ## Compare the speed with that of the revision REV; ARGS="--only CASE" for some cases
 	$(BIN)/python -m benchmarks.compare $(REV) $(ARGS)
+
+learning: install  ## Train the learning curves of the documentation, five seeds each (a night); ARGS="--only CASE" for some
+	$(BIN)/python -m benchmarks.learning $(ARGS)
+	$(BIN)/python -m benchmarks.tables
 
 docs: install  ## Build the site of the documentation in site/, with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

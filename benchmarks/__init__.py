@@ -8,7 +8,8 @@
     peer.py       the same with TorchRL
     speed.py      shares and ratios: the three above in turns
     compare.py    this checkout and another revision in turns: `make bench-compare REV=...`
-    tables.py     the tables of README.md and docs/explanation/performance.md, from results.json
+    learning.py   learning curves of the built-in trainers
+    tables.py     the tables of the documentation, from results.json and learning.json
     many.py       hundreds of worker processes over gloo
     startup.py    time to the first batch
     memory.py     resident memory over many batches, and remaining processes and files

@@ -15,7 +15,12 @@ from benchmarks.cases import CASES, KINDS
 
 _ROOT = Path(__file__).parents[1]
 RESULTS = _ROOT / "benchmarks" / "results.json"
-_FILES = (_ROOT / "README.md", _ROOT / "docs" / "explanation" / "performance.md")
+LEARNING = _ROOT / "benchmarks" / "learning.json"
+_FILES = (
+    _ROOT / "README.md",
+    _ROOT / "docs" / "explanation" / "performance.md",
+    _ROOT / "docs" / "explanation" / "learning.md",
+)
 _REGION = re.compile(r"(<!-- bench (\w+) -->\n).*?(\n<!-- bench end -->)", re.DOTALL)
 
 Lines = dict[str, dict[str, Any]]
@@ -69,6 +74,24 @@ def _full(results: dict[str, Any]) -> str:
     return _markdown(rows)
 
 
+def _learning(_: dict[str, Any]) -> str:
+    """The final return of each learning curve, and below the table the curves."""
+    results = json.loads(LEARNING.read_text())
+    rows = [["case", "seeds", "frames", "minutes", "return (95 % interval)", "published", "source"]]
+    for name, case in results.items():
+        low, high = case["interval"]
+        cells = [
+            str(case["seeds"]),
+            f"{case['frames']:,}",
+            f"{case['minutes']:g}",
+            f"{case['return']:g} ({low:g} to {high:g})",
+        ]
+        rows.append([f"`{name}`", *cells, case["published"], case["source"]])
+    figures = "\n".join(f"![{name}: mean return against frames](../images/learning_{name}.png)" for name in results)
+    commands = "\n".join(f"{case['command']}  # {case['date']}" for case in results.values())
+    return f"{_markdown(rows)}\n\n{figures}\n\n```text\n{commands}\n```"
+
+
 def _title(name: str) -> str:
     case = CASES[name]
     what = "EnvPool " if case.envpool else "TorchRL's env, " if case.torchrl else ""
@@ -85,7 +108,12 @@ def _ruled(rows: list[list[str]]) -> Iterator[list[str]]:
     yield from rows[1:]
 
 
-_TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"about": _about, "short": _short, "full": _full}
+_TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "about": _about,
+    "short": _short,
+    "full": _full,
+    "learning": _learning,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""IMPALA: asynchronous workers on one or many hosts, and V-trace against the age of their weights.
+r"""IMPALA: asynchronous workers on one or many hosts, and V-trace against the age of their weights.
 
 On this machine, with two worker processes over torch.distributed (gloo):
 

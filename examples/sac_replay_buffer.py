@@ -9,6 +9,7 @@ pass through this process: the workers write them to shared memory, so the loop 
 
 import argparse
 import copy
+from collections import deque
 
 import gymnasium
 import torch
@@ -120,7 +121,7 @@ def main():
         info_keys=["episode"],
         seed=args.seed,
     )
-    returns, seen, losses = [float("nan")], 0, (0.0, 0.0)
+    returns, seen, losses = deque(maxlen=10), 0, (0.0, 0.0)
     with collector:
         for number, _ in enumerate(collector):  # None: a worker has written FRAMES_PER_BATCH frames
             new = buffer[seen:]  # the frames that were written since the last time
@@ -132,10 +133,9 @@ def main():
                 losses = learner.step(buffer.sample())
             collector.update_policy_weights_()
             if number % 20 == 0:
-                mean = sum(returns[-10:]) / len(returns[-10:])
+                mean = sum(returns) / max(1, len(returns))
                 print(f"{seen:8} frames  return {mean:8.1f}  actor loss {losses[0]:8.2f}  critic {losses[1]:8.2f}")
-    mean = sum(returns[-10:]) / len(returns[-10:])
-    print(f"{seen} frames, mean return of the last 10 episodes: {mean:.1f}")
+    print(f"{seen} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}")
 
 
 if __name__ == "__main__":

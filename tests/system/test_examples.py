@@ -35,9 +35,11 @@ def run(words, cwd, timeout_s=250, **variables):
 
 
 def outcome(name, cwd, *flags, timeout_s=250):
-    """Frames and mean return of the last line that an example prints."""
+    """Frames and mean return, or rate of success in %, of the last line that an example prints."""
     printed = run([sys.executable, str(EXAMPLES / f"{name}.py"), *flags], cwd, timeout_s)
-    last = re.fullmatch(r"(\d+) frames, mean return of the last \d+ episodes: (\S+)", printed.splitlines()[-1])
+    last = re.fullmatch(
+        r"(\d+) frames, (?:mean return|success) of the last \d+ episodes: (\S+)( %)?", printed.splitlines()[-1]
+    )
     assert last, printed
     return int(last[1]), float(last[2])
 
@@ -74,7 +76,7 @@ def kinds(notebook):
 
 def test_the_trainer_of_the_impala_example_is_one_of_collectx_run(tmp_path):
     command = re.search(r"collectx run (?:.*\\\n)*.*", (EXAMPLES / "impala_cluster.py").read_text())[0]
-    words = [word for word in shlex.split(command) if not word.startswith("launcher")]
+    words = [word for word in shlex.split(command.replace("\\\n", "")) if not word.startswith("launcher")]
     changes = ["collector.num_workers=1", "collector.total_frames=2048", f"hydra.run.dir={tmp_path}"]
     run([*words, *changes], tmp_path, PYTHONPATH=str(EXAMPLES))
     assert result(tmp_path)["frames"] == 2048

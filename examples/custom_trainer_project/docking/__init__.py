@@ -1,0 +1,1 @@
+"""An env, a policy and a trainer for `collectx run`."""

@@ -1,0 +1,93 @@
+"""Every example runs as its user types it: with few frames in ci, with all of its defaults in the nightly tier."""
+
+import math
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from commands import environment, result
+from nbclient import NotebookClient
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# Frames of a short run, and the return that a whole run with the default seed exceeds.
+SCRIPTS = {
+    "ppo_from_scratch": (4096, 400),
+    "sac_replay_buffer": (1200, -300),
+    "impala_cluster": (4096, 150),
+    "recurrent": (4096, 150),
+    "multi_agent": (4096, 60),
+}
+
+
+def run(words, cwd, timeout_s=250, **variables):
+    """Runs a command without error and without a warning; returns what it printed."""
+    done = subprocess.run(
+        words, cwd=cwd, env=environment(**variables), capture_output=True, text=True, timeout=timeout_s
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr
+    return done.stdout
+
+
+def outcome(name, cwd, *flags, timeout_s=250):
+    """Frames and mean return, or rate of success in %, of the last line that an example prints."""
+    printed = run([sys.executable, str(EXAMPLES / f"{name}.py"), *flags], cwd, timeout_s)
+    last = re.fullmatch(
+        r"(\d+) frames, (?:mean return|success) of the last \d+ episodes: (\S+)( %)?", printed.splitlines()[-1]
+    )
+    assert last, printed
+    return int(last[1]), float(last[2])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs(name, tmp_path):
+    frames, mean = outcome(name, tmp_path, "--frames", str(SCRIPTS[name][0]), "--workers", "2", "--seed", "1")
+    assert frames == SCRIPTS[name][0]
+    assert math.isfinite(mean)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_learns(name, tmp_path):
+    assert outcome(name, tmp_path, timeout_s=1200)[1] > SCRIPTS[name][1]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "sweep_report"])
+def test_a_notebook_has_the_outputs_of_its_execution(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", environment()["PATH"])
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", 4)
+    committed = kinds(notebook)
+    NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert kinds(notebook) == committed
+    assert {"image/png", "stdout"} <= set().union(*committed) <= {"image/png", "stdout", "text/plain"}
+
+
+def kinds(notebook):
+    """What each cell of code shows: names of streams and types of data."""
+    outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    return [{kind for each in cell for kind in each.get("data", [each.get("name")])} for cell in outputs]
+
+
+def test_the_trainer_of_the_impala_example_is_one_of_collectx_run(tmp_path):
+    command = re.search(r"collectx run (?:.*\\\n)*.*", (EXAMPLES / "impala_cluster.py").read_text())[0]
+    words = [word for word in shlex.split(command.replace("\\\n", "")) if not word.startswith("launcher")]
+    changes = ["collector.num_workers=1", "collector.total_frames=2048", f"hydra.run.dir={tmp_path}"]
+    run([*words, *changes], tmp_path, PYTHONPATH=str(EXAMPLES))
+    assert result(tmp_path)["frames"] == 2048
+
+
+def test_the_project_of_the_custom_trainer_passes_its_own_tests(tmp_path):
+    project = shutil.copytree(EXAMPLES / "custom_trainer_project", tmp_path / "project")
+    run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project)
+
+
+def test_the_list_of_the_examples_has_all_of_them():
+    listed = set(re.findall(r"^\| \[`([^`]+)`\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE))
+    files = {path.name for pattern in ("*.py", "*.ipynb") for path in EXAMPLES.glob(pattern)}
+    assert listed == files | {"custom_trainer_project/"}

@@ -7,6 +7,7 @@ from composing import composed
 from queueing import missing
 
 from collectx import DistributedCollector
+from collectx.checkpoints import Checkpoints
 from collectx.cli import run, status
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs.rendezvous import JobSpec
@@ -43,7 +44,7 @@ def test_a_job_continues_a_run_that_has_a_checkpoint(queue):
     assert run.main(command) == 0
     files = RunFolder("run")
     files.result.unlink()  # the job was lost
-    (files.checkpoints / "000000001").mkdir()
+    Checkpoints(files.checkpoints).write(1, {"frames": 512}, {"state.pt": {}})
     assert run.main([*command, "resume=auto"]) == 0
     assert [path.name for path in files.checkpoints.iterdir()] == ["000000001"]
     assert JobSpec.read(files).cfg.run.resume == "auto"

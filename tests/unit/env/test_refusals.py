@@ -35,7 +35,7 @@ def missing(text):
 TORCHRL = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra")
 IN_ENVPOOL = pytest.mark.xdist_group("envpool")  # it takes two seconds to import
 REFUSED = [
-    (EnvConfig(kind="gim", num_envs=1), "kind=gim is not one of gym, gym_vector, envpool, torchrl, counting"),
+    (EnvConfig(kind="gim", num_envs=1), "kind=gim is not one of gym, gym_vector, envpool, torchrl, dataset, counting"),
     (counting(episode_length=0, observation_size=2), r"observation_size=2 is below 3[\s\S]*episode_length=0"),
     (gym(0), "num_envs=0 is below 1"),
     (gym(id=None), "id=None and env.entry_point=None: give exactly one"),

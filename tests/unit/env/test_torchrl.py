@@ -295,7 +295,7 @@ class ByItself(torchrlenvs.ManyKeys):
         (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
         (partial(torchrlenvs.differences, delta_dtype=torch.bfloat16), SpaceError, "delta.observation: .*bfloat16"),
         (ByItself, ConfigError, "ByItself resets its envs by itself"),
-        (lambda: 3, ConfigError, "returned builtins.int: expected a gymnasium.Env, .* or an EnvBase of TorchRL"),
+        (lambda: 3, ConfigError, "returned builtins.int: expected a gymnasium.Env, .* an EnvBase of TorchRL"),
         (torchrlenvs.Spoken, SpaceError, r"^mission: the spec NonTensor .*env.exclude_keys=\[mission\]"),
         (NoEnd, ShapeError, "writes neither done nor terminated"),
         (

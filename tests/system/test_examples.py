@@ -21,6 +21,7 @@ SCRIPTS = {
     "impala_cluster": (4096, 200),
     "recurrent": (4096, 150),
     "multi_agent": (4096, 60),
+    "her_post_traj": (2400, 80),
 }
 
 

@@ -22,6 +22,7 @@ SCRIPTS = {
     "recurrent": (4096, 150),
     "multi_agent": (4096, 60),
     "her_post_traj": (2400, 80),
+    "offline_from_recorded": (4096, 100),
 }
 
 
@@ -48,7 +49,8 @@ def outcome(name, cwd, *flags, timeout_s=250):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs(name, tmp_path):
     frames, mean = outcome(name, tmp_path, "--frames", str(SCRIPTS[name][0]), "--workers", "2", "--seed", "1")
-    assert frames == SCRIPTS[name][0]
+    # A data set has whole episodes only.
+    assert frames == SCRIPTS[name][0] or name == "offline_from_recorded"
     assert math.isfinite(mean)
 
 

@@ -72,7 +72,7 @@ class StochasticPolicy(nn.Module):
     `("action_log_prob",)`.
 
     Attributes:
-        observation_keys: batch keys of the tensors that `evaluate` takes, in order.
+        observation_keys: batch keys of the tensors that `evaluate` takes, in order; names or tuples of names.
         encode: observation tensors to the network's input.
         body: input to features, `[..., num_features]`.
         head: features to actions, after the linear layer `out`.

@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.batch import Key
+from collectx.batch import Key, as_key
 from collectx.config.schema.trainer import ImpalaTrainerConfig, PpoTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
@@ -178,8 +178,8 @@ class Transitions:
                 ]
             )
         return cls(
-            observation=[get(*key) for key in observation_keys],
-            next_observation=[get("next", *key) for key in observation_keys],
+            observation=[get(*as_key(key)) for key in observation_keys],
+            next_observation=[get("next", *as_key(key)) for key in observation_keys],
             action=get("action"),
             log_prob=get("action_log_prob"),
             reward=get("next", "reward").squeeze(-1),

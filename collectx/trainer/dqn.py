@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.batch import Key
+from collectx.batch import Key, as_key
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
@@ -149,7 +149,7 @@ class DqnTrainer:
     def _td_target(self, frames: TensorDict) -> torch.Tensor:
         """The double-DQN target `[N]`: the n-step return plus the discounted value, by the target network, of the
         policy's best action in the next observation."""
-        next_observation = [frames["next", *key] for key in self.policy.observation_keys]
+        next_observation = [frames["next", *as_key(key)] for key in self.policy.observation_keys]
         best = self.policy(next_observation).argmax(-1, keepdim=True)
         return frames["return"] + frames["discount"] * self._target(next_observation).gather(-1, best).squeeze(-1)
 
@@ -170,7 +170,7 @@ class NstepWriter:
     def _transitions(self, batch: TensorDict) -> TensorDict:
         """`[rows, time]`: observation and action of each frame and, over the `num_steps` frames that start with it, the
         "return", the last "next" observation, and the "discount" of its value (0 if that frame terminated)."""
-        keys = self.observation_keys
+        keys = [as_key(key) for key in self.observation_keys]
         rows = batch.select("action", "next", *keys).reshape(-1, batch.batch_size[-1])
         reward, done, terminated = (rows["next", name].squeeze(-1) for name in ("reward", "done", "terminated"))
         total, discount, last = nstep(reward, done, self.gamma, self.num_steps)

@@ -101,6 +101,15 @@ def test_a_rewarded_action_becomes_more_likely(name):
     assert set(collection.scalars[-1]) == logged
 
 
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_observation_keys_may_be_names(name):
+    module = policy.build(config(name).policy, SPEC, 0)
+    module.observation_keys = ["observation"]
+    collection = Recorded(bandit(2))
+    trainer.build(config(name).trainer, module, SPEC, 0, CPU).train(collection)
+    assert collection.version == 2
+
+
 def test_epsilon_falls_to_its_end():
     learner, module = made("dqn", epsilon_frames=128, epsilon_start=0.9, epsilon_end=0.1)
     assert module.epsilon.item() == pytest.approx(0.9)

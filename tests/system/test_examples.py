@@ -14,13 +14,14 @@ from commands import environment, result
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# Frames of a short run, and the return that a whole run with the default seed exceeds.
+# Frames of a short run, and the return, or rate of success in %, that a whole run with the default seed exceeds.
 SCRIPTS = {
     "ppo_from_scratch": (4096, 400),
     "sac_replay_buffer": (1200, -300),
     "impala_cluster": (4096, 150),
     "recurrent": (4096, 150),
     "multi_agent": (4096, 60),
+    "her_post_traj": (2560, 95),
 }
 
 
@@ -56,6 +57,11 @@ def test_a_script_runs(name, tmp_path):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_learns(name, tmp_path):
     assert outcome(name, tmp_path, timeout_s=1200)[1] > SCRIPTS[name][1]
+
+
+@pytest.mark.nightly
+def test_without_hindsight_bits_are_not_flipped_to_the_goal(tmp_path):
+    assert outcome("her_post_traj", tmp_path, "--no-her")[1] < 10
 
 
 @pytest.mark.parametrize("name", ["quickstart", "sweep_report"])

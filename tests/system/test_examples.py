@@ -22,6 +22,7 @@ SCRIPTS = {
     "recurrent": (4096, 150),
     "multi_agent": (4096, 60),
     "her_post_traj": (2560, 95),
+    "offline_from_recorded": (4096, 250),
 }
 
 
@@ -57,6 +58,12 @@ def test_a_script_runs(name, tmp_path):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_learns(name, tmp_path):
     assert outcome(name, tmp_path, timeout_s=1200)[1] > SCRIPTS[name][1]
+
+
+def test_offline_learning_records_with_the_command_of_its_docstring(tmp_path):
+    command, _, script = (EXAMPLES / "offline_from_recorded.py").read_text().split("\n\n")[1].rpartition("\n")
+    run([*shlex.split(command.replace("\\\n", "")), "collector.total_frames=2048"], tmp_path)
+    assert outcome("offline_from_recorded", tmp_path, *shlex.split(script)[2:], "--epochs", "1")[0] == 2048
 
 
 @pytest.mark.nightly

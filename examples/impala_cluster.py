@@ -11,7 +11,7 @@ On SLURM, from the folder of this file, the same trainer, policy and env as one 
         collector.num_workers=16 collector.frames_per_batch=512 collector.total_frames=5000000 \
         launcher=slurm launcher.nodes=4 launcher.partition=NAME
 
-Reaches a mean return above 150 in about a minute on two cores.
+Stops at a mean return of 250, after 100,000 to 200,000 frames: about half a minute on two cores.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from collectx import DistributedCollector
 
 FRAMES_PER_BATCH, ENVS_PER_WORKER = 512, 8
 GAMMA, CLIP_RHO, CLIP_C, ENTROPY, LEARNING_RATE = 0.98, 1.0, 1.0, 0.01, 2e-3
+TARGET = 250.0  # mean return of 100 episodes at which `main` stops
 
 
 def make_env():
@@ -74,7 +75,8 @@ class Impala:
 
     def __init__(self, policy):
         self.policy, self.critic = policy, mlp(1)
-        self.optimizer = torch.optim.Adam([*policy.parameters(), *self.critic.parameters()], LEARNING_RATE)
+        # A large eps: after long runs of small gradients, the first large one must not move the weights far.
+        self.optimizer = torch.optim.Adam([*policy.parameters(), *self.critic.parameters()], LEARNING_RATE, eps=1e-3)
 
     def train(self, collection):
         for batch in collection:
@@ -139,8 +141,10 @@ def main():
             loss = learner.learn(batch)
             collector.update_policy_weights_()
             returns.extend(batch["next", "info", "episode", "r"][batch["next", "done"].squeeze(-1)].tolist())
+            mean = sum(returns) / max(1, len(returns))
+            if len(returns) == 100 and mean >= TARGET:
+                break
             if number % 20 == 0:
-                mean = sum(returns) / max(1, len(returns))
                 print(f"{frames:8} frames  return {mean:6.1f}  loss {loss:8.3f}")
     print(f"{frames} frames, mean return of the last {len(returns)} episodes: {sum(returns) / len(returns):.1f}")
 

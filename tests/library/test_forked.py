@@ -44,7 +44,15 @@ CALLS = {
     "update_policy_weights_": lambda c: c.update_policy_weights_(),
 }
 # Return what this process has, or call another method.
-READS = {"disable_profile", "fake_tensordict", "frames_per_batch_worker", "get_model", "getattr_policy", "getattr_rb"}
+READS = {
+    "disable_profile",
+    "fake_tensordict",
+    "fill",
+    "frames_per_batch_worker",
+    "get_model",
+    "getattr_policy",
+    "getattr_rb",
+}
 READS |= {"is_running", "iterator", "local_policy", "map_fn"}
 # Of `RayCollector` alone.
 OF_RAY = {

@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = {
     "ppo_from_scratch": (4096, 400),
     "sac_replay_buffer": (1200, -300),
-    "impala_cluster": (4096, 150),
+    "impala_cluster": (4096, 200),
     "recurrent": (4096, 150),
     "multi_agent": (4096, 60),
     "her_post_traj": (2560, 95),

@@ -88,7 +88,9 @@ def _export_episodes(sources: Sequence[str], name: str, target: Path | None, opt
     if not fps.isdigit() or int(fps) < 1:
         raise UsageError([f"export: fps={fps}: expected a number of at least 1."])
     target = target or Path(sources[0], name)
-    count = sum(data.export(_recorded(each), target, name, int(fps), options.get("task", "")) for each in sources)
+    # Runs that have recorded to one data set are exported once, with it.
+    sets = dict.fromkeys(_recorded(each) for each in sources)
+    count = sum(data.export(each, target, name, int(fps), options.get("task", "")) for each in sets)
     printing.say(f"{count:,} episodes are in {target}")
     return 0
 

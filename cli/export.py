@@ -20,6 +20,7 @@ POLICIES = {
     "torchscript": "collectx.run.export:torchscript",
     "onnx": "collectx.run.export:onnx",
 }
+_OPTIONS = ("format", "output", "fps", "task")
 _USAGE = """\
 collectx export RUN_DIR format=NAME [output=PATH] [--trust]: write the policy of the run in RUN_DIR, with its newest
 weights, to PATH; by default to RUN_DIR/export/.
@@ -47,11 +48,12 @@ written."""
 def _export(arguments: Arguments) -> int:
     options = dict(word.split("=", 1) for word in arguments.words if "=" in word and not Path(word).is_dir())
     sources = [word for word in arguments.words if word.partition("=")[0] not in options]
+    if unknown := [key for key in options if key not in _OPTIONS]:
+        raise UsageError([f"export: {unknown[0]}: no such option{did_you_mean(unknown[0], _OPTIONS)}"])
     name, output = options.pop("format", None), options.pop("output", None)
-    formats = [*POLICIES, *data.FORMATS]
-    if name not in formats:
+    if name not in (formats := [*POLICIES, *data.FORMATS]):
         problem = "export needs format=NAME" if name is None else f"format={name}: no such format"
-        raise UsageError([f"{problem}{did_you_mean(name or '', formats)}: {', '.join(formats)}."])
+        raise UsageError([f"{problem}{did_you_mean(name or '', formats)}"])
     if not sources:
         raise UsageError([f"export needs a folder.\n{_USAGE}"])
     target = None if output is None else Path(output).expanduser()
@@ -79,9 +81,6 @@ def _export_policy(source: str, name: str, target: Path | None, trusted: bool) -
 
 
 def _export_episodes(sources: Sequence[str], name: str, target: Path | None, options: dict[str, str]) -> int:
-    known = ("fps", "task")
-    if unknown := [key for key in options if key not in known]:
-        raise UsageError([f"export: {unknown[0]}: no such option{did_you_mean(unknown[0], (*known, 'output'))}"])
     if len(sources) > 1 and target is None:
         raise UsageError(["export: several folders go into one data set: name its folder, output=FOLDER."])
     fps = options.get("fps", "30")

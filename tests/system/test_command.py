@@ -49,7 +49,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(statement, heavy, tmp_pat
 
 
 COMPLETIONS = {
-    "collectx r": {"run", "reproduce", "resume"},
+    "collectx r": {"run", "reproduce", "resume", "report"},
     "collectx run env=cart": {"env=cartpole"},
     "collectx p": {"plan"},
     "collectx plan collector.num_workers_": {"collector.num_workers_per_collector="},
@@ -57,7 +57,7 @@ COMPLETIONS = {
     "collectx tune tune.min": {"tune.minutes="},
     "collectx tune --out": {"--output"},
     "collectx doctor --j": {"--json"},
-    "collectx run -m trainer=": {f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo")},
+    "collectx run -m trainer=": {f"trainer={name}" for name in ("custom", "dqn", "impala", "meter", "ppo", "record")},
     "collectx run --config-dir conf seed=1 env=mi": {"env=mine"},
     "collectx run launcher=": {
         f"launcher={name}" for name in ("inline", "local", "ray", "slurm", "submitit", "submitit_delayed")

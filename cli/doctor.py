@@ -28,15 +28,15 @@ def _doctor(arguments: Arguments) -> int:
     from collectx.doctor import PROBLEM, examine
 
     findings = []
-    for check, found in examine():
-        findings.append({"check": check, **found._asdict()})
+    for check, finding in examine():
+        findings.append({"check": check, **finding._asdict()})
         if "json" not in arguments.flags:
-            printing.say(f"{found.level:7}  {check:13}  {found.text}")
-            if found.advice:
-                printing.say(f"{'':24}-> {found.advice}")
+            printing.say(f"{finding.level:7}  {check:13}  {finding.text}")
+            if finding.advice:
+                printing.say(f"{'':24}-> {finding.advice}")
     if "json" in arguments.flags:
         print(json.dumps(findings, indent=2))
-    return int(any(found["level"] == PROBLEM for found in findings))
+    return int(any(finding["level"] == PROBLEM for finding in findings))
 
 
 main = subcommand("doctor", _doctor, _USAGE)

@@ -16,7 +16,7 @@ from collectx.run.files import write_json
 
 _USAGE = """\
 collectx eval RUN_DIR [episodes=10] [video=true] [exploration_type=random] [overrides] [--trust]: evaluate the policy of
-the run in RUN_DIR, with its newest weights, in envs and with seeds of its own, and write RUN_DIR/eval.json.
+the run in RUN_DIR, with its newest weights, in separate envs with separate seeds, and write RUN_DIR/eval.json.
 
 episodes=10 is short for eval.episodes=10; so are the other keys of the section `eval` (see conf/config.yaml), but for
 seed=, which is the run's. Overrides of the env evaluate in another one, as env.kwargs.gravity=5. video=true writes a

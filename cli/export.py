@@ -39,7 +39,7 @@ collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert 
   format  memmap, parquet, minari or lerobot
   output  where the new data set goes, or one that exists already; default: a folder in DIR, named like the format
   fps     frames per second of format=lerobot, default 30
-  task    what the policy does, in words, for format=lerobot
+  task    description of what the policy is to do, for format=lerobot
 
 Exit status: 0 written, 1 the policy cannot be written in this form, 2 wrong usage, or a data set cannot be read or
 written."""

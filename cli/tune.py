@@ -71,14 +71,16 @@ def _tune(arguments: Arguments) -> int:
     ]
     with tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True) as folder:
         measure = tune.RunMeasure(cfg, [*flags, *words], options, Path(folder))
-        found = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
+        result = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
     print()
-    printing.print_table([_row(point, found) for point in found.points if point.rates or point.status != "kept"], _HEAD)
-    changes = tune.changes(cfg, found.chosen.values)
-    verdict = _verdict(found)
+    printing.print_table(
+        [_row(point, result) for point in result.points if point.rates or point.status != "kept"], _HEAD
+    )
+    changes = tune.changes(cfg, result.chosen.values)
+    verdict = _verdict(result)
     for text in (verdict, *(f"changes for the trainer: {text}" for text in changes)):
         printing.say(text)
-    text, rest = _experiment(composer, overrides, found.chosen.values, [verdict, *changes, _machine()])
+    text, rest = _experiment(composer, overrides, result.chosen.values, [verdict, *changes, _machine()])
     with folder_errors(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -104,15 +106,17 @@ def _output(arguments: Arguments) -> Path:
     is_found = arguments.config_dir is None or file.absolute().parent.parent == Path(folder).absolute()
     if file.suffix != ".yaml" or file.absolute().parent.name != "experiment" or not is_found:
         place = "DIR" if arguments.config_dir is None else folder
-        raise UsageError([f"--output {file}: no experiment would be found there: use {place}/experiment/NAME.yaml."])
+        raise UsageError(
+            [f"--output {file}: Hydra would not look for an experiment there: use {place}/experiment/NAME.yaml."]
+        )
     if file.exists() and _WRITTEN_BY not in file.read_text():
         raise UsageError([f"{file}: exists, and was not written by collectx tune: choose another with --output."])
     return file
 
 
-def _row(point: Any, found: Any) -> tuple[str, ...]:
+def _row(point: Any, result: Any) -> tuple[str, ...]:
     rates = point.rates
-    marks = [*(["as given"] if point is found.points[0] else []), *(["chosen"] if point is found.chosen else [])]
+    marks = [*(["as given"] if point is result.points[0] else []), *(["chosen"] if point is result.chosen else [])]
     rate = f"{point.rate:,.0f}" if rates else "-"
     return (
         str(point),
@@ -123,16 +127,16 @@ def _row(point: Any, found: Any) -> tuple[str, ...]:
     )
 
 
-def _verdict(found: Any) -> str:
-    if found.best is found.points[0]:
-        count = sum(bool(point.rates) for point in found.points) - 1
+def _verdict(result: Any) -> str:
+    if result.best is result.points[0]:
+        count = sum(bool(point.rates) for point in result.points) - 1
         return f"the configuration as given is kept: none of {count} other points was faster"
-    if found.gain is None:
-        return f"the configuration as given is kept: {found.best} failed when it was measured beside it"
-    measured = "{:.2f} times as fast as given, in turns (95 %: {:.2f} to {:.2f})".format(*found.gain)
-    if found.chosen is found.best:
-        return f"{found.best}: {measured}"
-    return f"the configuration as given is kept: the fastest, {found.best}, was {measured}, which is within the noise"
+    if result.gain is None:
+        return f"the configuration as given is kept: {result.best} failed when it was measured beside it"
+    measured = "{:.2f} times as fast as given, in turns (95 %: {:.2f} to {:.2f})".format(*result.gain)
+    if result.chosen is result.best:
+        return f"{result.best}: {measured}"
+    return f"the configuration as given is kept: the fastest, {result.best}, was {measured}, which is within the noise"
 
 
 def _machine() -> str:

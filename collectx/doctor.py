@@ -34,7 +34,7 @@ _SKEW_S = 2.0
 
 
 class Finding(NamedTuple):
-    """What a check has found, and what to do about it.
+    """The result of a check, and the advice for it.
 
     Attributes:
         level: `OK`, `WARNING`, `PROBLEM`, or `ABSENT`: an optional part that is not here.
@@ -53,8 +53,8 @@ def examine() -> Iterator[tuple[str, Finding]]:
     """Runs all checks, one after another; yields their names and findings. A check that fails itself is a problem."""
     for name, check in CHECKS.items():
         try:
-            for found in check():
-                yield name, found
+            for finding in check():
+                yield name, finding
         except Exception as error:
             yield name, Finding(PROBLEM, f"the check failed: {type(error).__name__}: {error}", "report it.")
 
@@ -178,9 +178,9 @@ def _network() -> Iterator[Finding]:
             socket.create_server((best, 0), family=family) as server,
             socket.create_connection(server.getsockname()[:2], timeout=_CONNECT_S),
         ):
-            yield Finding(OK, f"workers on other hosts are told {best}{more}")
+            yield Finding(OK, f"workers on other hosts connect to {best}{more}")
     except OSError as error:
-        rule = f"no connection to {best}, which workers on other hosts are told: {error}"
+        rule = f"no connection to {best}, the address for workers on other hosts: {error}"
         yield Finding(PROBLEM, rule, "open the firewall, or choose with backend.interface=NAME.")
 
 

@@ -7,7 +7,7 @@ Several points race at a time and are measured in turns, so that another program
 point is dropped after 2 measurements if it is not in the faster half of those that were measured twice, and so after 4
 (successive halving). At the end the fastest point and the configuration as given are measured again, in turns.
 
-Runs in the process of the command; a measurement is `collectx run` in a process group of its own.
+Runs in the process of the command; a measurement is `collectx run` in a new process group.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search.
 
     Attributes:
@@ -170,16 +170,16 @@ def changes(cfg: RunConfig, values: Values) -> list[str]:
     now = {"env.num_envs": cfg.env.num_envs, "collector.num_workers": cfg.collector.num_workers}
     before, after = _rows(cfg, now), _rows(cfg, now | values)
     frames = cfg.collector.frames_per_batch
-    found = []
+    texts = []
     if before != after:
-        found.append(f"a batch has {after} rows of {frames // after} steps, not {before} of {frames // before}")
+        texts.append(f"a batch has {after} rows of {frames // after} steps, not {before} of {frames // before}")
     if values.get("collector.overlap", cfg.collector.overlap) != cfg.collector.overlap:
-        found.append(f"the lag of a batch is {values['collector.overlap']}, not {cfg.collector.overlap}")
+        texts.append(f"the lag of a batch is {values['collector.overlap']}, not {cfg.collector.overlap}")
     is_async = schedule_of(cfg.collector) == "async"
     keys = ("collector.num_workers", "collector.num_slots")
     if is_async and any(values.get(key, value) != value for key in keys if (value := getattr(cfg.collector, key[10:]))):
-        found.append("more or fewer batches are on their way, and their lag changes with them")
-    return found
+        texts.append("more or fewer batches are on their way, and their lag texts with them")
+    return texts
 
 
 def search(
@@ -190,7 +190,7 @@ def search(
     say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
     seed: int = 0,
-) -> Found:
+) -> SearchResult:
     """Races points until the time is over, then measures the fastest one beside the first. Blocks.
 
     Args:
@@ -238,14 +238,14 @@ def search(
         # The order changes, so that none of the two is always measured first.
         first, second = (given, best) if len(ratios) % 2 == 0 else (best, given)
         if (one := measured(first)) is None or (two := measured(second)) is None:
-            return Found(race.points, best, None)
+            return SearchResult(race.points, best, None)
         first.rates.append(one)
         second.rates.append(two)
         ratios.append(math.log(best.rates[-1] / given.rates[-1]))
     if not ratios:
-        return Found(race.points, best, None)
+        return SearchResult(race.points, best, None)
     mean, half = fmean(ratios), _STUDENT[len(ratios)] * stdev(ratios) / math.sqrt(len(ratios))
-    return Found(race.points, best, (math.exp(mean), math.exp(mean - half), math.exp(mean + half)))
+    return SearchResult(race.points, best, (math.exp(mean), math.exp(mean - half), math.exp(mean + half)))
 
 
 class _Race:
@@ -384,8 +384,8 @@ class RunMeasure:
         deadline = time.monotonic() + timeout_s
         while True:
             is_over = process.poll() is not None
-            if found := result():
-                return found
+            if value := result():
+                return value
             if is_over:
                 said = output.read_text(errors="replace").strip().splitlines()
                 raise Failed(said[-1].strip() if said else f"the run ended with status {process.returncode}")

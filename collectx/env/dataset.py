@@ -20,7 +20,7 @@ from collectx.errors import ConfigError
 
 class DatasetEnv(Env):
     """`cfg.num_envs` envs with the global indices `first_index`, `first_index + 1`, ... Env i begins with episode i,
-    modulo the number of episodes, and goes on with the next one; `reset` returns to the first, whatever the seeds.
+    modulo the number of episodes, and continues with the next one; `reset` returns to the first, whatever the seeds.
 
     Raises:
         ConfigError: there is no data set, `collectx.data.load` cannot read it, or it has other rewards than one number.

@@ -23,7 +23,7 @@ ATTRIBUTES = {
     "procs": _PROCESSES,
     "queue_out": _PROCESSES,
     "register_scheme_receiver": _WEIGHT_SCHEMES,
-    "server_backend": "the policy is called in a process of its own",
+    "server_backend": "the policy is called in a separate process",
     "server_stats": "use the seconds of a batch in collector.stats",
     "running": "use collector.is_running()",
     "total_frames_per_collector": "workers collect until the run has total_frames",

@@ -1,4 +1,4 @@
-"""Evaluates a policy: complete episodes in envs of their own, with seeds of their own. Used by `collectx eval`, and by
+"""Evaluates a policy: complete episodes in separate envs, with separate seeds. Used by `collectx eval`, and by
 the process that evaluates during a run (`collectx.run.evaluator`).
 
 The episodes are those with the lowest numbers in each env, whichever end first: the first ones to end would be the

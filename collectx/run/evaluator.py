@@ -1,4 +1,4 @@
-"""`eval.every_batches`: evaluates the policy during a run, in a process of its own beside the trainer.
+"""`eval.every_batches`: evaluates the policy during a run, in a separate process beside the trainer.
 
     main thread --newest weights, if idle--> thread --pipe--> process: complete episodes, see evaluation.py
           ^                                    |                 |

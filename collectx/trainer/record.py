@@ -101,7 +101,7 @@ class RecordTrainer:
         """Restores the result of `state_dict`.
 
         Raises:
-            ConfigError: the run would go on in another data set.
+            ConfigError: the run would continue in another data set.
         """
         for name in ("format", "dir"):
             if (now := getattr(self._cfg, name)) != state[name]:

@@ -42,8 +42,10 @@ def frames(td):
 
 
 def read_memmap(path):
-    """Shard by shard, as users of TensorDict do."""
-    shards = [TensorDict.load_memmap(shard) for shard in sorted(path.glob("[!_]*"))]
+    """Shard by shard, as users of TensorDict do; the runs in the order in which they began."""
+    began = {file.stem: json.loads(file.read_text())["time"] for file in path.glob("_runs/*.json")}
+    paths = sorted(path.glob("[!_]*"), key=lambda shard: (began[shard.name.rpartition("-")[0]], shard.name))
+    shards = [TensorDict.load_memmap(shard) for shard in paths]
     return [each for shard in shards for each in split(shard["collector", "traj_ids"].numpy(), frames(shard))]
 
 

@@ -13,7 +13,7 @@ from collectx.cli.compose import Composer
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, foreign_code, saved_config, snapshot
+from collectx.run import RunFolder, foreign_code, saved_config
 
 _PRIMARY = "_collectx_snapshot"
 
@@ -39,9 +39,7 @@ def read_snapshot(folder: RunFolder, choose: Callable[[RunFolder], Path]) -> dic
     Raises:
         ConfigError: it does not exist, or cannot be read.
     """
-    if not folder.config.is_file():
-        raise ConfigError([f"{folder.path} is not a run folder: {folder.config} does not exist."])
-    snapshot.check_format(folder)
+    saved_config.check_folder(folder)
     content = saved_config.read_config(choose(folder))
     # The run folder is not part of the configuration.
     return {key: value for key, value in content.items() if key != "hydra"}

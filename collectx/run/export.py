@@ -1,5 +1,5 @@
 """Writes the policy of a run for other programs: `collectx export`. Each function has the signature of
-`collectx.cli.export.FORMATS`; the folder is trusted."""
+`collectx.cli.export.POLICIES`; the folder is trusted."""
 
 from __future__ import annotations
 

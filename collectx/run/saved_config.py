@@ -174,15 +174,24 @@ def saved_config(files: RunFolder) -> RunConfig:
     return cfg
 
 
-def run_config(files: RunFolder) -> RunConfig:
-    """As `saved_config`, of a folder that a user names.
+def check_folder(files: RunFolder) -> None:
+    """Checks that a folder that a user names has a run that this version of collectx reads.
 
     Raises:
-        ConfigError: there is no run either.
+        ConfigError: there is no run, or a newer version has written it.
     """
     if not files.config.is_file():
         raise ConfigError([f"{files.path} is not a run folder: {files.config} does not exist."])
     snapshot.check_format(files)
+
+
+def run_config(files: RunFolder) -> RunConfig:
+    """As `saved_config`, of a folder that a user names.
+
+    Raises:
+        ConfigError: as by `check_folder` too.
+    """
+    check_folder(files)
     return saved_config(files)
 
 
@@ -228,7 +237,14 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _read(config: Path) -> dict[str, Any]:
-    return _relevant(read_config(config))
+    """A saved configuration for comparison, with the defaults of options that are newer than it."""
+    content = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | read_config(config)
+    complete = {
+        group: packaged_values(group, section.get("kind", "cpu")) | section
+        for group in GROUPS
+        if isinstance(section := content.get(group), dict)
+    }
+    return _relevant(content | complete)
 
 
 def _plain(cfg: RunConfig) -> dict[str, Any]:
@@ -240,13 +256,6 @@ def _plain(cfg: RunConfig) -> dict[str, Any]:
 
 
 def _relevant(content: dict[str, Any]) -> dict[str, Any]:
-    """With the defaults of options that are newer than the snapshot, and without those that say what happens to an
-    earlier run in the folder."""
+    """Without the options that say what happens to an earlier run in the folder."""
     run = {name: value for name, value in (content.get("run") or {}).items() if name not in ("overwrite", "resume")}
-    sections = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | content
-    complete = {
-        group: packaged_values(group, section.get("kind", "cpu")) | section
-        for group in GROUPS
-        if isinstance(section := sections.get(group), dict)
-    }
-    return {**sections, **complete, "run": run}
+    return {**content, "run": run}

@@ -109,8 +109,10 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
 
 
 def check_format(folder: RunFolder) -> None:
-    """Raises:
-    ConfigError: a newer version of collectx has written the folder. Folders of earlier formats are read.
+    """Checks that this version of collectx reads the run folder. It reads its own format and earlier ones.
+
+    Raises:
+        ConfigError: a newer version has written the folder.
     """
     meta = read_meta(folder)
     if (found := meta.get("format", 1)) > FORMAT:

@@ -12,12 +12,13 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from benchmarks import fresh, handover, memory, overhead, replay, slurm, speed, startup, tables
+from benchmarks import fresh, handover, instrumented, memory, overhead, replay, slurm, speed, startup, tables
 from benchmarks.cases import CASES
 from benchmarks.speed import Line
 
 # By the names of `--only`.
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace, "Report"], None]] = {
+    "instrumented": lambda options, report: _instrumented(options.pairs, options.seconds, report),
     "startup": lambda options, report: _startup(options.pairs, report),
     "memory": lambda options, report: _memory(options.batches, report),
     "overhead": lambda options, report: _overhead(options.seconds, report),
@@ -38,6 +39,7 @@ DEFAULT = (
     "cartpole_32_gloo",
     "halfcheetah_8_gloo",
     "cartpole_32_rpc",
+    "instrumented",
     "startup",
 )
 
@@ -100,6 +102,13 @@ def _run(part: str, options: argparse.Namespace, report: Report) -> None:
                 return
         for line in speed.compare(part, options.pairs, options.seconds / options.pairs, report.say):
             report.add(line)
+
+
+def _instrumented(pairs: int, seconds: float, report: Report) -> None:
+    for kind in instrumented.KINDS:
+        # Shorter and more turns than elsewhere: the difference is small.
+        ratios = instrumented.ratios(kind, 4 * pairs, seconds / pairs / 2)
+        report.add(Line(f"display, metrics, two loggers, {kind}: share of the collector alone", ratios, instrumented.TARGET))
 
 
 def _startup(pairs: int, report: Report) -> None:

@@ -129,23 +129,25 @@ def serve_turns(measuring: Callable[..., Generator[dict[str, Any], float, None]]
     Args:
         measuring: yields once when it is ready; then receives seconds and yields the measurement.
     """
-    turns = measuring(**_arguments())
-    print(_RESULT + json.dumps(next(turns)), flush=True)
+    turns = measuring(**arguments())
+    out = sys.__stdout__  # `sys.stdout` may be a terminal
+    print(_RESULT + json.dumps(next(turns)), file=out, flush=True)
     for line in sys.stdin:
-        print(_RESULT + json.dumps(turns.send(float(line))), flush=True)
+        print(_RESULT + json.dumps(turns.send(float(line))), file=out, flush=True)
     turns.close()
 
 
 def serve(measure: Callable[..., dict[str, Any]]) -> None:
     """Main function of the child of `run`: pins itself, measures, prints the result."""
-    print(_RESULT + json.dumps(measure(**_arguments())), flush=True)
+    print(_RESULT + json.dumps(measure(**arguments())), flush=True)
 
 
-def _arguments() -> dict[str, Any]:
-    arguments = json.loads(sys.argv[1])
-    if arguments.get("cores"):
-        os.sched_setaffinity(0, arguments["cores"])
-    return arguments
+def arguments() -> dict[str, Any]:
+    """The arguments of the child's measurement; pins the process to `cores` of them."""
+    values = json.loads(sys.argv[1])
+    if values.get("cores"):
+        os.sched_setaffinity(0, values["cores"])
+    return values
 
 
 def cores() -> list[int]:

@@ -1,6 +1,6 @@
 """The same envs and policy through a collectx collector, with batches that the user owns (no `zero_copy`)."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -26,18 +26,23 @@ def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float
     )
     spec = envs.read_spec(cfg.env)
     with build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec) as collector:
-        _take(collector, 1.0)
-        seconds = yield {}
-        while True:
-            _take(collector, _WARM_S)
-            frames, elapsed_s = _take(collector, seconds)
-            seconds = yield {"frames": frames, "seconds": elapsed_s}
+        yield from turns(collector)
 
 
-def _take(collector: Any, seconds: float) -> tuple[int, float]:
+def turns(batches: Iterator[Any]) -> Generator[dict[str, Any], float, None]:
+    """The turns of `fresh.serve_turns` over an iterator of batches."""
+    _take(batches, 1.0)
+    seconds = yield {}
+    while True:
+        _take(batches, _WARM_S)
+        frames, elapsed_s = _take(batches, seconds)
+        seconds = yield {"frames": frames, "seconds": elapsed_s}
+
+
+def _take(batches: Iterator[Any], seconds: float) -> tuple[int, float]:
     frames, began = 0, perf_counter()
     while (elapsed_s := perf_counter() - began) < seconds:
-        frames += next(collector).numel()
+        frames += next(batches).numel()
     return frames, elapsed_s
 
 

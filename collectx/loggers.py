@@ -44,8 +44,10 @@ class TensorBoardLogger:
     def __init__(
         self, folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None, step: int | None = None
     ):
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard import SummaryWriter
 
+        self._summary = Summary
         self._writer = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
         self._config = {name: _simple(value) for name, value in (config or {}).items()}
         self._last: tuple[int, float] | None = None
@@ -54,8 +56,9 @@ class TensorBoardLogger:
             self._writer.add_text("config", f"| option | value |\n|---|---|\n{rows}")
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
+        # One event for all scalars: `add_scalar` writes an event for each, which takes three times as long.
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._writer.file_writer.add_summary(self._summary(value=values), step)
         if MEAN_RETURN in scalars:
             self._last = step, scalars[MEAN_RETURN]
 

@@ -16,8 +16,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from collectx.collector.owner import Owner
 from collectx.collector.trajectories import Assembler, mask
 from collectx.run.files import JsonLines
@@ -244,14 +242,12 @@ def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
         "version": delivery.version,
         "lag": round(statistics.lag, 3),
     }
-    returns = np.concatenate([part.report.returns for part in delivery.parts])
-    if returns.size:
-        lengths = np.concatenate([part.report.lengths for part in delivery.parts])
+    if episodes := sum(len(part.report.returns) for part in delivery.parts):
         line |= {
-            "episodes": len(returns),
+            "episodes": episodes,
             "num_episodes": statistics.num_episodes,
-            "return": _short(float(returns.mean())),
-            "length": _short(float(lengths.mean())),
+            "return": _short(sum(float(part.report.returns.sum()) for part in delivery.parts) / episodes),
+            "length": _short(sum(int(part.report.lengths.sum()) for part in delivery.parts) / episodes),
         }
     if statistics.num_episodes:
         line["mean_return"] = _short(statistics.mean_return)

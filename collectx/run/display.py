@@ -2,7 +2,7 @@
 end the errors, a short table and the path of the run folder.
 
 The progress is drawn by a thread of the trainer's process that reads `Statistics`; deliveries never wait for it. As the
-thread shares the interpreter with the trainer, it draws at most 4 times a second and spends at most 2 % of its time
+thread shares the interpreter with the trainer, it draws at most 4 times a second and spends at most 1 % of its time
 drawing.
 """
 
@@ -33,7 +33,7 @@ from collectx.run.statistics import TIMES, Sampler, Statistics, View
 NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25
 PLAIN_S = 5.0
-DRAWING_SHARE = 0.02
+DRAWING_SHARE = 0.01
 # The columns of the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
 # From this share on, one side is said to wait for the other.

@@ -84,7 +84,7 @@ class _LoggerThread(threading.Thread):
         self.logger = logger
         self._make = make
         self._events = events
-        self._lines: queue.Queue[tuple[dict[str, float], int] | None] = queue.Queue()
+        self._lines: queue.SimpleQueue[tuple[dict[str, float], int] | None] = queue.SimpleQueue()
         self._num_skipped = 0
         self.start()
 

@@ -103,9 +103,13 @@ class Statistics:
 
     def add(self, delivery: BatchInfo, now_s: float) -> None:
         """Counts one delivery, made at `now_s` on a monotonic clock."""
-        if self.last_s is None:
+        if self.last_s is None or self.first_s is None:
             self.first_s = now_s
             self._first_frames = delivery.frames
+        elif self.started is None:
+            # The first batch after a resume: like that of a run that begins, it and the start do not count in the rate.
+            self.first_s += now_s - self.last_s
+            self._first_frames += delivery.frames
         elif now_s > self.last_s:
             self.rate = delivery.frames / (now_s - self.last_s)
         self.last_s = now_s
@@ -140,7 +144,7 @@ class Statistics:
         }
 
     def load(self, state: dict[str, Any], now_s: float) -> None:
-        """Continues from a state. The time until the next delivery counts, that before `now_s` does not."""
+        """Continues from a state. `now_s` is the present time of the clock of `add`."""
         for name, value in state["sums"].items():
             setattr(self, name, value)
         if state["elapsed_s"] is not None:
@@ -217,6 +221,8 @@ class MetricsTail(Statistics):
         self.frames = line["frames"]
         self.batches = line["batch"] + 1
         self.waited_s += line["waited_s"]
+        if line.get("resumed"):
+            self._first_frames += batch_frames
         if self.started is None or line.get("resumed"):
             self.started = self.last_s, self.waited_s
         self.version = line["version"]
@@ -304,7 +310,7 @@ def _trainer_share(now: Statistics, since: Statistics) -> float | None:
     if now.last_s is None or now.started is None:
         return None
     begin_s, waited_s = now.started
-    if since.last_s is not None and begin_s <= since.last_s < now.last_s:
+    if since.last_s is not None and since.waited_s >= waited_s and since.last_s < now.last_s:
         begin_s, waited_s = since.last_s, since.waited_s
     passed_s = now.last_s - begin_s
     return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None

@@ -143,10 +143,12 @@ def test_statistics_continue(delivery):
     old.add(delivery(0, {"returns": [2.0]}, version=3), 10.0)
     old.checkpoint_s = 0.5
     new.load(old.state(), 50.0)
-    for each, now_s in ((old, 11.0), (new, 51.0)):
-        each.add(delivery(1, {"returns": [4.0]}), now_s)
-    assert new.state() == old.state()
-    assert (new.rate, new.mean_return, new.checkpoint_s) == (10.0, 3.0, 0.5)
+    # The start of the process and its first batch do not count in the rate.
+    new.add(delivery(1, {"returns": [4.0]}), 90.0)
+    assert (new.rate, new.frames_per_s) == (None, None)
+    new.add(delivery(2), 91.0)
+    assert (new.frames, new.rate, new.frames_per_s) == (30, 10.0, 10.0)
+    assert (new.num_episodes, new.mean_return, new.checkpoint_s, new.version) == (2, 3.0, 0.5, 0)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@
     ```yaml title="F"      saved as F, as every other language with a title is
 
 A command that ends with another exit status than 0 has it in a comment: `$ collectx run seed=x  # exit status 2`.
+`python tests/pages.py PAGE...` replaces the numbers in what the page prints by those of a new run.
+
 `<!-- not run: REASON -->` above a block leaves it out; `<!-- hidden` above a block and `-->` below it run it, but the
 site does not show it. The first line of a page may be its tier: `<!-- tier: ci -->`.
 """
@@ -12,6 +14,7 @@ site does not show it. The first line of a page may be its tier: `<!-- tier: ci 
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -85,15 +88,16 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def run(page: Path, folder: Path, timeout_s: float) -> None:
-    """Runs all blocks of the page in the folder.
+def run(page: Path, folder: Path, timeout_s: float) -> list[str]:
+    """Runs all blocks of the page in the folder. Returns the page's lines, with what was printed.
 
     Raises:
         AssertionError: a command ended with another exit status, or printed other lines.
     """
     environ = environment(COLUMNS="140", PYTHONPATH=str(folder))
+    page_lines = page.read_text().splitlines()
     for block in blocks(page):
-        where = f"{page.relative_to(ROOT)}:{block.line}"
+        where = f"{page.name}:{block.line}"
         if block.title is not None and not block.skipped:
             path = folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,25 +113,34 @@ def run(page: Path, folder: Path, timeout_s: float) -> None:
                 (["bash", "-c", _STATUS.sub("", command)], int((_STATUS.search(command) or [0, 0])[1]), lines)
                 for command, lines in block.commands()
             ]
+        at = block.line
         for words, status, lines in steps:
             done = subprocess.run(
                 words, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 stdin=subprocess.DEVNULL, timeout=timeout_s,
             )  # fmt: skip
             assert done.returncode == status, f"{where}: {words[-1]}\n{done.stdout}"
-            missing = first_difference(lines, done.stdout.splitlines())
+            missing, found = compare(lines, done.stdout.splitlines())
             assert missing is None, f"{where}: {words[-1]}\nnot printed: {missing}\nprinted:\n{done.stdout}"
+            for old, new in zip(lines, found, strict=True):
+                at = next(number for number in range(at, len(page_lines)) if page_lines[number].strip() == old.strip())
+                if old.strip() != "...":
+                    page_lines[at] = page_lines[at].replace(old.rstrip(), new.rstrip())
+                at += 1
+    return page_lines
 
 
-def first_difference(expected: list[str], printed: list[str]) -> str | None:
-    """The first line of a run of expected lines that is not printed as such, or None.
+def compare(expected: list[str], printed: list[str]) -> tuple[str | None, list[str]]:
+    """The first line of a run of expected lines that is not printed as such, or None; and what was printed for each of
+    the expected lines, `...` for itself.
 
     Numbers, dates and white space are not compared; a line `...` stands for any number of lines, and empty lines are
     left out.
     """
     if not expected:
-        return None
-    rest = [_form(line) for line in printed if line.strip()]
+        return None, []
+    printed = [line for line in printed if line.strip()]
+    rest, found = [_form(line) for line in printed], []
     runs = [list(run) for is_open, run in groupby(expected, lambda line: line.strip() == "...") if not is_open]
     is_open, ends_open = expected[0].strip() == "...", expected[-1].strip() == "..."
     for number, run in enumerate(runs, start=1):
@@ -136,10 +149,21 @@ def first_difference(expected: list[str], printed: list[str]) -> str | None:
         places = [0] if not is_open else range(last + 1) if ends_open or number < len(runs) else [last]
         at = next((place for place in places if rest[place : place + len(forms)] == forms), None)
         if at is None:
-            return run[0]
+            return run[0], []
+        begin = len(printed) - len(rest) + at
+        found += [*(["..."] if is_open else []), *printed[begin : begin + len(forms)]]
         rest, is_open = rest[at + len(forms) :], True
-    return None if ends_open or not rest else f"(more lines) {printed[-1]}"
+    if rest and not ends_open:
+        return f"(more lines) {printed[-1]}", []
+    return None, [*found, *(["..."] if ends_open else [])]
 
 
 def _form(line: str) -> str:
     return re.sub(r"[-+]?\d+([.,:e+-]*\d+)*", "#", " ".join(line.split()))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        with tempfile.TemporaryDirectory() as scratch:
+            new_lines = run(Path(name).resolve(), Path(scratch), 1800.0)
+        Path(name).write_text("\n".join(new_lines) + "\n")

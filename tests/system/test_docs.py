@@ -19,14 +19,21 @@ def test_the_blocks_of_a_page(page, tmp_path):
 
 
 def test_differences_of_what_is_printed():
-    printed = ["status completed 12,345 frames", "", "wall_s 1.5", "folder outputs/2026-01-31/12-00-00"]
-    assert pages.first_difference([], printed) is None
-    assert (
-        pages.first_difference(["status completed 1 frames", "...", "folder outputs/2025-01-01/0-0-0"], printed) is None
-    )
-    assert pages.first_difference(["status failed 1 frames", "..."], printed) == "status failed 1 frames"
-    assert pages.first_difference(["status completed 1 frames"], printed) is not None
-    assert pages.first_difference(["wall_s 1"], printed) == "wall_s 1"
-    assert pages.first_difference(["...", "a 1", "b 2"], ["a 1", "c", "a 3", "b 4"]) is None
-    assert pages.first_difference(["...", "a 1"], ["a 1", "c", "a 3"]) is None
-    assert pages.first_difference(["...", "a 1", "c"], ["a 1", "b", "c"]) == "a 1"
+    def difference(expected, printed=("status completed 12,345 frames", "", "wall_s 1.5", "folder outputs/2026-01-31")):
+        return pages.compare(expected, list(printed))[0]
+
+    assert difference([]) is None
+    assert difference(["status completed 1 frames", "...", "folder outputs/2025-01-01"]) is None
+    assert difference(["status failed 1 frames", "..."]) == "status failed 1 frames"
+    assert difference(["status completed 1 frames"]) is not None
+    assert difference(["wall_s 1"]) == "wall_s 1"
+    assert difference(["...", "a 1", "b 2"], ["a 1", "c", "a 3", "b 4"]) is None
+    assert difference(["...", "a 1"], ["a 1", "c", "a 3"]) is None
+    assert difference(["...", "a 1", "c"], ["a 1", "b", "c"]) == "a 1"
+
+
+def test_a_page_gets_the_numbers_that_are_printed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("1 2\n\n```console\n$ echo 1 2\n8 9\n$ seq 3; echo b   4\n1\n...\nb 7\n```\n")
+    lines = pages.run(page, tmp_path, 10.0)
+    assert "\n".join(lines) == "1 2\n\n```console\n$ echo 1 2\n1 2\n$ seq 3; echo b   4\n1\n...\nb 4\n```"

@@ -13,14 +13,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from collectx.collector.owner import Owner
 from collectx.collector.trajectories import Assembler, mask
 from collectx.run.files import JsonLines
 from collectx.run.folder import RunFolder
-from collectx.run.statistics import TIMES, Statistics
+from collectx.run.statistics import TIMES, Statistics, WorkerTotals
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,41 +29,10 @@ if TYPE_CHECKING:
     from collectx.collector.batch_info import BatchInfo
     from collectx.run.digest import Digest
     from collectx.run.evaluator import Evaluator
-    from collectx.transport.base import Arrival
 
 
 WORKERS_S = 1.0
 """Least seconds between two complete entries of a worker in `metrics.jsonl`."""
-
-
-@dataclass(slots=True)
-class _Parts:
-    """A worker's parts since its last complete entry, written at `written_s`."""
-
-    written_s: float = -math.inf
-    spent_s: tuple[float, ...] = (0.0,) * len(TIMES)
-    frames: int = 0
-    episodes: int = 0
-    total_return: float = 0.0
-
-    def add(self, part: Arrival) -> None:
-        report = part.report
-        self.spent_s = tuple(before + getattr(report, name) for before, name in zip(self.spent_s, TIMES, strict=True))
-        self.frames += report.frames
-        self.episodes += len(report.returns)
-        self.total_return += float(report.returns.sum())
-
-    def entry(self, last: Arrival, version: int) -> dict[str, Any]:
-        policy_version = last.report.policy_version
-        return {
-            "worker": last.worker,
-            "policy_version": policy_version,
-            "lag": version - policy_version,
-            "frames": self.frames,
-            **{name: round(spent_s, 6) for name, spent_s in zip(TIMES, self.spent_s, strict=True)},
-            "episodes": self.episodes,
-            "return": self.total_return / self.episodes if self.episodes else None,
-        }
 
 
 class RunCollection:
@@ -122,7 +91,8 @@ class RunCollection:
         self._masked = masked
         self._assembler = assembler
         self._max_batches = max_batches
-        self._parts: dict[int, _Parts] = {}
+        # Of each worker, when its last complete entry was written, and its totals then.
+        self._written = {worker: (-math.inf, copy(totals)) for worker, totals in statistics.workers.items()}
         self._lines = JsonLines(folder.metrics)
         self._loggers = loggers
         self._evaluator = evaluator
@@ -206,13 +176,14 @@ class RunCollection:
         version of its weights: `collectx.run.reproduce.order_of` needs both."""
         entries = []
         for part in delivery.parts:
-            parts = self._parts.setdefault(part.worker, _Parts())
-            parts.add(part)
-            if now_s - parts.written_s >= WORKERS_S:
-                entries.append(parts.entry(part, delivery.version))
-                self._parts[part.worker] = _Parts(now_s)
+            entry = {"worker": part.worker, "policy_version": part.report.policy_version}
+            written_s, before = self._written.get(part.worker) or (-math.inf, WorkerTotals())
+            if now_s - written_s >= WORKERS_S:
+                totals = copy(self.statistics.workers[part.worker])
+                self._written[part.worker] = now_s, totals
+                entries.append(entry | _sums(before, totals))
             elif len(delivery.parts) == 1:
-                entries.append({"worker": part.worker, "policy_version": part.report.policy_version})
+                entries.append(entry)
         return entries
 
     def _write(self) -> None:
@@ -252,6 +223,18 @@ def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
     if statistics.num_episodes:
         line["mean_return"] = _short(statistics.mean_return)
     return line
+
+
+def _sums(before: WorkerTotals, now: WorkerTotals) -> dict[str, Any]:
+    """What a complete entry of a worker has of its parts since the one before."""
+    episodes = now.episodes - before.episodes
+    return {
+        "lag": now.lag,
+        "frames": now.frames - before.frames,
+        **{name: round(spent_s, 6) for name, spent_s in zip(TIMES, now.spent_since(before), strict=True)},
+        "episodes": episodes,
+        "return": _short((now.total_return - before.total_return) / episodes) if episodes else None,
+    }
 
 
 def _number(name: str, value: Any) -> float:

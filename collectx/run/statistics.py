@@ -33,21 +33,29 @@ TIMES = ("env_s", "policy_s", "wait_s", "send_s")
 
 @dataclass(slots=True)
 class WorkerTotals:
-    """One worker's sums since the start: seconds of each of `TIMES`, and frames; and how many versions its last part
-    was behind the newest."""
+    """One worker's sums since the start: seconds of each of `TIMES`, frames, ended episodes and their returns; and how
+    many versions its last part was behind the newest."""
 
     spent_s: tuple[float, ...] = (0.0,) * len(TIMES)
     frames: int = 0
     lag: int = 0
+    episodes: int = 0
+    total_return: float = 0.0
 
-    def add(self, spent_s: Iterable[float], frames: int, lag: int) -> None:
+    def add(self, spent_s: Iterable[float], frames: int, lag: int, episodes: int, total_return: float) -> None:
         self.spent_s = tuple(map(sum, zip(self.spent_s, spent_s, strict=True)))
         self.frames += frames
         self.lag = lag
+        self.episodes += episodes
+        self.total_return += total_return
+
+    def spent_since(self, earlier: WorkerTotals) -> list[float]:
+        """Seconds of each of `TIMES` since an earlier copy."""
+        return [now - before for now, before in zip(self.spent_s, earlier.spent_s, strict=True)]
 
     def shares(self, since: WorkerTotals) -> tuple[float, ...]:
         """The share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without measurements."""
-        spent_s = [now - before for now, before in zip(self.spent_s, since.spent_s, strict=True)]
+        spent_s = self.spent_since(since)
         total_s = sum(spent_s)
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
 
@@ -122,12 +130,13 @@ class Statistics:
         total_lag = 0
         episodes = self.num_episodes
         for part in delivery.parts:
-            lag = delivery.version - part.report.policy_version
-            total_lag += lag * part.report.frames
             report = part.report
-            self._totals(part.worker).add([getattr(report, name) for name in TIMES], report.frames, lag)
-            self.num_episodes += len(part.report.returns)
-            self._returns.extend(part.report.returns[-RETURN_WINDOW:].tolist())
+            lag, returns = delivery.version - report.policy_version, report.returns
+            total_lag += lag * report.frames
+            spent_s, total_return = [getattr(report, name) for name in TIMES], float(returns.sum())
+            self._totals(part.worker).add(spent_s, report.frames, lag, len(returns), total_return)
+            self.num_episodes += len(returns)
+            self._returns.extend(returns[-RETURN_WINDOW:].tolist())
         self.lag = total_lag / delivery.frames if delivery.frames else 0.0
         if self.num_episodes > episodes:
             self.mean_return = math.fsum(self._returns) / len(self._returns)
@@ -237,7 +246,9 @@ class MetricsTail(Statistics):
         self.taking_part = line.get("taking_part")
         for part in line.get("workers", ()):
             if "frames" in part:  # complete, with the sums since the last complete one
-                self._totals(part["worker"]).add([part[name] for name in TIMES], part["frames"], part["lag"])
+                spent_s, episodes = [part[name] for name in TIMES], part["episodes"]
+                total_return = episodes * (part["return"] or 0.0)
+                self._totals(part["worker"]).add(spent_s, part["frames"], part["lag"], episodes, total_return)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from collectx.run import RunFolder, Status, snapshot
 from collectx.run.events import format_event
 from collectx.run.folder import runs_below
 from collectx.run.saved_config import flat, newest_config, read_config
-from collectx.run.statistics import TIMES
+from collectx.run.statistics import TIMES, bootstrap_interval
 
 Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
 """The places and the values of a curve, [points] float64 each; places rise."""
@@ -29,7 +29,6 @@ Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
 NUM_POINTS = 160
 """Most points of a curve that is drawn."""
 _NUM_DRAWS = 2000
-_LEVEL = 0.95
 # Options in which runs may differ that are drawn as one group.
 _NO_GROUPS = ("seed", "checkpoint.", "logger.")
 # More differing options than these are not the name of a group.
@@ -144,9 +143,7 @@ def centre(values: np.ndarray) -> np.ndarray:
 
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The bootstrap percentile interval of `centre`, of 95 %: its lower and upper end."""
-    draws = np.random.default_rng(0).integers(len(values), size=(_NUM_DRAWS, len(values)))
-    ends = np.quantile([centre(values[draw]) for draw in draws], [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0)
-    return ends[0], ends[1]
+    return bootstrap_interval(values, centre, _NUM_DRAWS)
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:

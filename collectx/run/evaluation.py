@@ -24,12 +24,13 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.policy.exploration import ExplorationType
+from collectx.run.statistics import bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
 
 # Steps of every env between two looks at what has ended.
 _STEPS = 64
 # Of the bootstrap interval.
-_RESAMPLES, _LEVEL = 10_000, 0.95
+_RESAMPLES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +49,7 @@ class Evaluation:
         """The 95 % interval of the mean return, by the percentile bootstrap; None for one episode."""
         if len(self.returns) < 2:
             return None
-        drawn = np.random.default_rng(0).choice(self.returns, (_RESAMPLES, len(self.returns)))
-        low, high = np.quantile(drawn.mean(1), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+        low, high = bootstrap_interval(np.array(self.returns), np.mean, _RESAMPLES)
         return float(low), float(high)
 
     def as_json(self) -> dict[str, Any]:

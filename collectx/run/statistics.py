@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from collectx.errors import DamagedFile
 from collectx.run.files import JsonLinesTail
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from collectx.collector.batch_info import BatchInfo
 
 RETURN_WINDOW = 100
@@ -335,3 +337,12 @@ def _worker_views(now: Statistics, since: Statistics, passed_s: float) -> Iterat
         elif passed_s > 0:
             rate = (totals.frames - before.frames) / passed_s
         yield WorkerView(worker, rate, totals.shares(before), totals.lag)
+
+
+def bootstrap_interval(values: np.ndarray, centre: Callable[..., Any], num_draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of the 95 % interval of `centre(values)` over axis 0, by the percentile bootstrap."""
+    import numpy as np
+
+    draws = np.random.default_rng(0).integers(len(values), size=(num_draws, len(values)))
+    low, high = np.quantile([centre(values[draw]) for draw in draws], [0.025, 0.975], axis=0)
+    return low, high

@@ -31,7 +31,8 @@ _SHORT = {field.name for field in fields(EvalOptions)} - {"seed"}
 def _eval(arguments: Arguments) -> int:
     why_no_sweep = "eval evaluates one run: repeat it for each point of a sweep."
     files, words = run_folder(arguments, _USAGE, why_no_sweep)
-    saved = read_snapshot(files, saved_config.newest_config)
+    saved_config.check_folder(files)
+    saved = read_snapshot(saved_config.newest_config(files))
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
     _, cfg = compose_saved(files, saved, overrides, arguments)
     from collectx.run import evaluation, trained

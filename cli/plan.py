@@ -10,7 +10,7 @@ from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import Composed, Composer, folder_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError
-from collectx.jobs.status import SubmittedRun
+from collectx.jobs.status import NamedRun
 from collectx.run import printing
 
 _USAGE = """\
@@ -29,11 +29,11 @@ def _plan(arguments: Arguments) -> int:
     num_parallel: int | None = 1
     if isinstance(prepared, Composed):
         folder = Path(folder_of(prepared.node, "hydra.run.dir")).absolute()
-        runs = [SubmittedRun(folder.name, folder, prepared.cfg)]
+        runs = [NamedRun(folder.name, folder, prepared.cfg)]
     elif prepared.points:
         root = Path(prepared.folder).absolute()
         named = zip(sweep.names([*prepared.points]), prepared.points.values(), strict=True)
-        runs = [SubmittedRun(name, root / name, point.cfg) for name, point in named]
+        runs = [NamedRun(name, root / name, point.cfg) for name, point in named]
         num_parallel = 1 if prepared.is_ours else None
     else:
         raise ConfigError(["plan: this sweeper chooses points by the results of others: plan one of them, without -m."])

@@ -40,8 +40,9 @@ To compare, the run must have digests of its batches; trainer.digest says when i
 def _reproduce(arguments: Arguments) -> int:
     why_no_sweep = "reproduce runs one configuration; sweeps are `collectx run -m`."
     old, overrides = run_folder(arguments, _USAGE, why_no_sweep)
-    saved = read_snapshot(old, lambda files: saved_config.repeatable_config(files)[0])
-    _, change = saved_config.repeatable_config(old)
+    saved_config.check_folder(old)
+    path, change = saved_config.repeatable_config(old)
+    saved = read_snapshot(path)
     # A damaged file is reported before the run, not after it.
     digests = [line.get("digest") for line in old.read_metrics()][: None if change is None else change.batches]
     result, _ = old.read_result(), list(old.read_events())

@@ -32,7 +32,8 @@ def _resume(arguments: Arguments) -> int:
     files, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     if where := where_running(files):
         raise ConfigError([f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}"])
-    saved = read_snapshot(files, saved_config.newest_config)
+    saved_config.check_folder(files)
+    saved = read_snapshot(saved_config.newest_config(files))
     if begins_anew(files):
         raise ConfigError(
             [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,13 @@ def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[Run
     return RunFolder(folders[0]), tuple(word for word in arguments.words if word not in folders)
 
 
-def read_snapshot(folder: RunFolder, choose: Callable[[RunFolder], Path]) -> dict[str, Any]:
-    """The saved configuration as plain data. `choose` returns its file.
+def read_snapshot(path: Path) -> dict[str, Any]:
+    """The saved configuration in a file as plain data, without the part of Hydra, such as the run folder.
 
     Raises:
-        ConfigError: it does not exist, or cannot be read.
+        DamagedFile: it cannot be read.
     """
-    saved_config.check_folder(folder)
-    content = saved_config.read_config(choose(folder))
-    # The run folder is not part of the configuration.
-    return {key: value for key, value in content.items() if key != "hydra"}
+    return {key: value for key, value in saved_config.read_config(path).items() if key != "hydra"}
 
 
 def compose_saved(

@@ -34,7 +34,7 @@ from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.jobs.status import SubmittedRun
+from collectx.jobs.status import NamedRun
 from collectx.run import RunFolder, foreign_code, printing
 from collectx.run.folder import runs_below
 from collectx.run.saved_config import completed, config_text, saved_text
@@ -219,7 +219,7 @@ class PointRunner:
         points = [self._point(words, name, done) for words, name in named]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
         print(f"sweep: {len(points)} point{'s' * (len(points) > 1)}, {num_done} of them done already")
-        jobs: list[SubmittedRun] = []
+        jobs: list[NamedRun] = []
         for number, point in enumerate(points, start=1):
             if point.job is None:
                 if point.composed.cfg.launcher.kind not in JOB_LAUNCHERS:
@@ -269,7 +269,7 @@ class PointRunner:
             folder = first.with_name(f"{first.name}_{number}")
         return folder
 
-    def _start(self, point: _Point, jobs: list[SubmittedRun]) -> JobReturn:
+    def _start(self, point: _Point, jobs: list[NamedRun]) -> JobReturn:
         """Makes the run folder with `.hydra`, and executes the run; or adds it to `jobs`."""
 
         def start(node: DictConfig) -> None:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from collectx.cli.compose import Composed, is_enumerated, typed
 from collectx.config.derived import JOB_LAUNCHERS
 from collectx.errors import CollectxError, ConfigError
-from collectx.jobs.status import Outcome, SubmittedRun
+from collectx.jobs.status import NamedRun, Outcome
 from collectx.run import RunFolder, Status, foreign_code, preflight
 
 _HINTS = {
@@ -89,7 +89,7 @@ class Task:
         except ConfigError as error:
             self.problems.extend(error.problems)
 
-    def execute(self, runs: Sequence[SubmittedRun], sweep: Path | None = None) -> None:
+    def execute(self, runs: Sequence[NamedRun], sweep: Path | None = None) -> None:
         """Executes runs in this process, or submits those that are jobs together and watches them; blocks until they
         have ended. `sweep` is the folder of the sweep that they belong to."""
         jobs = [run for run in runs if run.cfg.launcher.kind in JOB_LAUNCHERS]
@@ -110,7 +110,7 @@ class Task:
                 self.outcomes.append(Outcome(result.status, result.folder))
 
 
-def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> SubmittedRun:
+def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
     """The run that a job of Hydra's is to start, in the folder that Hydra has made.
 
     Args:
@@ -127,7 +127,7 @@ def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> SubmittedRu
         # Each point has a separate folder, so a run in it is an earlier attempt of the same point.
         cfg = replace(cfg, run=replace(cfg.run, resume="auto"))
     folder = Path(hydra.runtime.output_dir)
-    return SubmittedRun(name or folder.name, folder, cfg)
+    return NamedRun(name or folder.name, folder, cfg)
 
 
 def objective(files: RunFolder, name: str, key: str, is_needed: bool) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.errors import ConfigError
-from collectx.jobs.status import read_job, statuses, submitted_run
+from collectx.jobs.status import named_run, read_job, statuses
 from collectx.jobs.watcher import Watcher
 from collectx.run import RunFolder, Status, printing
 from collectx.run.folder import runs_below
@@ -28,7 +28,7 @@ def _watch(arguments: Arguments) -> int:
         if status.status is Status.UNKNOWN:
             printing.note(f"{run.path}: {status.detail}; follows its folder.")
     root = Path(arguments.words[0])
-    followed = [(replace(submitted_run(run), name=run.name_below(root)), read_job(run)) for run in runs]
+    followed = [(replace(named_run(run), name=run.name_below(root)), read_job(run)) for run in runs]
     watcher = Watcher(followed, is_owner=False)
     outcomes = watcher.watch()
     return 130 if watcher.is_detached else exit_status(*(outcome.status for outcome in outcomes))

@@ -26,7 +26,7 @@ from collectx.config.schema.launcher import SlurmLauncherConfig, SlurmResources,
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
-from collectx.jobs.status import SubmittedRun
+from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import arrays, script_text, with_requeue
 from collectx.launcher.slurm.array import worker_header
 from collectx.run import RunFolder, cores
@@ -36,7 +36,7 @@ from collectx.transport.slab import SlabLayout
 Section = dict[str, Any]
 
 
-def plan(runs: Sequence[SubmittedRun], num_parallel: int | None = 1) -> dict[str, Any]:
+def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, Any]:
     """The plans of runs, those that are points of a sweep together. Blocks while envs are made, and for answers of
     SLURM.
 
@@ -65,7 +65,7 @@ def plan(runs: Sequence[SubmittedRun], num_parallel: int | None = 1) -> dict[str
     return {"runs": plans, "slurm": scripts, "totals": totals}
 
 
-def _plan(run: SubmittedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
+def _plan(run: NamedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
     cfg = run.cfg
     is_users = policy.is_user_policy(cfg.policy)
     key = f"{asdict(cfg.env)} {is_users}"
@@ -197,7 +197,7 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     return written
 
 
-def _scripts(runs: Sequence[SubmittedRun]) -> list[list[str]]:
+def _scripts(runs: Sequence[NamedRun]) -> list[list[str]]:
     """The `#SBATCH` lines of every script; within an allocation, runs are steps and have none."""
     if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
         workers = [f"#SBATCH --array=0-{run.cfg.collector.num_workers - 1}" for run in runs]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from composing import composed
 
 from collectx.errors import LauncherError
-from collectx.jobs.status import SubmittedRun
+from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import run_jobs
 from collectx.launcher.slurm import commands
 
@@ -110,6 +110,6 @@ def missing(script: str, *options: str) -> list[str]:
 def start(*lines: str) -> SimpleNamespace:
     """Submits runs of these configurations as those of a sweep, and follows those that are not to be left."""
     lines = [f"launcher=slurm run.overwrite=true {line}" for line in lines]
-    runs = [SubmittedRun(f"point{i}", Path(f"point{i}").absolute(), composed(line)) for i, line in enumerate(lines)]
+    runs = [NamedRun(f"point{i}", Path(f"point{i}").absolute(), composed(line)) for i, line in enumerate(lines)]
     results = []
     return SimpleNamespace(is_detached=run_jobs(runs, ["run"], Path.cwd(), results), results=results)

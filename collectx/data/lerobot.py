@@ -25,7 +25,7 @@ from collectx.data.shard_writers import column
 
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _CHUNK_FILES = 1000
-_STATISTICS = ("min", "max", "mean", "std", "count")
+_STATISTIC_NAMES = ("min", "max", "mean", "std", "count")
 # How pandas marks the column of row names of a table.
 _INDEX = "__index_level_0__"
 
@@ -74,7 +74,7 @@ class LeRobotWriter(SequentialWriter):
                 "task_index": np.full(length, task),
             }
             frames.append({name: each.reshape(length, -1) for name, each in values.items()})
-            statistics = {name: _statistics(each) for name, each in frames[-1].items()}
+            statistics = {name: _statistics_of(each) for name, each in frames[-1].items()}
             self._merge(statistics)
             rows.append(
                 {"episode_index": number, "tasks": [self.run.task], "length": length}
@@ -104,7 +104,7 @@ class LeRobotWriter(SequentialWriter):
                 for row in range(len(rows["length"])):
                     self._merge(
                         {
-                            name: {what: np.asarray(rows[f"stats/{name}/{what}"][row]) for what in _STATISTICS}
+                            name: {what: np.asarray(rows[f"stats/{name}/{what}"][row]) for what in _STATISTIC_NAMES}
                             for name in self._features
                         }
                     )
@@ -117,7 +117,7 @@ class LeRobotWriter(SequentialWriter):
         self.position = position
 
     def _merge(self, statistics: dict[str, dict[str, np.ndarray]]) -> None:
-        """Adds those of an episode."""
+        """Adds the statistics of an episode."""
         for name, new in statistics.items():
             old = self._statistics.get(name)
             if old is None:
@@ -217,8 +217,8 @@ def _features(run: RecordedRun) -> dict[str, tuple[Key, tuple[str, int]]]:
     return features | {name: ((), (dtype, 1)) for name, dtype in times.items()}
 
 
-def _statistics(values: np.ndarray) -> dict[str, np.ndarray]:
+def _statistics_of(values: np.ndarray) -> dict[str, np.ndarray]:
     """Of an episode's values `[frames, numbers]`."""
     values = values.astype(np.float64)
-    found = {what: getattr(values, what)(axis=0) for what in _STATISTICS[:-1]}
+    found = {what: getattr(values, what)(axis=0) for what in _STATISTIC_NAMES[:-1]}
     return found | {"count": np.array([len(values)])}

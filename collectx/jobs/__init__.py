@@ -9,6 +9,6 @@ the processes of a job, and workers that are jobs.
     submitted_workers(cfg, ...)    workers that are jobs, for a trainer in this process  (submitted_workers.py)
     python -m collectx.jobs.entry  the process of a job: trainer or worker               (entry.py)
 
-Called by the command line and by the Python classes. `collectx.run`, a run in the trainer's process, knows nothing of
-jobs.
+Called by the command line and by the Python classes. `collectx.run` imports nothing from here. It only has the names of
+the files of jobs in a run folder, the messages of their events, and the handling of the signals that SLURM sends.
 """

@@ -16,7 +16,7 @@ from contextlib import suppress
 import psutil
 
 from collectx.errors import ConfigError, LauncherError
-from collectx.jobs.status import query_workers, read_job, statuses, submitted_run
+from collectx.jobs.status import named_run, query_workers, read_job, statuses
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, printing
 from collectx.run.folder import holder
@@ -76,7 +76,7 @@ def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
 def _wait(runs: Sequence[RunFolder]) -> bool:
     """Waits until the runs have ended, and cancels the jobs of those that take too long; returns whether all have
     ended."""
-    grace_s = max((submitted_run(run).grace_s for run in runs), default=0.0)
+    grace_s = max((named_run(run).grace_s for run in runs), default=0.0)
     begin_s, is_cancelled = time.monotonic(), False
     while runs:
         known = list(zip(runs, statuses(runs), strict=True))

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from collectx.checkpoints import Checkpoints
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
-from collectx.run import Status
+from collectx.run import Status, printing, snapshot
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, holder, is_locked
 from collectx.run.result import ALL_DELIVERED
+from collectx.run.resume import NO_CHECKPOINT
 from collectx.run.saved_config import saved_config
 from collectx.run.statistics import MetricsTail
 
@@ -72,9 +74,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class SubmittedRun:
-    """A run that another process executes, such as a job of SLURM: its name among the runs of a sweep, and its absolute
-    folder."""
+class NamedRun:
+    """A run with its name among the runs of a sweep, its absolute folder and its configuration."""
 
     name: str
     folder: Path
@@ -97,13 +98,25 @@ class SubmittedRun:
         return self.cfg.collector.close_timeout_s + _EXIT_S
 
 
-def submitted_run(run: RunFolder) -> SubmittedRun:
+def named_run(run: RunFolder) -> NamedRun:
     """A run with the configuration that it was begun or resumed with last.
 
     Raises:
         ConfigError: the configuration cannot be read.
     """
-    return SubmittedRun(run.path.name, run.path, saved_config(run))
+    return NamedRun(run.path.name, run.path, saved_config(run))
+
+
+def begin_submitted(run: NamedRun, argv: Sequence[str]) -> None:
+    """Prepares the folder of a run that a job will begin, or continue (`run.resume=auto`) where it has a checkpoint;
+    prints that an earlier run in the folder begins anew."""
+    files, is_auto = RunFolder(run.folder), run.cfg.run.resume == "auto"
+    resumes = is_auto and bool(Checkpoints(files.checkpoints).all())
+    if is_auto and files.has_run and not resumes:
+        printing.message(f"{files.path} {NO_CHECKPOINT}")
+    files.begin(keep_run=resumes)
+    if not resumes:
+        snapshot.write(run.cfg, files, list(argv))
 
 
 def write_job(files: RunFolder, job: str) -> None:

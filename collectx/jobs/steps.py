@@ -18,19 +18,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from collectx.config.derived import num_tasks_of
 from collectx.errors import ConfigError
 from collectx.jobs.rendezvous import JobSpec
-from collectx.jobs.status import Outcome, SubmittedRun
+from collectx.jobs.status import NamedRun, Outcome, begin_submitted
 from collectx.jobs.watcher import Watcher
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_command
 from collectx.run import Status, printing
 from collectx.run.folder import RunFolder
-from collectx.run.resume import begin_submitted
 
 _POLL_S = 0.1
 
 
-def run_steps(runs: Sequence[SubmittedRun], argv: Sequence[str], job: str, results: list[Outcome]) -> None:
+def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: list[Outcome]) -> None:
     """Runs the steps of the allocation of `job`. Blocks until all have ended or one was interrupted; adds to `results`.
 
     Args:
@@ -56,14 +55,14 @@ def run_steps(runs: Sequence[SubmittedRun], argv: Sequence[str], job: str, resul
 class _Step:
     """One run as a step, started at construction; its states and `cancel` are those of its job for `Watcher`."""
 
-    def __init__(self, run: SubmittedRun, job: str, argv: Sequence[str]):
+    def __init__(self, run: NamedRun, job: str, argv: Sequence[str]):
         launcher, files = run.launcher, RunFolder(run.folder)
         self._job = job
         self._grace_s = run.workers_grace_s
         self._exit_status = files.jobs / f"exit_status.{job}"
         self._ended_s: float | None = None
         self._is_cancelled = False
-        begin_submitted(run.cfg, files, list(argv))
+        begin_submitted(run, argv)
         JobSpec(run.cfg, tuple(argv)).write(files)
         self._exit_status.unlink(missing_ok=True)
         (files.jobs / "log_begin").write_text("0\n")
@@ -117,7 +116,7 @@ class _Step:
         self._process.terminate()
 
 
-def _size_problems(run: SubmittedRun, job: str) -> list[str]:
+def _size_problems(run: NamedRun, job: str) -> list[str]:
     text = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
     cores, tasks, each = sum(commands.per_node(text)), num_tasks_of(run.cfg), run.launcher.cpus_per_task or 1
     if not cores or tasks * each <= cores:

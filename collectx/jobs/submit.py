@@ -25,21 +25,20 @@ from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import steps
 from collectx.jobs.cancel import end_jobs
 from collectx.jobs.rendezvous import JobSpec
-from collectx.jobs.status import Outcome, SubmittedRun, query_slurm, read_job, status_of_job, write_job
+from collectx.jobs.status import NamedRun, Outcome, begin_submitted, query_slurm, read_job, status_of_job, write_job
 from collectx.jobs.watcher import Watcher, sigterm_raises
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm import script as slurm_script
 from collectx.launcher.slurm.requeue import is_requeue_wanted
 from collectx.run import Status, printing
 from collectx.run.folder import RunFolder, locked
-from collectx.run.resume import begin_submitted
 from collectx.run.saved_config import config_text
 
 # SLURM's default limit of array tasks (MaxArraySize) is 1001.
 _LARGEST_ARRAY = 1000
 
 
-def run_jobs(runs: Sequence[SubmittedRun], argv: Sequence[str], sweep: Path | None, results: list[Outcome]) -> bool:
+def run_jobs(runs: Sequence[NamedRun], argv: Sequence[str], sweep: Path | None, results: list[Outcome]) -> bool:
     """Submits runs, and watches them to their end, unless `launcher.wait=false`; adds to `results`. Returns whether
     jobs keep running when the command ends.
 
@@ -65,7 +64,7 @@ def run_jobs(runs: Sequence[SubmittedRun], argv: Sequence[str], sweep: Path | No
 
 
 def _submit_and_watch(
-    runs: Sequence[SubmittedRun],
+    runs: Sequence[NamedRun],
     argv: Sequence[str],
     sweep: Path | None,
     results: list[Outcome],
@@ -108,7 +107,7 @@ def _submit_and_watch(
     return is_detached
 
 
-def with_requeue(runs: Sequence[SubmittedRun], is_inside: bool) -> list[SubmittedRun]:
+def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
     """The runs with `launcher.requeue` true or false; `is_inside` an allocation, null stands for false."""
     preempts = functools.cache(commands.preempts)
     decided = []
@@ -120,7 +119,7 @@ def with_requeue(runs: Sequence[SubmittedRun], is_inside: bool) -> list[Submitte
     return decided
 
 
-def _unfinished(runs: Sequence[SubmittedRun]) -> dict[Path, str]:
+def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
     """Returns the jobs of earlier submissions that have not ended, by run folder; prints a line for each.
 
     Raises:
@@ -155,7 +154,7 @@ def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
         return False
 
 
-def _folder_problems(run: SubmittedRun) -> Sequence[str]:
+def _folder_problems(run: NamedRun) -> Sequence[str]:
     """Reasons why the run's folder cannot be written to."""
     try:
         with locked(RunFolder(run.folder), run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
@@ -165,7 +164,7 @@ def _folder_problems(run: SubmittedRun) -> Sequence[str]:
 
 
 def _submit(
-    runs: Sequence[SubmittedRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
+    runs: Sequence[NamedRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
 ) -> dict[Path, str]:
     """Submits all; adds to `jobs`. Returns the refusals by run folder. `unfinished` are jobs of the same sweep. Folders
     are begun when their jobs are accepted, which are held until then: a refusal leaves an earlier run as it was."""
@@ -184,7 +183,7 @@ def _submit(
         limit.add(len(group), submitted[0].partition("_")[0])
         for run, job in zip(group, submitted, strict=True):
             files = RunFolder(run.folder)
-            begin_submitted(run.cfg, files, list(argv))
+            begin_submitted(run, argv)
             JobSpec(run.cfg, tuple(argv)).write(files)
             write_job(files, job)
             print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
@@ -193,7 +192,7 @@ def _submit(
     return refusals
 
 
-def _remove_traces(runs: Iterable[SubmittedRun]) -> None:
+def _remove_traces(runs: Iterable[NamedRun]) -> None:
     """Removes what Hydra has written to the folders of refused runs, unless they have an earlier run."""
     for files in (RunFolder(run.folder) for run in runs):
         if not files.has_run:
@@ -230,16 +229,16 @@ class ParallelLimit:
             self._places.append(frozenset({job}))
 
 
-def script_text(group: Sequence[SubmittedRun], after: Collection[str]) -> str:
+def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
     """The script of runs with equal resources; `after` are jobs that must end before."""
     run, folders = group[0], [run.folder for run in group]
     survives_nodes = run.cfg.collector.on_worker_failure != "raise"
     return slurm_script.script(folders, run.launcher, num_tasks_of(run.cfg), survives_nodes, run.workers_grace_s, after)
 
 
-def arrays(runs: Sequence[SubmittedRun]) -> Iterator[list[SubmittedRun]]:
+def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
     """Groups runs with equal resources."""
-    equal: dict[str, list[SubmittedRun]] = {}
+    equal: dict[str, list[NamedRun]] = {}
     for run in runs:
         collector = run.cfg.collector
         resources = [asdict(run.launcher), num_tasks_of(run.cfg)]
@@ -251,7 +250,7 @@ def arrays(runs: Sequence[SubmittedRun]) -> Iterator[list[SubmittedRun]]:
             yield group[start : start + largest]
 
 
-def _script_path(runs: Sequence[SubmittedRun]) -> Path:
+def _script_path(runs: Sequence[NamedRun]) -> Path:
     """The path of a new script; scripts of earlier submissions are kept."""
     if len(runs) == 1:
         return RunFolder(runs[0].folder).jobs / "run.sh"

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from collectx.jobs.charts import charts, sparkline
-from collectx.jobs.status import RunStatus, SubmittedRun
+from collectx.jobs.status import NamedRun, RunStatus
 from collectx.run import Status
 from collectx.run.display import NUM_WORKERS_SHOWN, PLAIN_S, clock, format_line, number, render_panel
 from collectx.run.files import JsonLinesTail
@@ -36,7 +36,7 @@ class WatchedRun:
         result_ns: modification time of the result at the last query of SLURM; None before.
     """
 
-    def __init__(self, run: SubmittedRun, job: str | None):
+    def __init__(self, run: NamedRun, job: str | None):
         self.name, self.job, self.files = run.name, job, RunFolder(run.folder)
         target_return = getattr(run.cfg.trainer, "target_return", None)
         self.statistics = MetricsTail(self.files.metrics, run.cfg.collector.total_frames, target_return)
@@ -64,7 +64,7 @@ class WatchedRun:
             return None
 
 
-class View:
+class RunsDisplay:
     """Shows runs while the `with` block lasts. One run: its progress, as on this machine; its last state stays. Several
     runs: a table on a terminal, elsewhere a line with the sums every few seconds."""
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 
 from collectx.errors import LauncherError
 from collectx.jobs.cancel import end_jobs
-from collectx.jobs.status import JobStates, Outcome, RunStatus, SubmittedRun, numbers_of, query_slurm, status_of
-from collectx.jobs.views import View, WatchedRun
+from collectx.jobs.status import JobStates, NamedRun, Outcome, RunStatus, numbers_of, query_slurm, status_of
+from collectx.jobs.views import RunsDisplay, WatchedRun
 from collectx.launcher.slurm import commands
 from collectx.run import printing
 from collectx.run.display import REFRESH_S
@@ -64,7 +64,7 @@ class Watcher:
 
     def __init__(
         self,
-        runs: Sequence[tuple[SubmittedRun, str | None]],
+        runs: Sequence[tuple[NamedRun, str | None]],
         states: Callable[[Iterable[str]], JobStates] = query_slurm,
         interrupt: Callable[[Sequence[str]], None] = commands.interrupt,
         cancel: Callable[[Sequence[str]], None] = commands.cancel,
@@ -119,9 +119,9 @@ class Watcher:
         return [run for run in self._runs if not run.status.has_ended]
 
     def _watch(self) -> None:
-        with View(self._runs) as view:
+        with RunsDisplay(self._runs) as display:
             while self._unfinished():
-                self._update(view)
+                self._update(display)
                 self._limit_end()
                 time.sleep(REFRESH_S)
 
@@ -135,35 +135,35 @@ class Watcher:
         if waited_s > self._grace_s + _CANCEL_S:
             raise KeyboardInterrupt
 
-    def _update(self, view: View) -> None:
+    def _update(self, display: RunsDisplay) -> None:
         for run in self._runs:
             run.statistics.update()
-            self._show_events(run, view)
+            self._show_events(run, display)
         now_s = time.monotonic()
         # A requeued job in the queue keeps the result of its earlier attempt, which is no reason for a query.
         changed = [(run, time_ns) for run in self._unfinished() if (time_ns := run.result_time_ns()) != run.result_ns]
         if now_s >= self._next_query_s or any(time_ns is not None for _, time_ns in changed):
             for run, time_ns in changed:
                 run.result_ns = time_ns
-            self._query(view, now_s)
+            self._query(display, now_s)
             waited_s = now_s - max(run.since_s for run in self._runs)
             is_ending = any(run.ended_s is not None for run in self._unfinished())
             pause_s = _MIN_QUERY_S if is_ending else min(_MAX_QUERY_S, max(_MIN_QUERY_S, waited_s / 10))
             self._next_query_s = time.monotonic() + pause_s
-        view.draw()
+        display.draw()
 
-    def _show_events(self, run: WatchedRun, view: View) -> None:
-        with Notices(lambda text: view.say(text if len(self._runs) == 1 else f"{run.name}: {text}")) as show:
+    def _show_events(self, run: WatchedRun, display: RunsDisplay) -> None:
+        with Notices(lambda text: display.say(text if len(self._runs) == 1 else f"{run.name}: {text}")) as show:
             for event in run.events.read()[0]:
                 text = format_event(event["event"], event) if run.shows_events else None
                 if text is not None:
                     show(text, event.get("worker"))
 
-    def _query(self, view: View, now_s: float) -> None:
+    def _query(self, display: RunsDisplay, now_s: float) -> None:
         runs = self._unfinished()
         states = self._states([run.job for run in runs if run.job is not None])
         if isinstance(states, LauncherError) and not self._has_outage:
-            view.say(f"whether the jobs are still running is not known for now: {states}")
+            display.say(f"whether the jobs are still running is not known for now: {states}")
         self._has_outage = isinstance(states, LauncherError)
         for run in runs:
             status = status_of(run.files, run.job, states)
@@ -174,7 +174,7 @@ class Watcher:
             run.status = status
             if not status.has_ended or len(self._runs) > 1:
                 reason = status.detail.partition("\n")[0]
-                view.say(f"{self._describe(run)} is {status.status}{f' ({reason})' if reason else ''}")
+                display.say(f"{self._describe(run)} is {status.status}{f' ({reason})' if reason else ''}")
 
     @staticmethod
     def _may_change(run: WatchedRun, status: RunStatus, states: JobStates, now_s: float) -> bool:

@@ -17,7 +17,7 @@ from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.config.derived import is_elastic
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run import saved_config, snapshot
+from collectx.run import saved_config
 from collectx.run.digest import Digest
 from collectx.run.folder import RunFolder
 from collectx.run.reproduce import order_of
@@ -35,19 +35,6 @@ def begins_anew(files: RunFolder) -> bool:
     result = files.read_result()
     is_complete = result is not None and result["status"] == Status.COMPLETED
     return not is_complete and not Checkpoints(files.checkpoints).all()
-
-
-def begin_submitted(cfg: RunConfig, files: RunFolder, argv: list[str]) -> None:
-    """Prepares the folder of a run that a job will begin, or continue (`run.resume=auto`) where it has a checkpoint;
-    prints that an earlier run in the folder begins anew."""
-    resumes = cfg.run.resume == "auto" and bool(Checkpoints(files.checkpoints).all())
-    if cfg.run.resume == "auto" and files.has_run and not resumes:
-        from collectx.run import printing
-
-        printing.message(f"{files.path} {NO_CHECKPOINT}")
-    files.begin(keep_run=resumes)
-    if not resumes:
-        snapshot.write(cfg, files, argv)
 
 
 class ResumePoint:

@@ -15,7 +15,7 @@ from composing import composed
 
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import submit, watcher
-from collectx.jobs.status import SubmittedRun
+from collectx.jobs.status import NamedRun
 from collectx.launcher.slurm import array, commands, job, log_watcher, script
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
@@ -348,7 +348,7 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
         monkeypatch.setattr(watcher, name, 0.01)
     cfg = composed("launcher=slurm collector=multi_async collector.num_workers=8 launcher.srun={mpi:none}")
     results = []
-    assert not submit.run_jobs([SubmittedRun("run", tmp_path / "run", cfg)], ["run"], None, results)
+    assert not submit.run_jobs([NamedRun("run", tmp_path / "run", cfg)], ["run"], None, results)
     assert [each.status for each in results] == ["completed"]
     assert "launcher=slurm inside the allocation of job 17: runs are steps of that job" in capsys.readouterr().err
     count, words, *_ = (tmp_path / "run" / "logs" / "job.log").read_text().splitlines()
@@ -356,4 +356,4 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}
     cfg.collector.num_workers = 9
     with pytest.raises(ConfigError, match=r"10 tasks of 1 cores \(10\), and the allocation of job 17 has 9"):
-        submit.run_jobs([SubmittedRun("run", tmp_path / "other", cfg)], ["run"], None, [])
+        submit.run_jobs([NamedRun("run", tmp_path / "other", cfg)], ["run"], None, [])

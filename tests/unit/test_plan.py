@@ -9,7 +9,7 @@ from composing import composed
 from collectx import collector, env, policy, trainer
 from collectx.cli import plan as command
 from collectx.cli import run
-from collectx.jobs.status import SubmittedRun
+from collectx.jobs.status import NamedRun
 from collectx.plan import plan
 from collectx.transport.slab import Slab
 
@@ -18,7 +18,7 @@ NESTED = "collector=distributed collector.num_workers_per_collector=2"
 
 
 def planned(line, tmp_path):
-    return plan([SubmittedRun("run", tmp_path, composed(f"{SMALL} {line}"))])["runs"][0]
+    return plan([NamedRun("run", tmp_path, composed(f"{SMALL} {line}"))])["runs"][0]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_number_of_processes(line, expected, tmp_path):
 
 def test_the_processes_of_an_async_vector_env(tmp_path):
     line = "env=gym_vector env.id=CartPole-v1 env.vectorization_mode=async env.num_envs=2 trainer=meter"
-    (one,) = plan([SubmittedRun("run", tmp_path, composed(line))])["runs"]
+    (one,) = plan([NamedRun("run", tmp_path, composed(line))])["runs"]
     assert one["processes"]["env_processes"] == 4
 
 

@@ -12,7 +12,7 @@ from composing import composed
 from collectx.cli import cancel, logs, watch
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import cancel as jobs_cancel
-from collectx.jobs.status import SubmittedRun, write_job
+from collectx.jobs.status import NamedRun, write_job
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, snapshot
 from collectx.run.folder import locked
@@ -119,7 +119,7 @@ def test_what_cannot_be_cancelled_is_told_and_the_rest_is_cancelled(queue, array
     other.meta.write_text(json.dumps({"host": "elsewhere"}))
     other.lock.write_text("process 1 on elsewhere\n")
     monkeypatch.setattr(jobs_cancel, "_MARGIN_S", 0.0)
-    monkeypatch.setattr(SubmittedRun, "grace_s", 0.0)
+    monkeypatch.setattr(NamedRun, "grace_s", 0.0)
     monkeypatch.setattr(commands, "_run", refuse)
     assert cancel.main(["sweep"]) == 2
     assert queue.states == {"8_0": "PENDING", "8_1": "CANCELLED", "8_2": "COMPLETED", "8_3": "PENDING"}
@@ -134,7 +134,7 @@ def test_what_cannot_be_cancelled_is_told_and_the_rest_is_cancelled(queue, array
 
 @pytest.mark.parametrize("words", [["--now"], []])
 def test_a_job_that_does_not_end_by_its_signal_is_cancelled(queue, job, monkeypatch, words):
-    monkeypatch.setattr(SubmittedRun, "grace_s", 0.0)
+    monkeypatch.setattr(NamedRun, "grace_s", 0.0)
     queue.deaf = {"7"}
     assert cancel.main(["sweep", *words]) == 0
     assert queue.states == {"7": "CANCELLED"}

@@ -7,8 +7,8 @@ from composing import composed
 from rich.console import Console
 
 from collectx.jobs.charts import chart, charts, rates, sparkline
-from collectx.jobs.status import SubmittedRun
-from collectx.jobs.views import View, WatchedRun
+from collectx.jobs.status import NamedRun
+from collectx.jobs.views import RunsDisplay, WatchedRun
 
 RISING = [(float(second), 100 * second, float(second)) for second in range(11)]
 EMPTY = chr(0x2800)
@@ -56,10 +56,10 @@ def test_a_sparkline_rises_with_its_curve():
 
 @pytest.mark.parametrize(("height", "has_curves"), [(30, True), (12, False)])
 def test_the_view_has_curves_where_the_terminal_has_room(tmp_path, monkeypatch, height, has_curves):
-    run = WatchedRun(SubmittedRun("run", tmp_path, composed()), None)
+    run = WatchedRun(NamedRun("run", tmp_path, composed()), None)
     run.statistics.curve[:] = RISING
     run.statistics.batches = 1
-    view, console = View([run]), Console(file=io.StringIO(), width=100, height=height)
+    view, console = RunsDisplay([run]), Console(file=io.StringIO(), width=100, height=height)
     monkeypatch.setattr(view, "_console", console)
     monkeypatch.setattr(run.files, "metrics", tmp_path / "none")
     console.print(view._panel(run))

@@ -14,7 +14,7 @@ from composing import composed
 from queueing import start
 
 from collectx.jobs import views, watcher
-from collectx.jobs.status import SubmittedRun
+from collectx.jobs.status import NamedRun
 from collectx.run.statistics import Sampler
 
 
@@ -59,7 +59,7 @@ def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch, capsys)
 
 def test_a_requeued_job_has_no_rate_before_its_next_batch(tmp_path):
     line = {"time": 0.0, "frames_per_s": 2000.0, "waited_s": 0.0, "version": 0, "lag": 0.0, "mean_return": None}
-    run = views.WatchedRun(SubmittedRun("run", tmp_path, composed()), "100")
+    run = views.WatchedRun(NamedRun("run", tmp_path, composed()), "100")
 
     def deliver(batch: int) -> None:
         with open(run.files.metrics, "a") as file:
@@ -159,7 +159,7 @@ def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_
 ):
     presses = iter([number] * (1 if grace_s == 0 else 2))
     queue.deaf = {"100"}
-    monkeypatch.setattr(SubmittedRun, "grace_s", grace_s)
+    monkeypatch.setattr(NamedRun, "grace_s", grace_s)
 
     def interrupted(seconds: float) -> None:
         for number in itertools.islice(presses, 1):

@@ -142,9 +142,7 @@ def main() -> None:
         plot(options.plot, lines, "worker processes", "trainer's processor time per batch, ms")
 
 
-def plot(
-    path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, y_scale: str = "log"
-) -> None:
+def plot(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, y_scale: str = "log") -> None:
     """Draws one line per entry; the horizontal axis is logarithmic."""
     import matplotlib
 

@@ -31,7 +31,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local workers
 	$(BIN)/collectx run experiment=cartpole_ppo
 
-test: install  ## Run the fast tests (two minutes); ARGS="-k NAME" for some of them
+test: install  ## Run the fast tests; ARGS="-k NAME" for some of them
 	$(call limited,20m) $(PYTEST) $(ARGS)
 
 test-ci: install  ## Run the additional tests of CI, also on a real SLURM of three nodes (as root, by apt-get)

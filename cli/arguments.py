@@ -162,13 +162,13 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
     return next(iter(words), None)
 
 
-def _nothing(node: object) -> None:
+def _print_only(node: object) -> None:
     """The task of what prints something and runs nothing."""
 
 
 def call_hydra(
     words: Sequence[str],
-    task: Callable[..., Any] = _nothing,
+    task: Callable[..., Any] = _print_only,
     config_name: str = "config",
     config_dir: str | os.PathLike[str] | None = None,
     program: str = "collectx run",

@@ -12,6 +12,7 @@
     tables.py     the tables and the plot of the documentation, from results.json and learning.json
     many.py       hundreds of worker processes over gloo
     instrumented.py  a run that shows and records everything, and the collector alone, in turns
+    sizes.py      shares for growing observations, times from publish to use for growing weights, with their limits
     startup.py    time to the first batch
     memory.py     resident memory over many batches, and remaining processes and files
     overhead.py   the trainer's cost per batch; time from publish to use

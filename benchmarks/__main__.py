@@ -108,7 +108,7 @@ def _instrumented(pairs: int, seconds: float, report: Report) -> None:
     for kind in instrumented.KINDS:
         # Shorter and more turns than elsewhere: the difference is small.
         ratios = instrumented.ratios(kind, 4 * pairs, seconds / pairs / 2)
-        report.add(Line(f"display, metrics, two loggers, {kind}: share of the collector alone", ratios, instrumented.TARGET))
+        report.add(Line(f"display, metrics, two loggers: share of {kind} alone", ratios, instrumented.TARGET))
 
 
 def _startup(pairs: int, report: Report) -> None:

@@ -106,6 +106,18 @@ CASES["cartpole_32_rpc"] = replace(
 CASES["cartpole_32_ray"] = replace(
     CASES["cartpole_32"], kinds=RAY_KINDS, share=dict.fromkeys(RAY_KINDS, 0.8), ratio=dict.fromkeys(RAY_KINDS, 10.0)
 )
+# Observations of so many bytes, with an env that only fills them and a policy that does nothing.
+SIZES = (4, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+for _size in SIZES:
+    CASES[f"size_{_size}"] = Case(
+        "benchmarks.sizes:Sized-v0",
+        1,
+        "ballast",
+        max(2, min(1024, 2**23 // _size)),
+        {},
+        env_kwargs=(("size", _size),),
+        kinds=("multi_async", "distributed"),
+    )
 
 
 def env_config(case: Case) -> Any:
@@ -143,6 +155,8 @@ def policy_config(case: Case) -> Any:
     """The policy: 64x64 tanh, or the convolutions of `conf/policy/cnn.yaml`."""
     from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 
+    if case.policy == "ballast":
+        return ballast_config(0.001)
     if case.policy == "mlp":
         return MlpPolicyConfig(kind="mlp", hidden_sizes=[64, 64], activation="tanh")
     return CnnPolicyConfig(

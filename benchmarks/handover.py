@@ -32,7 +32,7 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
     policy = ballast_config(megabytes)
     spec = envs.read_spec(env)
     module: Any = policies.build(policy, spec, 0)
-    times: dict[str, list[float]] = {"publish": [], "use": [], "raw": []}
+    times: dict[str, list[float]] = {"publish": [], "use": [], "raw": [], "memcpy": []}
     raw = _Raw(int(megabytes * 1e6))
     with build(run_config(env, policy, "distributed", 1, 1), module, spec) as collector:
         for _warm in range(20):
@@ -48,6 +48,7 @@ def measure(megabytes: float, seconds: float, **_: Any) -> dict[str, Any]:
                 next(collector)
             times["use"].append(perf_counter() - began)
             times["raw"].append(raw.send())
+            times["memcpy"].append(raw.copy())
     raw.close()
     ratios = [use / send for use, send in zip(times["use"], times["raw"], strict=True)]
     return {**{f"{name}_ms": 1e3 * median(values) for name, values in times.items()}, "ratios": ratios}
@@ -68,7 +69,8 @@ class _Raw:
         self._process.start()
         theirs.close()
         self._pair = PairConfig(60.0).make_pair(self._connection, TRAINER, "127.0.0.1")
-        self._buffer = torch.zeros(num_bytes, dtype=torch.uint8)
+        self._buffer = torch.ones(num_bytes, dtype=torch.uint8)
+        self._target = torch.ones(num_bytes, dtype=torch.uint8)
 
     def send(self) -> float:
         """Seconds of one transfer. Both processes read the same monotonic clock."""
@@ -76,6 +78,12 @@ class _Raw:
         began = perf_counter()
         self._pair.send(self._buffer).wait()
         return self._connection.recv() - began
+
+    def copy(self) -> float:
+        """Seconds of one memcpy of as many bytes."""
+        began = perf_counter()
+        self._target.copy_(self._buffer)
+        return perf_counter() - began
 
     def close(self) -> None:
         self._pair.close()

@@ -21,7 +21,10 @@ _SCALARS = dict.fromkeys(("actor_loss", "critic_loss", "entropy", "learning_rate
 def ratios(kind: str, turns: int, seconds: float) -> list[float]:
     """The throughput of the instrumented run in times that of the collector alone, one ratio for each turn."""
     arguments: dict[str, Any] = {"case": CASE, "kind": kind, "cores": fresh.cores(), "stopped": True}
-    with fresh.Session("benchmarks.instrumented", **arguments) as run, fresh.Session("benchmarks.ours", **arguments) as bare:
+    with (
+        fresh.Session("benchmarks.instrumented", **arguments) as run,
+        fresh.Session("benchmarks.ours", **arguments) as bare,
+    ):
         run.wait_until_ready()
         bare.wait_until_ready()
         return [_rate(run, seconds) / _rate(bare, seconds) for _ in range(turns)]

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter, process_time, sleep
 from typing import Any
@@ -141,8 +142,8 @@ def main() -> None:
         plot(options.plot, lines, "worker processes", "trainer's processor time per batch, ms")
 
 
-def plot(path: Path, lines: dict[str, list[tuple[int, float]]], x: str, y: str) -> None:
-    """Draws one line per entry, on logarithmic axes."""
+def plot(path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, y_scale: str = "log") -> None:
+    """Draws one line per entry; the horizontal axis is logarithmic."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -151,7 +152,7 @@ def plot(path: Path, lines: dict[str, list[tuple[int, float]]], x: str, y: str) 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for name, points in lines.items():
         axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
-    axes.set(xlabel=x, ylabel=y, xscale="log", yscale="log")
+    axes.set(xlabel=x, ylabel=y, xscale="log", yscale=y_scale)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)

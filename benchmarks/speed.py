@@ -54,7 +54,7 @@ def compare(name: str, turns: int, seconds: float, say: Callable[[str], None]) -
     """Measures one case in `turns` turns of `seconds` per side; yields its lines."""
     case = CASES[name]
     peers = [kind for kind in case.kinds if case.ratio is not None and has_peer() and kind not in OVERLAPPED]
-    rates = _rates(name, peers, turns, seconds, say)
+    rates = rates_of(name, peers, turns, seconds, say)
     say(f"  frames/s of one bare loop {median(rates['bare_1']):,.0f}, of two at once {median(rates['bare_2']):,.0f}")
     for kind in case.kinds:
         shares = _ratios(rates[kind], rates[f"bare_{case.num_workers(kind)}"])
@@ -72,7 +72,7 @@ def _ratios(ours: list[float], theirs: list[float]) -> list[float]:
     return [one / other for one, other in zip(ours, theirs, strict=True)]
 
 
-def _rates(
+def rates_of(
     name: str, peers: list[str], turns: int, seconds: float, say: Callable[[str], None]
 ) -> dict[str, list[float]]:
     """Frames per second of every side in every turn."""

@@ -32,7 +32,7 @@ from collectx.errors import CollectxError, ConfigError, DamagedFile
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.run import RunFolder, Status, foreign_code, preflight, printing, saved_config
 from collectx.run.folder import folder_errors, locked
-from collectx.run.result import Result
+from collectx.run.result import Result, exit_status
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
 _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version", "resolve")
@@ -74,7 +74,7 @@ def launch(
         raise ConfigError(list(dict.fromkeys(task.problems)))
     if results is not None:
         results += task.outcomes
-    return exit_status([*(run.status for run in task.outcomes), *([] if is_complete else [Status.FAILED])])
+    return exit_status(*(run.status for run in task.outcomes), *([] if is_complete else [Status.FAILED]))
 
 
 def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
@@ -195,13 +195,6 @@ def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
     if num_alive := sum(not run.status.has_ended for run in outcomes):
         command = f"collectx cancel {shlex.quote(str(root))}"
         printing.note(f"{num_alive} of the points may continue without this command: {command} ends the started ones.")
-
-
-def exit_status(statuses: Sequence[Status]) -> int:
-    """One exit status for all runs: 130 if one was interrupted, otherwise 1 if one failed, otherwise 0."""
-    if Status.INTERRUPTED in statuses:
-        return 130
-    return 1 if any(status != Status.COMPLETED for status in statuses) else 0
 
 
 def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | None:

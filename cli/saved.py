@@ -1,4 +1,4 @@
-"""Composes from the snapshot of a run, for `collectx reproduce` and `collectx resume`."""
+"""Composes from the snapshot of a run, for `collectx reproduce`, `resume` and `eval`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The task function of `hydra.main`: runs one configuration in the process that Hydra's launcher has chosen, or submits
 it as a job where `launcher` says so.
 
-    hydra.main --launcher=collectx--> PointRunner (sweep.py) --> Task.run, in this process
+    hydra.main --launcher=collectx--> PointRunner (sweep.py) --> Task.execute, in this process
                --any other----------> Task.__call__, perhaps in another process
 """
 

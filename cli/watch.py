@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from collectx.cli.arguments import Arguments, subcommand
-from collectx.cli.run import exit_status
 from collectx.errors import ConfigError
 from collectx.jobs.status import read_job, statuses, submitted_run
 from collectx.jobs.watcher import Watcher
 from collectx.run import RunFolder, Status, printing
 from collectx.run.folder import runs_below
+from collectx.run.result import exit_status
 
 _USAGE = """\
 collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they have ended. For one run, a
@@ -31,7 +31,7 @@ def _watch(arguments: Arguments) -> int:
     followed = [(replace(submitted_run(run), name=run.name_below(root)), read_job(run)) for run in runs]
     watcher = Watcher(followed, is_owner=False)
     outcomes = watcher.watch()
-    return 130 if watcher.is_detached else exit_status([outcome.status for outcome in outcomes])
+    return 130 if watcher.is_detached else exit_status(*(outcome.status for outcome in outcomes))
 
 
 def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:

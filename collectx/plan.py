@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from collectx.config.derived import JOB_LAUNCHERS, backend_of, num_tasks_of, num
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.config.schema.inference import ServerInferenceConfig
 from collectx.config.schema.launcher import SlurmLauncherConfig, SlurmResources, SubmititLauncherConfig
-from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.jobs.status import SubmittedRun
@@ -67,7 +68,7 @@ def plan(runs: Sequence[SubmittedRun], num_parallel: int | None = 1) -> dict[str
 def _plan(run: SubmittedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
     cfg = run.cfg
     is_users = policy.is_user_policy(cfg.policy)
-    key = f"{as_dict(cfg.env)} {is_users}"
+    key = f"{asdict(cfg.env)} {is_users}"
     spec = specs[key] = specs.get(key) or env.read_spec(cfg.env, is_users)
     module = policy.build(cfg.policy, spec, cfg.seed)
     batch = collector.batch_of(cfg, module, spec)

@@ -175,10 +175,11 @@ def changes(cfg: RunConfig, values: Values) -> list[str]:
         texts.append(f"a batch has {after} rows of {frames // after} steps, not {before} of {frames // before}")
     if values.get("collector.overlap", cfg.collector.overlap) != cfg.collector.overlap:
         texts.append(f"the lag of a batch is {values['collector.overlap']}, not {cfg.collector.overlap}")
-    is_async = schedule_of(cfg.collector) == "async"
-    keys = ("collector.num_workers", "collector.num_slots")
-    if is_async and any(values.get(key, value) != value for key in keys if (value := getattr(cfg.collector, key[10:]))):
-        texts.append("more or fewer batches are on their way, and their lag texts with them")
+    workers, slots = cfg.collector.num_workers, cfg.collector.num_slots
+    has_other_workers = values.get("collector.num_workers", workers) != workers
+    has_other_slots = values.get("collector.num_slots", slots) != slots
+    if schedule_of(cfg.collector) == "async" and (has_other_workers or has_other_slots):
+        texts.append("more or fewer batches are on their way, and their lag changes with them")
     return texts
 
 

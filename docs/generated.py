@@ -19,6 +19,7 @@ from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS
 
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
+_CONF = Path(__file__).parents[1] / "conf"
 _NAMES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "mapping"}
 
 
@@ -93,17 +94,25 @@ def _flat(properties: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _group(group: str, choices: dict[str, dict[str, Any]]) -> str:
-    merged: dict[str, Any] = {}
+    merged: dict[str, dict[str, Any]] = {}
     holders: dict[str, list[str]] = {}
+    texts: dict[str, dict[str, list[str]]] = {}
     for choice, options in choices.items():
         for path, option in options.items():
             merged.setdefault(path, option)
             holders.setdefault(path, []).append(choice)
+            text = f"{option.get('description', '')} (default {_default(option)})"
+            texts.setdefault(path, {}).setdefault(text, []).append(choice)
+    for path, variants in texts.items():
+        if len(variants) > 1:  # the choices differ in meaning or default
+            lines = [f"{', '.join(f'`{each}`' for each in held)}: {text}" for text, held in variants.items()]
+            merged[path] = {key: value for key, value in merged[path].items() if key != "default"}
+            merged[path] |= {"description": " ".join(lines), "differs": True}
     where = {
         path: "" if len(held) == len(choices) else ", ".join(f"`{each}`" for each in held)
         for path, held in holders.items()
     }
-    named = ", ".join(f"`{group}={choice}`" for choice in choices)
+    named = ", ".join(f"`{group}={path.stem}`" for path in sorted((_CONF / group).glob("*.yaml")))
     return _section(group, merged, where, f"Choices: {named}.\n")
 
 
@@ -138,6 +147,8 @@ def _type(each: dict[str, Any]) -> str:
 
 
 def _default(option: dict[str, Any]) -> str:
+    if option.get("differs"):
+        return "see the meaning"
     if "default" not in option:
         return "required"
     value = option["default"]
@@ -145,4 +156,5 @@ def _default(option: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    text = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"(?<!`)\b(_\w+_)\b(?!`)", r"`\1`", text)  # not as emphasis

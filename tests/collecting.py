@@ -16,6 +16,7 @@ from collectx.config.schema.launcher import BackendConfig, DevicesConfig, Launch
 from collectx.config.schema.policy import CustomPolicyConfig, MlpPolicyConfig, PolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import TrainerConfig
+from collectx.run.digest import Digest
 
 # Inline workers use the trainer's threads; worker processes have one.
 torch.set_num_threads(1)
@@ -133,3 +134,8 @@ def through_a_file(state):
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
+
+def digest_of(batch):
+    """The digest of one batch."""
+    return Digest().add(batch)

@@ -35,7 +35,10 @@ def run_schema() -> dict[str, Any]:
         "defaults": {"type": "array", "description": "choices of groups, as `- override /env: pendulum`"},
         **{group: _choices(group) for group in GROUPS},
         "seed": _option(int, limits_of("seed")) | {"default": values["seed"]} | _described(comments, "seed"),
-        **{name: _section(cls, values[name], comments) for name, cls in {**SECTIONS, **COMMAND_SECTIONS}.items()},
+        **{
+            name: _section(cls, values[name], comments, f"{name}.")
+            for name, cls in {**SECTIONS, **COMMAND_SECTIONS}.items()
+        },
         "hydra": {"type": "object"},
     }
     properties["logger"]["properties"] |= loggers()
@@ -52,10 +55,11 @@ def loggers() -> dict[str, Any]:
     """The schema of each logger, a section below the section `logger`."""
     hints = typing.get_type_hints(LoggerConfig)
     sections = {name: cls for name, hint in hints.items() if (cls := section_of(hint)) is not None}
-    return {
-        name: {"anyOf": [_section(cls, packaged_values("logger", name)[name], _comments(f"logger/{name}")), _NULL]}
-        for name, cls in sections.items()
-    }
+    return {name: {"anyOf": [_logger(name, cls), _NULL]} for name, cls in sections.items()}
+
+
+def _logger(name: str, cls: Any) -> dict[str, Any]:
+    return _section(cls, packaged_values("logger", name)[name], _comments(f"logger/{name}"), f"{name}.")
 
 
 def group_schema(group: str) -> dict[str, Any]:
@@ -74,18 +78,19 @@ def _choices(group: str) -> dict[str, Any]:
     return {"title": group, "anyOf": choices}
 
 
-def _section(cls: Any, defaults: dict[str, Any], comments: dict[str, str]) -> dict[str, Any]:
+def _section(cls: Any, defaults: dict[str, Any], comments: dict[str, str], prefix: str = "") -> dict[str, Any]:
+    """The schema of a dataclass. `prefix` is the path of its keys in the file of the comments, such as `eval.`."""
     hints = typing.get_type_hints(cls)
     properties: dict[str, Any] = {"defaults": {"type": "array"}}
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         if (section := section_of(hint)) is not None:
-            option = _section(section, {}, comments)
+            option = _section(section, {}, comments, f"{prefix}{field.name}.")
         else:
             option = _option(hint, field.metadata)
         if defaults.get(field.name, "???") != "???":
             option["default"] = defaults[field.name]
-        properties[field.name] = option | _described(comments, field.name)
+        properties[field.name] = option | _described(comments, prefix + field.name)
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
@@ -116,12 +121,14 @@ def _typed(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
     return {"type": kind} | ranges
 
 
-def _described(comments: dict[str, str], key: str) -> dict[str, str]:
-    return {"description": comments[key]} if key in comments else {}
+def _described(comments: dict[str, str], path: str) -> dict[str, str]:
+    # Parts of a job, which have no comments of their own, have keys of the section around them.
+    text = comments.get(path) or comments.get(path.rpartition(".")[2])
+    return {"description": text} if text else {}
 
 
 def _comments(path: str) -> dict[str, str]:
-    """The comment above every key of `conf/<path>.yaml`, and of the files that it inherits."""
+    """The comment above every key of `conf/<path>.yaml`, and of the files that it inherits, by the path of the key."""
     file = resources.files("collectx.conf").joinpath(f"{path}.yaml")
     if not file.is_file():
         return {}
@@ -129,6 +136,7 @@ def _comments(path: str) -> dict[str, str]:
     inherited: dict[str, str] = {}
     comments: dict[str, str] = {}
     block: list[str] = []
+    parents: list[tuple[int, str]] = []
     for line in file.read_text().splitlines():
         key, colon, _ = line.strip().partition(":")
         if line.startswith("  - ") and group and line != "  - _self_":
@@ -136,7 +144,10 @@ def _comments(path: str) -> dict[str, str]:
         if line.lstrip().startswith("#"):
             block.append(line.lstrip("# "))
             continue
-        if colon and block and key.isidentifier():
-            comments[key] = " ".join(block)
+        if colon and key.isidentifier():
+            indent = len(line) - len(line.lstrip())
+            parents = [*(parent for parent in parents if parent[0] < indent), (indent, key)]
+            if block:
+                comments[".".join(name for _, name in parents)] = " ".join(block)
         block = []
     return inherited | comments

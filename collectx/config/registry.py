@@ -143,7 +143,7 @@ def _packaged_values(group: str, name: str) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
-    """The inverse of `as_dict`; checks nothing."""
+    """The inverse of `dataclasses.asdict`; checks nothing."""
     missing = {group: {"kind": kind} for group, kind in DEFAULTS.items()}
     groups = {group: group_from_dict(group, (missing | values)[group]) for group in GROUPS}
     sections = {name: _from_dict(cls, values.get(name, {})) for name, cls in SECTIONS.items()}
@@ -151,7 +151,7 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:
-    """One group, as in `group_from_dict("env", as_dict(cfg.env))`."""
+    """One group, as in `group_from_dict("env", asdict(cfg.env))`."""
     if values.get("kind") == "python":
         return env.EnvConfig(**values) if group == "env" else policy.PolicyConfig(**values)
     return _from_dict(schemas(group)[values.get("kind", "cpu")], values)

@@ -200,7 +200,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
 
 
 def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether `dtype` can represent `values`; see `check`."""
+    """Whether `dtype` can represent `values`; see `check_value`."""
     fits = _dtype_fits(values.dtype, dtype)
     return np.array_equal(values.astype(dtype), values) if fits is None else fits
 

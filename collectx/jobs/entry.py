@@ -37,7 +37,7 @@ from collectx.launcher.slurm.script import WORKERS
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
-from collectx.run.result import Result, Status
+from collectx.run.result import Result, Status, exit_status
 from collectx.run.signals import ignore_requests
 from collectx.user_objects import UserObjects
 
@@ -130,7 +130,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
             _report(files, "requeued", lost or result.exit_reason)
     if result.exit_reason == "interrupted by SIGINT":
         _cancel_job(files)
-    return result.exit_status
+    return exit_status(result.status)
 
 
 def _cancel_job(files: RunFolder) -> None:

@@ -8,19 +8,18 @@ Used by the command line, the trainer and workers.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collectx.config.registry import from_dict
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
-from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.run import RunConfig
 from collectx.errors import RendezvousError
 from collectx.run.files import read_private, write_json, write_private
 from collectx.run.folder import RunFolder
@@ -53,8 +52,8 @@ class JobSpec:
         files.jobs.mkdir(parents=True, exist_ok=True)
         if objects is not None:
             write_private(files.job_objects, pickle.dumps(objects))
-            cfg = dataclasses.replace(cfg, env=EnvConfig(kind="python", num_envs=0), policy=PolicyConfig(kind="python"))
-        write_json(files.job_spec, {"cfg": as_dict(cfg), "argv": self.argv, "token": self.token})
+            cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=0), policy=PolicyConfig(kind="python"))
+        write_json(files.job_spec, {"cfg": asdict(cfg), "argv": self.argv, "token": self.token})
 
     @classmethod
     def read(cls, files: RunFolder) -> JobSpec:

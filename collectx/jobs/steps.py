@@ -24,7 +24,6 @@ from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_command
 from collectx.run import Status, printing
-from collectx.run.cores import per_node
 from collectx.run.folder import RunFolder
 from collectx.run.resume import begin_submitted
 
@@ -120,7 +119,7 @@ class _Step:
 
 def _size_problems(run: SubmittedRun, job: str) -> list[str]:
     text = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
-    cores, tasks, each = sum(per_node(text)), num_tasks_of(run.cfg), run.launcher.cpus_per_task or 1
+    cores, tasks, each = sum(commands.per_node(text)), num_tasks_of(run.cfg), run.launcher.cpus_per_task or 1
     if not cores or tasks * each <= cores:
         return []
     return [

@@ -6,7 +6,6 @@ run.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -16,11 +15,12 @@ import shutil
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from collectx.config.derived import num_tasks_of
 from collectx.config.schema.launcher import SubmititDelayedLauncherConfig
-from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import steps
 from collectx.jobs.cancel import end_jobs
@@ -115,8 +115,8 @@ def with_requeue(runs: Sequence[SubmittedRun], is_inside: bool) -> list[Submitte
     for run in runs:
         is_step = is_inside and run.launcher.kind == "slurm"
         requeue = bool(run.launcher.requeue) if is_step else is_requeue_wanted(run.launcher, preempts)
-        cfg = dataclasses.replace(run.cfg, launcher=dataclasses.replace(run.launcher, requeue=requeue))
-        decided.append(dataclasses.replace(run, cfg=cfg))
+        cfg = replace(run.cfg, launcher=replace(run.launcher, requeue=requeue))
+        decided.append(replace(run, cfg=cfg))
     return decided
 
 
@@ -242,7 +242,7 @@ def arrays(runs: Sequence[SubmittedRun]) -> Iterator[list[SubmittedRun]]:
     equal: dict[str, list[SubmittedRun]] = {}
     for run in runs:
         collector = run.cfg.collector
-        resources = [as_dict(run.launcher), num_tasks_of(run.cfg)]
+        resources = [asdict(run.launcher), num_tasks_of(run.cfg)]
         request = [*resources, collector.on_worker_failure, collector.close_timeout_s]
         equal.setdefault(json.dumps(request, sort_keys=True), []).append(run)
     for group in equal.values():

@@ -20,7 +20,7 @@ from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, s
 from collectx.run import RunFolder, Status, snapshot
 from collectx.run.events import format_event
 from collectx.run.folder import runs_below
-from collectx.run.saved_config import newest_config, read_config
+from collectx.run.saved_config import flat, newest_config, read_config
 from collectx.run.statistics import TIMES
 
 Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -170,7 +170,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
         try:
             snapshot.check_format(files)
             run.status = status_of(files, job, states)
-            run.options = dict(_flat(read_config(newest_config(files))))
+            run.options = flat(read_config(newest_config(files)))
             events = [(each, float(each["time"]), format_event(each["event"], each)) for each in files.read_events()]
             run.events = [each for each, _, _ in events]
             run.messages = [(time, text) for _, time, text in events if text is not None]
@@ -186,14 +186,6 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 def _common_folder(paths: Sequence[Path]) -> Path:
     return next(root for root in paths[0].parents if all(path.is_relative_to(root) and path != root for path in paths))
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in content.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 # The columns that a report draws, by the keys of a line.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.config.schema.run import RunConfig
+from collectx.launcher.slurm import commands
 
 _CGROUP_FILE = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -76,15 +76,9 @@ def _slurm_cores(environment: Mapping[str, str]) -> int | None:
     if (cores := environment.get("SLURM_CPUS_ON_NODE")) is None:
         return None
     # A batch script is one task, independent of the tasks of its job.
-    counts = per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    counts = commands.per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     node = int(environment.get("SLURM_NODEID", "0"))
     return int(cores) // (counts[node] if node < len(counts) else 1)
-
-
-def per_node(text: str) -> list[int]:
-    """Parses a per-node SLURM variable: `4(x2),2` is [4, 4, 2]."""
-    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return [int(count) for count, times in groups for _ in range(int(times or 1))]
 
 
 def _quotas() -> Iterator[float]:

@@ -65,11 +65,6 @@ class Digest:
         return hasher.digest()
 
 
-def digest_of(batch: TensorDictBase) -> bytes:
-    """The digest of one batch, 16 bytes."""
-    return Digest()._of(batch)
-
-
 def _collect(prefix: tuple[str, ...], batch: TensorDictBase, structure: list[tuple], leaves: list[Tensor]) -> None:
     """Adds key, dtype and shape of every leaf to `structure`, and the leaf to `leaves`. `batch.items(True, True)` takes
     as long as hashing a small batch."""

@@ -1,11 +1,9 @@
-"""The lock of a run folder: an open file description lock of Linux (fcntl(2), "OFD locks").
+"""The lock of a run folder: on Linux an open file description lock (fcntl(2), "OFD locks"), elsewhere one of flock(2).
 
-The kernel releases it when its holder exits or is killed, and it works between hosts on NFS, as POSIX record locks do.
-Unlike those, it stays when its holder opens and closes the file again, as reading the whole folder does, and a process
-cannot lock a file twice. A forked process would share it, and closes its descriptor. On a file system without locks,
-every lock is granted.
-
-Used by folder.py.
+The kernel releases it when its holder exits or is killed. An OFD lock works between hosts on NFS, as POSIX record locks
+do. Unlike those, both kinds stay when the holder opens and closes the file again, as reading the whole folder does, and
+a process cannot lock a file twice. A forked process would share the lock, and closes its descriptor. On a file system
+without locks, every lock is granted.
 """
 
 from __future__ import annotations
@@ -14,10 +12,12 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Of fcntl.h; Pythons that were built with glibc's headers before 2.20 have no names for them.
+_HAS_OFD = sys.platform == "linux"
+# Of Linux's fcntl.h; Pythons that were built with glibc's headers before 2.20 have no names for them.
 _OFD_GETLK, _OFD_SETLK = 36, 37
 _HELD = (errno.EACCES, errno.EAGAIN)
 # struct flock of 64-bit Linux, without its padding: type, whence, start, length (0: the whole file), pid.
@@ -37,7 +37,10 @@ def acquire(path: Path) -> tuple[int, bool]:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     _handles.add(handle)
     try:
-        _call(handle, _OFD_SETLK, fcntl.F_WRLCK)
+        if _HAS_OFD:
+            _call(handle, _OFD_SETLK, fcntl.F_WRLCK)
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return handle, error.errno not in _HELD
     return handle, True
@@ -49,18 +52,21 @@ def release(handle: int) -> None:
         _handles.remove(handle)
         # A process that was forked by other means than Python may have a copy of the descriptor.
         with suppress(OSError):
-            _call(handle, _OFD_SETLK, fcntl.F_UNLCK)
+            _call(handle, _OFD_SETLK, fcntl.F_UNLCK) if _HAS_OFD else fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
 
 def is_held(path: Path) -> bool:
     """Whether a process, which may be this one, holds the lock of the file. False where the file does not exist or
-    cannot be read. Takes no lock itself."""
+    cannot be read. With flock(2), which cannot ask, it holds a shared lock for a moment."""
     try:
         with open(path, "rb") as file:
-            return _call(file.fileno(), _OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK
-    except OSError:
-        return False
+            if _HAS_OFD:
+                return _call(file.fileno(), _OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def is_held_by(path: Path, pid: int) -> bool:

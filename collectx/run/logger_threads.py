@@ -11,14 +11,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from collectx import loggers
-from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.run import RunConfig
 from collectx.loggers import MEAN_RETURN, Logger
 from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
+from collectx.run.saved_config import flat
 from collectx.user_objects import call, resolve
 
 # Lines that may wait for a logger; some seconds of a fast run.
@@ -122,7 +124,7 @@ def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str,
         ConfigError: `logger.custom.target` does not exist.
     """
     options = cfg.logger
-    config = flat(as_dict(cfg))
+    config = flat(asdict(cfg))
     make: dict[str, Callable[[], Logger]] = {}
     if (tensorboard := options.tensorboard) is not None:
         make["tensorboard"] = partial(
@@ -148,12 +150,3 @@ def _run_id(files: RunFolder) -> str:
         run_id = secrets.token_hex(8)
         write_atomically(files.logger_id, lambda file: file.write(run_id.encode()))
     return files.logger_id.read_text()
-
-
-def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The options of a configuration by their paths, as in `{"env.id": "CartPole-v1"}`."""
-    values: dict[str, Any] = {}
-    for key, value in options.items():
-        is_section = isinstance(value, Mapping) and value
-        values |= flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
-    return values

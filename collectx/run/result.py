@@ -39,6 +39,13 @@ class Status(StrEnum):
         return self in ENDED
 
 
+def exit_status(*statuses: Status) -> int:
+    """The exit status of a command: 130 if a run was interrupted, otherwise 1 if one failed, otherwise 0."""
+    if Status.INTERRUPTED in statuses:
+        return 130
+    return int(any(status != Status.COMPLETED for status in statuses))
+
+
 ALL_DELIVERED = "all frames delivered"
 ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
 
@@ -86,11 +93,6 @@ class Result:
     digest: str | None
     failures: tuple[Failure, ...]
     folder: Path
-
-    @property
-    def exit_status(self) -> int:
-        """The exit status of the command: 0 completed, 1 failed, 130 interrupted."""
-        return {Status.COMPLETED: 0, Status.FAILED: 1, Status.INTERRUPTED: 130}[self.status]
 
     def as_json(self) -> dict[str, Any]:
         """The content of `result.json`."""

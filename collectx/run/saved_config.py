@@ -10,14 +10,14 @@ Used in the trainer's process, by the command line, and by what submits jobs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from collectx.checkpoints import Checkpoints
 from collectx.config.check import check_config
 from collectx.config.registry import DEFAULTS, GROUPS, packaged_values
-from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
 from collectx.run.folder import RunFolder, runs_below
@@ -153,7 +153,7 @@ def config_text(cfg: RunConfig) -> str:
     name of the launcher."""
     from omegaconf import OmegaConf
 
-    content = as_dict(cfg)
+    content = asdict(cfg)
     del content["run"]["overwrite"], content["run"]["resume"]
     del content["checkpoint"], content["logger"], content["eval"]
     content["launcher"] = cfg.launcher.kind
@@ -250,7 +250,7 @@ def _read(config: Path) -> dict[str, Any]:
 def _plain(cfg: RunConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    content = OmegaConf.to_container(OmegaConf.create(as_dict(cfg)), resolve=True)
+    content = OmegaConf.to_container(OmegaConf.create(asdict(cfg)), resolve=True)
     assert isinstance(content, dict)
     return _relevant({str(key): value for key, value in content.items()})
 
@@ -259,3 +259,12 @@ def _relevant(content: dict[str, Any]) -> dict[str, Any]:
     """Without the options that say what happens to an earlier run in the folder."""
     run = {name: value for name, value in (content.get("run") or {}).items() if name not in ("overwrite", "resume")}
     return {**content, "run": run}
+
+
+def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The options of a configuration by their paths, as in `{"env.id": "CartPole-v1"}`."""
+    values: dict[str, Any] = {}
+    for key, value in options.items():
+        is_section = isinstance(value, Mapping) and value
+        values |= flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return values

@@ -16,7 +16,7 @@ from collectx.config.registry import from_dict
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
-from collectx.config.schema.run import RunConfig, as_dict
+from collectx.config.schema.run import RunConfig
 from collectx.policy.served import ServedActor
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.served import split
@@ -131,7 +131,7 @@ class WorkerSpec:
         if objects.policy is not None:
             cfg = replace(cfg, policy=PolicyConfig(kind="python"))
         return {
-            "cfg": as_dict(cfg),
+            "cfg": asdict(cfg),
             "placement": asdict(self.placement),
             "num_envs": self.num_envs,
             "steps": self.steps,

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 import ways
-from collecting import batches, config, counting, custom, gym, gym_vector, mlp, start, worker_pids
+from collecting import batches, config, counting, custom, digest_of, gym, gym_vector, mlp, start, worker_pids
 from ways import case, over
 from worlds import faulty
 from worlds.streams import StreamChecker
@@ -21,7 +21,6 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import RecordedBatch, build
 from collectx.errors import ConfigError
-from collectx.run.digest import digest_of
 
 # What does not depend on how bytes travel between hosts is shown without RPC and Ray, whose workers start slowly.
 HERE = (*ways.INLINE, *ways.SHARED, *ways.GLOO)

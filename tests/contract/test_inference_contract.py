@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from collecting import Log, config, counting, custom, faulty, gym, mlp, start, through_a_file
+from collecting import Log, config, counting, custom, digest_of, faulty, gym, mlp, start, through_a_file
 from worlds.cartpoles import cartpole
 
 from collectx import AsyncBatchedCollector
@@ -17,7 +17,6 @@ from collectx.collector import build
 from collectx.collector.record import WorkerState
 from collectx.config.rules import problems
 from collectx.errors import WorkerDied, WorkerTimeout
-from collectx.run.digest import digest_of
 
 _SHAPE = {"frames_per_batch": 64, "total_frames": 512, "seed": 3}
 _MODE = {"exploration_type": "mode"}

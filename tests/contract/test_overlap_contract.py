@@ -7,14 +7,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 import ways
-from collecting import faulty, gym, mlp, start, through_a_file
+from collecting import digest_of, faulty, gym, mlp, start, through_a_file
 from ways import over
 
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.cli.compose import compose
 from collectx.collector import build
-from collectx.run.digest import digest_of
 
 _SHAPE = {"overlap": 1, "frames_per_batch": 64, "total_frames": 640, "seed": 3}
 

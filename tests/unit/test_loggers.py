@@ -9,7 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger
-from collectx.run.logger_threads import LoggerThreads, flat
+from collectx.run.logger_threads import LoggerThreads
+from collectx.run.saved_config import flat
 
 CONFIG = {"env.id": "CartPole-v1", "seed": 3, "sizes": [64, 64], "none": None}
 NAME = "episode/mean_return"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.env import EnvConfig
@@ -98,8 +97,3 @@ class TuneConfig(Section):
 
 # The sections that only a command reads.
 COMMAND_SECTIONS: dict[str, type] = {"sweep": SweepConfig, "tune": TuneConfig}
-
-
-def as_dict(cfg: Any) -> dict[str, Any]:
-    """A configuration, or one group of it, as plain data."""
-    return asdict(cfg)

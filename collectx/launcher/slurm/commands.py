@@ -5,6 +5,7 @@ first start of workers, no call is made from the thread that delivers batches. D
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -182,6 +183,12 @@ def hostnames(nodes: str) -> list[str]:
         LauncherError: scontrol cannot be called.
     """
     return _run(["scontrol", "show", "hostnames", nodes]).split()
+
+
+def per_node(text: str) -> list[int]:
+    """Parses a per-node SLURM variable: `4(x2),2` is [4, 4, 2]."""
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in groups for _ in range(int(times or 1))]
 
 
 def down(nodes: str) -> list[str]:

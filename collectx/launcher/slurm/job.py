@@ -217,12 +217,8 @@ def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
     # Within an allocation, the step of a run may have only some of the nodes.
     scope = "STEP" if not part and "SLURM_STEP_NODELIST" in environment else "JOB"
     nodes = commands.hostnames(environment[f"SLURM_{scope}_NODELIST{part}"])
-    per_node = "SLURM_STEP_TASKS_PER_NODE" if scope == "STEP" else f"SLURM_TASKS_PER_NODE{part}"
-    counts: list[int] = []
-    # 2(x3),1 is three nodes with two tasks each and one with one.
-    for group in environment.get(per_node, "1").split(","):
-        count, _, times = group.partition("(x")
-        counts += [int(count)] * int(times.rstrip(")") or 1)
+    name = "SLURM_STEP_TASKS_PER_NODE" if scope == "STEP" else f"SLURM_TASKS_PER_NODE{part}"
+    counts = commands.per_node(environment.get(name, "1"))
     # If no node has a task, each node counts as one.
     return [node for node, count in zip(nodes, counts, strict=False) for _ in range(count)] or nodes
 

@@ -13,6 +13,7 @@ from collectx.cli import list as listing
 from collectx.errors import ConfigError
 from collectx.jobs import status as jobs_status
 from collectx.run import RunFolder
+from collectx.run.result import exit_status
 
 SWEEP = ["-m", "hydra.sweep.dir=sweep"]
 
@@ -38,7 +39,7 @@ def test_run_folders_of_the_same_second_differ_and_advice_is_a_note(stub, capsys
 
 def test_an_interruption_then_a_failure_outweighs_what_completed():
     statuses = ["completed", "completed", "failed", "interrupted", "completed"]
-    assert [run.exit_status(statuses[:count]) for count in range(6)] == [0, 0, 0, 1, 130, 130]
+    assert [exit_status(*statuses[:count]) for count in range(6)] == [0, 0, 0, 1, 130, 130]
 
 
 def test_a_wrong_configuration_starts_nothing_and_leaves_nothing(stub, tmp_path, capsys):

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from collectx.cli import schema
+from collectx.config.json_schema import run_schema
 from collectx.config.registry import GROUPS
 
 CONF = Path(schema.__file__).parents[1] / "conf"
@@ -24,6 +25,14 @@ def test_packaged_files_are_valid(group, capsys):
     files = {path: yaml.safe_load(path.read_text()) for path in CONF.glob(f"{group}/*.yaml")}
     assert files
     assert [path for path, content in files.items() if not checks.is_valid(content)] == []
+
+
+def test_a_key_has_the_comment_of_its_section():
+    properties = run_schema()["properties"]
+    checkpoint, evaluation = (properties[name]["properties"]["every_batches"] for name in ("checkpoint", "eval"))
+    assert checkpoint["description"].startswith("Write a checkpoint")
+    assert evaluation["description"].startswith("During a run: evaluate")
+    assert properties["seed"]["description"].startswith("Seed of all random numbers")
 
 
 def test_wrong_values_and_keys_are_invalid_and_interpolations_are_not(capsys):

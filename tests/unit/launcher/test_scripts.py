@@ -1,12 +1,12 @@
 """The batch scripts of `launcher=submitit` and `launcher=submitit_delayed`, and submitit's parameters."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from composing import composed
 
 from collectx.config.registry import from_dict
-from collectx.config.schema.run import as_dict
 from collectx.errors import ConfigError
 from collectx.launcher.slurm.array import slurm_resources
 from collectx.launcher.slurm.script import script
@@ -59,7 +59,7 @@ def test_each_part_of_a_job_has_its_own_options_and_the_common_ones():
     own = "partition=gpu gpus=1 cpus_per_task=8 sbatch.nodelist=g1"
     asked = [f"launcher.{word}" for word in common.split()] + [f"launcher.trainer.{word}" for word in own.split()]
     cfg = composed(" ".join([DELAYED, *asked]))
-    assert from_dict(as_dict(cfg)) == cfg
+    assert from_dict(asdict(cfg)) == cfg
     text = script([Path("/runs/a b")], cfg.launcher, 4, False, 15.0)
     trainer, worker = (set(options_of(part)) for part in text.split("#SBATCH hetjob"))
     assert trainer >= {"--partition=gpu", "--gres=gpu:1", "--cpus-per-task=8", "--mem=2G", "--ntasks=1", "--nodes=1"}

@@ -94,13 +94,18 @@ class Composer:
 
     def choices(self, overrides: Sequence[str]) -> dict[str, list[str]]:
         """The choices of every group by its name; with overrides, also those of `hydra.searchpath`."""
-        options: Any = self._loader.get_group_options
-        # Hydra reads the primary file for each call; the packaged one has no search path.
-        has_search_path = overrides or self.config_name != _PACKAGED
-        where = {"config_name": self.config_name, "overrides": [*overrides]} if has_search_path else {}
+        loader: Any = self._loader
+        sources = loader.get_sources()
+
+        def options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
+            if overrides or self.config_name != _PACKAGED:
+                return loader.get_group_options(group, kind, self.config_name, [*overrides])
+            # Such a call copies all sources, and reads the primary file; the packaged one has no search path.
+            return sorted({name for each in sources if each.is_group(group) for name in each.list(group, kind)})
+
         return {
-            group: [name for name in options(group, **where) if not name.startswith("_")]
-            for group in options("", ObjectType.GROUP, **where)
+            group: [name for name in options(group) if not name.startswith("_")]
+            for group in options("", ObjectType.GROUP)
             if group != "hydra"
         }
 

@@ -16,11 +16,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 Key = tuple[str, ...]
 
@@ -259,6 +261,8 @@ def _build(
     outer: tuple[int, ...] = (),
 ) -> TensorDict:
     """The TensorDict `key` of a batch; `outer` are the dimensions of the one that contains it."""
+    from tensordict import TensorDict
+
     own = dims.get(key, outer)
     children = {
         name: _build(value, batch_size, device, dims, (*key, name), own) if isinstance(value, dict) else value

@@ -361,8 +361,9 @@ def _connect(
         interface,
     )
     endpoint, start_timeout_s = network.endpoint, options.start_timeout_s
+    build_nested = build if options.num_workers_per_collector > 1 else None
 
     def entry(spec: WorkerSpec) -> Entry:
-        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, spec.user_objects, build)
+        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, spec.user_objects, build_nested)
 
     return network, Role("worker", specs.make, entry, endpoint), None

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 
 from collectx.checkpoints import Checkpoints
@@ -174,9 +175,9 @@ def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objec
     import torch
 
     torch.set_num_threads(cfg.launcher.num_threads)
-    from collectx.collector import build
     from collectx.worker.entry import run_remote_worker
 
+    build = import_module("collectx.collector").build if cfg.collector.num_workers_per_collector > 1 else None
     timeout_s = cfg.collector.start_timeout_s
     try:
         _begin_mpi(cfg)

@@ -42,7 +42,7 @@ from collectx.transport.processes import Handle
 from collectx.transport.stacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
-PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.worker.entry"]
+PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.policy.user_actor", "collectx.worker.entry"]
 # File descriptors that libraries may need, that workers need while they join, and that each worker needs: for its
 # connections, and with those of its process.
 _DESCRIPTORS, _JOINING, _CONNECTIONS, _WORKER_DESCRIPTORS = 256, 32, 2, 4

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import gymnasium
 import torch
 from gymnasium.vector import VectorEnv
+from tensordict.nn import InteractionType as ExplorationType
 
 from collectx.config.derived import GROUP_BACKENDS
 from collectx.config.registry import limits_of
 from collectx.library.nested import user_class
 from collectx.library.values import exploration_name, first_device, only_device, positive, visible_names
-from collectx.policy.exploration import ExplorationType
 from collectx.replay.buffer import ReplayBuffer
 from collectx.user_objects import Hooks
 

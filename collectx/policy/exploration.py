@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import StrEnum
 from typing import Any
 
-from tensordict.nn import InteractionType as ExplorationType
-from tensordict.nn import set_interaction_type
 
-__all__ = ["ExplorationType", "exploration"]
+class ExplorationType(StrEnum):
+    """The values of tensordict's `InteractionType`, without its import, which takes longer than torch's."""
+
+    MODE = "mode"
+    MEDIAN = "median"
+    MEAN = "mean"
+    RANDOM = "random"
+    DETERMINISTIC = "deterministic"
 
 
 def exploration(kind: ExplorationType) -> AbstractContextManager:
-    """A context that sets the exploration type of tensordict's probabilistic modules (and TorchRL's).
+    """A context that sets the exploration type of tensordict's probabilistic modules (and TorchRL's), where tensordict
+    is imported.
 
     Only RANDOM samples. For the other four, the built-in policies return the mode: the most likely action of a discrete
     policy, the mean of a Gaussian one.
     """
-    context = set_interaction_type(kind)
+    if "tensordict" not in sys.modules:
+        return nullcontext()
+    context = _interaction(kind)()
     return _with_medians(context) if kind is ExplorationType.MEDIAN else context
+
+
+@functools.cache
+def _interaction(kind: ExplorationType) -> Callable[[], AbstractContextManager]:
+    from tensordict.nn import InteractionType, set_interaction_type
+
+    return functools.partial(set_interaction_type, InteractionType(kind))
 
 
 @contextmanager

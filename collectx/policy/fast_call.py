@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tensordict.nn import CudaGraphModule
 from torch import nn
 from torch.nn.modules import module as _module
 
@@ -54,7 +53,11 @@ class Acceleration:
 
     def capture(self, function: Forward) -> Forward:
         """A form of `function`, which takes tensors, that records a CUDA graph after some calls, then replays it."""
-        return function if self.cudagraph is None else CudaGraphModule(function, **self.cudagraph)
+        if self.cudagraph is None:
+            return function
+        from tensordict.nn import CudaGraphModule
+
+        return CudaGraphModule(function, **self.cudagraph)
 
 
 def fast_callable(module: Any, one_row: bool = False) -> Forward:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from tensordict import NestedKey, TensorDictBase
 from torch import nn
 
 from collectx.batch import Leaf
@@ -22,6 +21,9 @@ from collectx.env.base import EnvSpec, steps_per_draw
 from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import action_space
+
+if TYPE_CHECKING:
+    from tensordict import NestedKey, TensorDictBase
 
 
 class RandomPolicy:
@@ -43,6 +45,8 @@ class RandomPolicy:
         Raises:
             RuntimeError: there is no `action_spec`.
         """
+        from tensordict import TensorDictBase
+
         if self.action_spec is None:
             raise RuntimeError("RandomPolicy has no action_spec: pass it, or construct a collector with this policy")
         if hasattr(self.action_spec, "rand"):

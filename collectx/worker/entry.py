@@ -22,7 +22,6 @@ from collectx.worker.loop import BatchSource, run_until_stopped, run_worker_loop
 from collectx.worker.nested import NestedSource
 from collectx.worker.rollout_source import RolloutSource
 from collectx.worker.spec import WorkerSpec
-from collectx.worker.user_collector import UserCollectorSource
 
 
 def inline_worker(spec: WorkerSpec, link: InlineLink) -> Generator[None]:
@@ -40,6 +39,8 @@ def _make_source(
     spec: WorkerSpec, link: Any, is_inline: bool = False, build: Callable[..., Any] | None = None
 ) -> BatchSource:
     if spec.user_collector is not None:
+        from collectx.worker.user_collector import UserCollectorSource
+
         return UserCollectorSource(spec, spec.user_collector, link)
     if spec.cfg.collector.num_workers_per_collector > 1:
         assert build is not None
@@ -52,13 +53,13 @@ def run_remote_worker(
     worker: int,
     start_timeout_s: float,
     user_objects: UserObjects | None,
-    build: Callable[..., Any],
+    build: Callable[..., Any] | None,
 ) -> None:
     """The main function of a worker that connects to the trainer over a network. Returns when the trainer says stop.
 
     Args:
         user_objects: the parts of its `WorkerSpec` that do not travel over the connection; None: there are none.
-        build: `collectx.collector.build`, for a worker that is itself a collector.
+        build: `collectx.collector.build`, for a worker that is itself a collector; None for others.
 
     Raises:
         RendezvousError: the trainer was not found within `start_timeout_s` (`collector.start_timeout_s`), or refused

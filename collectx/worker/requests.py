@@ -9,11 +9,10 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from collectx.batch import as_key, nest
@@ -23,6 +22,9 @@ from collectx.rollout.served import ServedRollout
 from collectx.state import dumps, load_generators, loads, save_generators
 from collectx.transport.base import Ask, Link
 from collectx.user_objects import Hooks
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 # Of a path: an attribute, a position, or a key.
 _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
@@ -217,6 +219,8 @@ def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> 
         ShapeError: it adds something else than tensors with the batch's dimensions, or replaces a tensor by one of
             another shape.
     """
+    from tensordict import TensorDictBase
+
     seen = batch.clone(recurse=False)
     before = dict(seen.items(include_nested=True, leaves_only=True))
     hook(seen)

@@ -8,10 +8,9 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
 
 from collectx import env as envs
 from collectx import policy as policies
@@ -21,7 +20,6 @@ from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ShapeError
 from collectx.policy.base import Actor
 from collectx.policy.served import ServedActor
-from collectx.policy.user_actor import UserActor
 from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
@@ -34,6 +32,9 @@ from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 
 class RolloutSource:
@@ -127,8 +128,11 @@ class RolloutSource:
             weights.adopt()
             self._read = weights.read
         policies.accelerate(actor, cfg.policy)
-        if is_trainers and isinstance(actor, UserActor):
-            self._follow = actor.follow
+        if is_trainers:
+            from collectx.policy.user_actor import UserActor
+
+            if isinstance(actor, UserActor):
+                self._follow = actor.follow
         episodes = Episodes(first_env, spec.num_envs, total_envs, placement.incarnation)
         ends_early: EndsEarly | None = None
         if options.may_end_early:

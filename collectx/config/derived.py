@@ -98,7 +98,7 @@ def backend_of(cfg: RunConfig) -> str:
     if cfg.collector.kind == "rpc":
         return "rpc"
     if cfg.launcher.kind == "ray" and not cfg.collector.kind.startswith("distributed"):
-        return "ray"
+        return "gloo"  # Ray may place a worker on the trainer's GPU, where NCCL cannot work
     if cfg.launcher.kind == "local" and cfg.collector.kind not in REMOTE:
         return "shared_memory"
     return "gloo" if why_no_nccl(cfg) else "nccl"

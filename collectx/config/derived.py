@@ -12,7 +12,7 @@ from collectx.config.schema.run import RunConfig
 NETWORK_BACKENDS = tuple(name for name, kind in KINDS["backend"].items() if kind.implementation)
 
 # Backends whose workers are ranks of a group: torch.distributed and MPI.
-GROUP_BACKENDS = tuple(name for name in NETWORK_BACKENDS if name not in ("rpc", "ray"))
+GROUP_BACKENDS = tuple(name for name in NETWORK_BACKENDS if name != "rpc")
 
 # Launchers that submit trainer and workers as one job: the trainer runs on another machine than the command.
 JOB_LAUNCHERS = tuple(name for name, kind in KINDS["launcher"].items() if issubclass(kind.schema, SlurmLauncherConfig))

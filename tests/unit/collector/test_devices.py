@@ -25,7 +25,6 @@ def rpc(visible, **knobs):
 # Configurations, and what is said of them; None where nothing is.
 CONFIGURATIONS = [
     (config("ray"), r"^launcher=local: collector=ray has Ray start its workers: use launcher=ray"),
-    (config(backend="ray"), r"^launcher=local: backend=ray has Ray start its workers: use launcher=ray"),
     (config(**RAY, backend="shared_memory"), r"^backend=shared_memory: collector=ray is over torch.distributed: use"),
     (config(**RAY, backend="gloo"), None),
     (config(place="ray", backend="mpi"), r"^backend=mpi: MPI does not start the workers of launcher=ray"),

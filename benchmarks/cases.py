@@ -104,7 +104,7 @@ CASES["cartpole_32_rpc"] = replace(
 )
 # The same with Ray actors of a cluster on this machine.
 CASES["cartpole_32_ray"] = replace(
-    CASES["cartpole_32"], kinds=RAY_KINDS, share=dict.fromkeys(RAY_KINDS, 0.8), ratio=dict.fromkeys(RAY_KINDS, 10.0)
+    CASES["cartpole_32"], kinds=RAY_KINDS, share={"ray": 0.85, "ray_sync": 0.75}, ratio=dict.fromkeys(RAY_KINDS, 10.0)
 )
 # Observations of so many bytes, with an env that only fills them and a policy that does nothing.
 SIZES = (4, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)

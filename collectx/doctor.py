@@ -218,7 +218,7 @@ def _slurm() -> Iterator[Finding]:
 
 
 def _ray() -> Iterator[Finding]:
-    if reason := availability.why_not("ray"):
+    if reason := availability.why_not("ray", "launcher"):
         yield Finding(ABSENT, f"launcher=ray: {reason}")
         return
     address = os.environ.get("RAY_ADDRESS")

@@ -35,11 +35,11 @@ CLASSES = {
 def make(way, create=cartpole, policy: Any = None, *, num_workers=2, **keywords: Any):
     """A collector of the library: `create` makes the env of each of `num_workers` workers, which may also be a list of
     as many. Over inline transport the workers are the same code in this process, where they start at once."""
-    if way.transport in ("gloo", "rpc"):
-        keywords.setdefault("launcher", "mp")
-    if way.transport == "ray":
+    if way.place == "ray":
         keywords.setdefault("remote_configs", {"num_cpus": 0.1})
         keywords.setdefault("ray_init_config", RAY)
+    elif way.transport in ("gloo", "rpc"):
+        keywords.setdefault("launcher", "mp")
     if way.kind != "single":
         create = [create] * num_workers if callable(create) else create
         keywords.setdefault("start_timeout_s", 200.0)  # for a busy machine

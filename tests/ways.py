@@ -27,7 +27,7 @@ class Way:
     Attributes:
         name: in a test's id.
         kind: `collector.kind`; what can be sync or async is sync as `<kind>_sync`.
-        transport: how bytes travel: inline, shared_memory, gloo, rpc, ray, mpi.
+        transport: how bytes travel: inline, shared_memory, gloo, rpc, mpi.
         place: `launcher.kind`.
         tier: of the tests over this way.
         smoke: tier of those that are marked as its smoke test.
@@ -63,8 +63,8 @@ GLOO_SYNC = Way("gloo_sync", "distributed_sync", "gloo", "local", "ci", "test")
 GLOO_ASYNC = Way("gloo_async", "distributed", "gloo", "local", "ci", "test")
 RPC_SYNC = Way("rpc_sync", "rpc_sync", "rpc", "local", "nightly", "ci")
 RPC_ASYNC = Way("rpc_async", "rpc", "rpc", "local", "nightly", "ci")
-RAY_SYNC = Way("ray_sync", "ray_sync", "ray", "ray", "nightly", "ci", "ray")
-RAY_ASYNC = Way("ray_async", "ray", "ray", "ray", "nightly", "nightly", "ray")
+RAY_SYNC = Way("ray_sync", "ray_sync", "gloo", "ray", "nightly", "ci", "ray")
+RAY_ASYNC = Way("ray_async", "ray", "gloo", "ray", "nightly", "nightly", "ray")
 
 INLINE = (SINGLE, INLINE_SYNC, INLINE_ASYNC)
 SHARED = (SHARED_SYNC, SHARED_ASYNC)

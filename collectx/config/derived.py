@@ -12,7 +12,7 @@ from collectx.config.schema.run import RunConfig
 NETWORK_BACKENDS = tuple(name for name, kind in KINDS["backend"].items() if kind.implementation)
 
 # Backends whose workers are ranks of a group: torch.distributed and MPI.
-GROUP_BACKENDS = tuple(name for name in NETWORK_BACKENDS if name not in ("rpc", "ray"))
+GROUP_BACKENDS = tuple(name for name in NETWORK_BACKENDS if name != "rpc")
 
 # Launchers that submit trainer and workers as one job: the trainer runs on another machine than the command.
 JOB_LAUNCHERS = tuple(name for name, kind in KINDS["launcher"].items() if issubclass(kind.schema, SlurmLauncherConfig))
@@ -98,7 +98,7 @@ def backend_of(cfg: RunConfig) -> str:
     if cfg.collector.kind == "rpc":
         return "rpc"
     if cfg.launcher.kind == "ray" and not cfg.collector.kind.startswith("distributed"):
-        return "ray"
+        return "gloo"  # Ray may place a worker on the trainer's GPU, where NCCL cannot work
     if cfg.launcher.kind == "local" and cfg.collector.kind not in REMOTE:
         return "shared_memory"
     return "gloo" if why_no_nccl(cfg) else "nccl"

@@ -85,7 +85,6 @@ KINDS: dict[str, dict[str, Kind]] = {
         "mpi": Kind(launcher.BackendConfig, "collectx.transport.network.mpi"),
         "ucc": Kind(launcher.BackendConfig, "collectx.transport.network.ucc"),
         "rpc": Kind(launcher.RpcBackendConfig, "collectx.transport.network.rpc"),
-        "ray": Kind(launcher.BackendConfig, "collectx.transport.network.ray"),
     },
     "launcher": {
         "inline": Kind(launcher.LauncherConfig, "collectx.launcher.inline:build"),

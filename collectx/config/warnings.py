@@ -50,7 +50,6 @@ def _chosen_backend(cfg: RunConfig) -> list[str]:
     notes = {
         "nccl": "nccl, as policies and stored batches are both on GPUs.",
         "rpc": "rpc, which pickles between trainer and workers: for private networks only.",
-        "ray": "ray, which pickles between its processes: for private networks only.",
         "gloo": f"gloo, over {cfg.backend.interface or anywhere}.",
     }
     return [f"backend=auto: {notes[backend]}"]

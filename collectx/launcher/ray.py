@@ -1,6 +1,7 @@
-"""`launcher=ray`: workers are Ray actors.
+"""`launcher=ray`: workers are Ray actors. Imports ray.
 
-Used in the trainer's process; the worker's is `collectx.transport.network.ray.Actor`. Imports ray.
+Used in the trainer's process; `Actor` runs in a worker's. Ray starts and ends workers; batches and weights travel
+by a network backend.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 
 from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.launcher import ray_cluster
 from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.transport.network.ray import actor_class, actors
 from collectx.transport.processes import Handle, Limit
 
 
@@ -51,8 +52,7 @@ class RayLauncher(Launcher):
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> ActorHandle:
         """Starts an actor. What it calls is pickled. Does not block."""
-        actor = actor_class(self._remote_config(worker)).remote()
-        actors[actor._actor_id.hex()] = actor
+        actor = _actor_class(self._remote_config(worker)).remote()
         return ActorHandle(actor, self._cfg.num_threads, pickle.dumps(entry))
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
@@ -70,6 +70,39 @@ class RayLauncher(Launcher):
         """The arguments of `ray.remote` for one worker."""
         configs: dict[str, Any] | Sequence[dict[str, Any]] = self._cfg.remote_configs
         return configs if isinstance(configs, dict) else configs[worker]
+
+
+def objections(configs: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Ray's objections to the arguments of `ray.remote` of workers."""
+    found = []
+    for config in configs:
+        try:
+            _actor_class(config)
+        except (TypeError, ValueError) as error:
+            found.append(str(error))
+    return list(dict.fromkeys(found))
+
+
+def _actor_class(config: Mapping[str, Any] | None) -> Any:
+    """The class of a worker's actor, with `config` as the arguments of `ray.remote`."""
+    # With one thread, Ray calls the methods in the main thread of the actor's process.
+    make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": 1})
+    return make(Actor)
+
+
+class Actor:
+    """Runs in a worker's process."""
+
+    def ready(self) -> None:
+        """Returns once the actor's process has started."""
+
+    def work(self, path: list[str], num_threads: int, call: bytes) -> None:
+        """Runs the worker: calls the pickled function with the pickled arguments in `call`."""
+        # The pickle may refer to modules on the trainer's path.
+        sys.path[:] = path
+        torch.set_num_threads(num_threads)
+        function, arguments = pickle.loads(call)
+        function(*arguments)
 
 
 class ActorHandle(RemoteHandle):
@@ -108,7 +141,7 @@ class ActorHandle(RemoteHandle):
             self.terminate()
 
     def terminate(self) -> None:
-        if actors.pop(self.actor._actor_id.hex(), None) is not None and ray.is_initialized():
+        if ray.is_initialized():
             with contextlib.suppress(Exception):
                 ray.kill(self.actor)
 

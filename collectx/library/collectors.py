@@ -182,9 +182,9 @@ class RPCCollector(StatefulCollector):
 
 
 class RayCollector(StatefulCollector):
-    """Collects in actors of a Ray cluster, over its object store. A batch comes from a single worker, the first that is
-    ready; with `sync=True` it stacks one part of every worker. The first collector connects this process to Ray, until
-    the process ends or calls `ray.shutdown()`. Ray exchanges pickles."""
+    """Collects in actors of a Ray cluster, over gloo. A batch comes from a single worker, the first that is ready; with
+    `sync=True` it stacks one part of every worker. The first collector connects this process to Ray, until the process
+    ends or calls `ray.shutdown()`. Ray exchanges pickles."""
 
     @signature_of(RayKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):

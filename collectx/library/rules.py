@@ -42,7 +42,7 @@ from collectx.library.weights import MODELS, unknown_models
 from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
 from collectx.replay.buffer import ReplayBuffer
 from collectx.run.preflight import missing_device
-from collectx.transport.network.availability import actor_problems, why_not
+from collectx.transport.network.availability import why_not
 from collectx.user_objects import UserCollector
 
 Messages = Iterator[str]
@@ -338,13 +338,16 @@ def _call_problems(collector: UserCollector) -> Messages:
 def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
     if not isinstance(keywords, RayKeywords):
         return
-    if (reason := why_not("ray")) is not None:
+    if (reason := why_not("ray", "launcher")) is not None:
         yield reason
     configs, num_workers = entries(keywords.remote_configs), cfg.collector.num_workers
     if not all(config is None or isinstance(config, Mapping) for config in configs):
         yield f"remote_configs={keywords.remote_configs!r}: must be a dict, or one for each worker."
         return
-    yield from actor_problems("remote_configs", configs)
+    if reason is None:
+        from collectx.launcher.ray import objections
+
+        yield from (f"remote_configs: {text}" for text in objections(configs))
     if keywords.num_collectors is not None and keywords.num_collectors != num_workers:
         yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}: give one of them."
     acting = [device or "cpu" for device in policy_devices(keywords, num_workers)]

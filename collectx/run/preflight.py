@@ -141,11 +141,12 @@ def _ray(cfg: RunConfig) -> Iterator[Problem]:
     launcher = cfg.launcher
     if not isinstance(launcher, RayLauncherConfig):
         return
-    if reason := availability.why_not("ray"):
+    if reason := availability.why_not("ray", "launcher"):
         yield Problem("launcher", f"cannot work on this machine: {reason}.", "ray")
         return
-    path, configs = "launcher.remote_configs", launcher.remote_configs
+    from collectx.launcher.ray import objections
+
+    configs = launcher.remote_configs
     per_worker = configs if isinstance(configs, list) else [configs]
     if all(isinstance(one, dict) for one in per_worker):
-        for text in availability.actor_problems(path, per_worker):
-            yield Problem(path, text.removeprefix(f"{path}: "))
+        yield from (Problem("launcher.remote_configs", text) for text in objections(per_worker))

@@ -72,7 +72,7 @@ def test_every_frame_arrives_once_in_order_and_complete(way, num_envs, zero_copy
     envs_of_worker = num_envs * (2 if way in RELAYS else 1)
     rows = envs_of_worker if RELAYS.get(way) != "async" else num_envs
     frames = 5 * rows * (way.num_workers if way.is_sync else 1)
-    num_batches = 40 if way.transport != "ray" else 10
+    num_batches = 40 if way.place != "ray" else 10
     shape = {"frames_per_batch": frames, "total_frames": num_batches * frames} | (CUT if is_cut else {})
     with collect(way, counting(num_envs), zero_copy=zero_copy, **shape) as collector:
         for index, batch in enumerate(collector):

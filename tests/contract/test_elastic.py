@@ -87,7 +87,7 @@ def gates(tmp_path, monkeypatch):
 
 
 # Ray takes seconds for every actor that it starts.
-LATE = [ways.case(way, tier=way.tier if way.transport == "ray" else way.smoke) for way in ways.BETWEEN_PROCESSES]
+LATE = [ways.case(way, tier=way.tier if way.place == "ray" else way.smoke) for way in ways.BETWEEN_PROCESSES]
 
 
 @pytest.mark.parametrize("way", LATE)

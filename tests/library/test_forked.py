@@ -112,7 +112,7 @@ def test_a_collector_cannot_be_used_in_a_forked_process_by_any_method(way):
     with make(way, **OPTIONS) as collector:
         assert next(collector).numel() == 8
         errors = in_a_fork(lambda: _errors(collector))
-        called = CALLS | OF_RAY if way.transport == "ray" else CALLS
+        called = CALLS | OF_RAY if way.place == "ray" else CALLS
         assert called.keys() - errors.keys() == set()
         expected = f"RuntimeError: this collector belongs to process {os.getpid()}, from which this one"
         assert [name for name in called if not errors[name].startswith(expected)] == []

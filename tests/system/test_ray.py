@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from collecting import counting, start
+from collecting import start
 from making import make
 from ways import RAY_SYNC
 from worlds.cartpoles import Argmax, cartpole
 from worlds.customcollectors import Doubling
-from worlds.streams import StreamChecker
 
 from collectx.errors import ConfigError, LauncherError, WorkerTimeout
 
@@ -70,15 +69,6 @@ def test_a_worker_sees_the_gpu_that_it_asks_for():
     gpu = {"num_cpus": 0.1, "num_gpus": 1}
     with make(RAY_SYNC, frames_per_batch=40, post_collect_hook=tell, remote_configs=[gpu] * 2) as collector:
         assert sorted(part.unique().tolist() for part in next(collector)["next", "reward"]) == [[0.0], [1.0]]
-
-
-@pytest.mark.nightly
-def test_bytes_may_travel_by_gloo_between_actors():
-    checker = StreamChecker()
-    with start("distributed", "ray", counting(2), frames_per_batch=20, total_frames=400) as collector:
-        for batch in collector:
-            checker.take(batch)
-    assert checker.frames == 400
 
 
 @pytest.mark.nightly

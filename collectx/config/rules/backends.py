@@ -27,14 +27,9 @@ def backend_fits(cfg: RunConfig) -> Iterator[Problem]:
     if launcher == "ray" and backend == "mpi":
         rule = "MPI does not start the workers of launcher=ray"
         yield Problem("backend", rule, backend, "use backend=auto or gloo.")
-    if "ray" in (collector, backend) and launcher not in ("ray", "inline"):
-        choice = "collector=ray" if collector == "ray" else "backend=ray"
+    if collector == "ray" and launcher not in ("ray", "inline"):
         advice = "use launcher=ray, or launcher=inline to debug."
-        yield Problem("launcher", f"{choice} has Ray start its workers", launcher, advice)
-    if collector == "ray" and backend not in ("auto", "ray") and not is_inline:
-        advice = "use backend=auto or ray, or collector=distributed with launcher=ray."
-        yield Problem("backend", "collector=ray is over Ray's object store", backend, advice)
-        return
+        yield Problem("launcher", "collector=ray has Ray start its workers", launcher, advice)
     if collector in REMOTE and backend in ("inline", "shared_memory") and not is_inline:
         alternative = f"collector=multi_{schedule_of(cfg.collector)}"
         rule = f"collector={collector} is over torch.distributed"

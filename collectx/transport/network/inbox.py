@@ -1,6 +1,6 @@
 """An inbox: another thread delivers messages, and receivers wait for them.
 
-Used by the pairs over RPC and Ray: both libraries call a function in the worker when weights have arrived.
+Used by the pair over RPC, which calls a function in the worker when weights have arrived.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Transport between hosts: each worker has two connections to the trainer.
 
     connection   control messages, and failure detection: when it breaks, the worker is gone   (handshake.py)
-    pair         the bytes, slots up and weights down, by torch.distributed, RPC, MPI or Ray    (p2p.py)
+    pair         the bytes, slots up and weights down, by torch.distributed, RPC or MPI         (p2p.py)
 
     trainer                            worker
     GRANT slot     ----------------->  fills it

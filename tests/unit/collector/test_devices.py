@@ -25,8 +25,8 @@ def rpc(visible, **knobs):
 # Configurations, and what is said of them; None where nothing is.
 CONFIGURATIONS = [
     (config("ray"), r"^launcher=local: collector=ray has Ray start its workers: use launcher=ray"),
-    (config(backend="ray"), r"^launcher=local: backend=ray has Ray start its workers: use launcher=ray"),
-    (config(**RAY, backend="gloo"), r"^backend=gloo: collector=ray is over Ray's object store: use"),
+    (config(**RAY, backend="shared_memory"), r"^backend=shared_memory: collector=ray is over torch.distributed: use"),
+    (config(**RAY, backend="gloo"), None),
     (config(place="ray", backend="mpi"), r"^backend=mpi: MPI does not start the workers of launcher=ray"),
     (config(place="ray", backend="shared_memory"), r"the workers of launcher=ray may be on other hosts"),
     (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs: .*cpus"),

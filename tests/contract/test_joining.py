@@ -13,12 +13,19 @@ import gymnasium
 import psutil
 import pytest
 from commands import COMMAND, COUNTING, environment, result
+from composing import composed
 from making import make
 from ways import RPC_SYNC, TRANSPORTS, over
 from worlds.cartpoles import cartpole
 from worlds.toyworker import Toys, batch_spec
 
+from collectx import env as envs
+from collectx import policy as policies
+from collectx.collector import build
 from collectx.errors import RendezvousError, WorkerTimeout
+from collectx.jobs import rendezvous
+from collectx.launcher.base import WaitingWorkers
+from collectx.run import RunFolder
 from collectx.transport.network.availability import why_not
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.link import join_trainer
@@ -193,3 +200,17 @@ def test_a_worker_that_mpi_started_is_replaced_and_nothing_is_lost(monkeypatch):
     assert int(frames) > 70 * 90  # of the batches after the replacement alone
     assert names.count("worker_joined") == 3
     assert names.count("worker_failed") == names.count("worker_restarted") == 1
+
+
+def test_a_worker_with_a_policy_of_the_package_does_not_import_tensordict(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    cfg = composed("collector=distributed collector.num_workers=1 trainer=meter backend=gloo")
+    rendezvous.JobSpec(cfg, token="7.0").write(folder)
+    code = "import sys; from collectx.jobs.entry import main; exit(main(sys.argv[1:]) or 'tensordict' in sys.modules)"
+    worker = subprocess.Popen([sys.executable, "-c", code, "--worker", "0", str(folder.path)])
+    spec = envs.read_spec(cfg.env)
+    launcher = WaitingWorkers(announce=lambda endpoint: rendezvous.announce_trainer(folder, endpoint, "7.0"))
+    with build(cfg, policies.build(cfg.policy, spec, 0), spec, launcher=launcher) as collector:
+        next(collector)
+    assert worker.wait(60) == 0, folder.log("worker-0").read_text()

@@ -3,18 +3,11 @@
 import os
 import signal
 import stat
-import subprocess
-import sys
 
 import pytest
-from composing import composed
 
-from collectx import env as envs
-from collectx import policy as policies
-from collectx.collector import build
 from collectx.errors import JobEnded, RendezvousError
 from collectx.jobs import entry, rendezvous
-from collectx.launcher.base import WaitingWorkers
 from collectx.run import RunFolder, files
 from collectx.transport.network.handshake import Endpoint
 
@@ -60,18 +53,6 @@ def test_a_secret_or_a_pickle_that_is_not_the_users_alone_is_not_read(folder, wi
     with pytest.raises(OSError, match=r"it must belong to user|symbolic links"):
         entry.main([str(folder.path), "--worker", "0"])
     signal.signal(signal.SIGTERM, before)
-
-
-def test_a_worker_with_a_policy_of_the_package_does_not_import_tensordict(folder):
-    cfg = composed("collector=distributed collector.num_workers=1 trainer=meter backend=gloo")
-    rendezvous.JobSpec(cfg, token="7.0").write(folder)
-    code = "import sys; from collectx.jobs.entry import main; exit(main(sys.argv[1:]) or 'tensordict' in sys.modules)"
-    worker = subprocess.Popen([sys.executable, "-c", code, "--worker", "0", str(folder.path)])
-    spec = envs.read_spec(cfg.env)
-    launcher = WaitingWorkers(announce=lambda endpoint: rendezvous.announce_trainer(folder, endpoint, "7.0"))
-    with build(cfg, policies.build(cfg.policy, spec, 0), spec, launcher=launcher) as collector:
-        next(collector)
-    assert worker.wait(60) == 0, folder.log("worker-0").read_text()
 
 
 def test_a_worker_whose_job_is_ended_says_so(within, tmp_path):

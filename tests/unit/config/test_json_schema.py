@@ -29,10 +29,11 @@ def test_packaged_files_are_valid(group, capsys):
 
 def test_a_key_has_the_comment_of_its_section():
     properties = run_schema()["properties"]
-    checkpoint, evaluation = (properties[name]["properties"]["every_batches"] for name in ("checkpoint", "eval"))
-    assert checkpoint["description"].startswith("Write a checkpoint")
-    assert evaluation["description"].startswith("During a run: evaluate")
-    assert properties["seed"]["description"].startswith("Seed of all random numbers")
+    texts = [properties["seed"], *(properties[name]["properties"]["every_batches"] for name in ("checkpoint", "eval"))]
+    seed, checkpoint, evaluation = (each["description"] for each in texts)
+    assert "all random numbers" in seed
+    assert "checkpoint" in checkpoint
+    assert "evaluat" in evaluation and "checkpoint" not in evaluation
 
 
 def test_wrong_values_and_keys_are_invalid_and_interpolations_are_not(capsys):

@@ -33,7 +33,8 @@ def test_a_key_has_the_comment_of_its_section():
     seed, checkpoint, evaluation = (each["description"] for each in texts)
     assert "all random numbers" in seed
     assert "checkpoint" in checkpoint
-    assert "evaluat" in evaluation and "checkpoint" not in evaluation
+    assert "evaluat" in evaluation
+    assert "checkpoint" not in evaluation
 
 
 def test_wrong_values_and_keys_are_invalid_and_interpolations_are_not(capsys):

@@ -18,14 +18,14 @@ _USAGE = """\
 collectx eval RUN_DIR [episodes=10] [video=true] [exploration_type=random] [overrides] [--trust]: evaluate the policy of
 the run in RUN_DIR, with its newest weights, in separate envs with separate seeds, and write RUN_DIR/eval.json.
 
-episodes=10 is short for eval.episodes=10; so are the other keys of the section `eval` (see conf/config.yaml), but for
-seed=, which is the run's. Overrides of the env evaluate in another one, as env.kwargs.gravity=5. video=true writes a
-video of each episode to RUN_DIR/videos/: pip install 'collectx[video]'. The code that the configuration imports is
-printed first. If RUN_DIR belongs to another user, --trust is required.
+episodes=10 is short for eval.episodes=10; so are the other keys of the section `eval` (see conf/config.yaml). Overrides
+of the env evaluate in another one, as env.kwargs.gravity=5. video=true writes a video of each episode to
+RUN_DIR/videos/: pip install 'collectx[video]'. The code that the configuration imports is printed
+first. If RUN_DIR belongs to another user, --trust is required.
 
 Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""
 
-_SHORT = {field.name for field in fields(EvalOptions)} - {"seed"}
+_SHORT = {field.name for field in fields(EvalOptions)}
 
 
 def _eval(arguments: Arguments) -> int:
@@ -48,7 +48,7 @@ def _eval(arguments: Arguments) -> int:
         printing.error(f"eval: {type(error).__name__}: {error}")
         return 1
     videos = [f"{path.parent.name}/{path.name}" for path in files.videos.glob("*.mp4")] if cfg.eval.video else []
-    how = {"exploration_type": cfg.eval.exploration_type, "seed": cfg.eval.seed}
+    how = {"exploration_type": cfg.eval.exploration_type, "seed": cfg.eval.seed, "overrides": overrides}
     write_json(files.evaluation, {**how, **result.as_json(), "videos": sorted(videos)})
     print("return  " + " ".join(f"{value:.6g}" for value in result.returns))
     print("length  " + " ".join(map(str, result.lengths)))

@@ -80,6 +80,25 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
                 self._release_slots()
             return spec.batch(memory, len(parts))
 
+    def request(self) -> None:
+        """Grants the slots of the next batch, as `next` does before it waits; does nothing while too few workers are
+        ready. Does not block. Of a batch with `zero_copy`, the memory is not valid any more.
+
+        Raises:
+            RuntimeError: see `next`.
+        """
+        with self.owner:
+            if 0 <= self._spec.total_frames <= self.num_frames or self.pool.are_too_few:
+                return
+            self._check_usable()
+            self._grant_next()
+
+    def _grant_next(self) -> None:
+        self._release_slots()
+        # After an interrupted call the complete batch may not be read yet, and its slots not be granted.
+        if self._next_parts is None and not self.pool.are_too_few:
+            self._grant(self._schedule.request())
+
     def advance(self) -> None:
         """Counts the next batch as delivered without reading its memory, for workers with `Hooks.write_batch`."""
         with self.owner:
@@ -112,10 +131,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         began = perf_counter()
         while self.pool.are_too_few and not self._restored:
             self._handle_event()
-        self._release_slots()
-        # After an interrupted call the complete batch may not be read yet, and its slots not be granted.
-        if self._next_parts is None and not self.pool.are_too_few:
-            self._grant(self._schedule.request())
+        self._grant_next()
         while (parts := self._take_parts()) is None:
             if not self.pool.are_too_few:
                 self._grant(self._schedule.begin())

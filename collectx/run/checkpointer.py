@@ -71,13 +71,17 @@ class Checkpointer:
         self._wait_s = float("inf") if options.every_min is None else 60.0 * options.every_min
         self._due_s = time.monotonic() + self._wait_s
 
-    def before_batch(self) -> None:
+    def before_batch(self, complete: Callable[[], None] = lambda: None) -> None:
         """To be called before a batch is requested. Blocks while a checkpoint is written.
+
+        Args:
+            complete: called before a checkpoint is written; writes what belongs to the last batch.
 
         Raises:
             RunStopped: a signal has stopped the run, and a checkpoint was written.
         """
         if self._signals.last is not None or self._is_due():
+            complete()
             self.write()
             self._signals.check()
 

@@ -52,7 +52,7 @@ class RunCollection:
         folder: RunFolder,
         statistics: Statistics,
         digest: Digest | None = None,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[Callable[[], None]], None] = lambda complete: None,
         hold: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
         masked: bool = False,
@@ -65,7 +65,8 @@ class RunCollection:
         """
         Args:
             digest: costs about 0.05 ms, and 0.2 ms per MB, of every batch; None leaves it out.
-            check: called before each batch; raises if the run has to stop.
+            check: called before each batch; raises if the run has to stop. Its argument is a function that writes
+                the line of the last batch.
             hold: context manager in which a signal does not raise, so that each batch is counted completely.
             clock: returns seconds, for `Statistics.first_s` and `last_s`, and the times in lines.
             masked: batches may have places without a frame, which a mask marks.
@@ -118,13 +119,15 @@ class RunCollection:
 
     def _collect(self) -> Any:
         self._owner.check_process()
-        self._write()
-        self._check()
+        self._check(self._write)
         if self._evaluator is not None:
             self._evaluator.before_batch()
         statistics = self.statistics
         if statistics.batches == self._max_batches:
             raise StopIteration
+        # The line of the last batch is written while the workers fill the next one.
+        self._collector.request()
+        self._write()
         if self._batches is None:
             self._batches = iter(self._collector)
         batch = next(self._batches)

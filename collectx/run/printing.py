@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 # The numbers of a run that its row has, as `result.json` names them, and their forms.
-_NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": ".1f", "wall_s": ".1f"}
+_NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": None, "wall_s": ".1f"}
 # Objectives of which less is better.
 _LESS_IS_BETTER = ("wall_s", "start_s")
 # The seed in the name of a point, such as `collector.num_workers=2,seed=1`.
@@ -77,9 +77,12 @@ def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[st
     return (name, status, *(number_cell(numbers.get(key), form) for key, form in _NUMBERS.items()))
 
 
-def number_cell(value: Any, form: str = ",.1f") -> str:
-    """A number of a table; `-` where there is none."""
-    return format(value, form) if isinstance(value, (int, float)) and not math.isnan(value) else "-"
+def number_cell(value: Any, form: str | None = None) -> str:
+    """A number of a table, by default with four significant digits, or one decimal from 1,000 on; `-` where there is
+    none."""
+    if not isinstance(value, (int, float)) or math.isnan(value):
+        return "-"
+    return format(value, form or (",.1f" if abs(value) >= 1000 else "#.4g"))
 
 
 def print_run(name: str, status: str, numbers: Mapping[str, Any] | None, folder: Path) -> None:

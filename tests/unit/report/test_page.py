@@ -82,8 +82,8 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     text = Page(tmp_path / "page" / "index.html").text
     results = text[: text.index("Learning and throughput")]
     assert re.findall(r"num_workers=(\d) 2 of 2 ([\d.]+) ([\d.]+) ([\d.]+)", results) == [
-        ("2", "22.5", "20.0", "25.0"),
-        ("1", "20.0", "10.0", "30.0"),
+        ("2", "22.50", "20.00", "25.00"),
+        ("1", "20.00", "10.00", "30.00"),
     ]
     order = [(int(workers), int(seed)) for workers, seed in re.findall(r"num_workers=(\d),seed=(\d)", results)]
     assert order == sorted(rates, key=rates.get, reverse=True)

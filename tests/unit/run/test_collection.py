@@ -32,6 +32,9 @@ class FakeCollector:
             self.pool = SimpleNamespace(ready_of_started=(2, 4) if each is self.deliveries[-1] else None)
             yield TensorDict({"observation": torch.full([each.frames], each.index)}, [each.frames])
 
+    def request(self):
+        pass
+
     def publish(self, policy):
         return next(self._versions)
 
@@ -136,6 +139,31 @@ def test_mean_return_is_over_the_last_episodes(delivery):
         means.append(statistics.mean_return)
     assert means == [1000.0, 1000.0, pytest.approx(1.8)]
     assert statistics.num_episodes == 110
+
+
+def test_the_line_of_a_batch_is_written_while_the_next_one_is_filled(folder, delivery):
+    class Watched(FakeCollector):
+        def request(self):
+            numbers.append(len([*folder.read_metrics()]))
+
+    numbers = []
+    with closing(RunCollection(Watched(*map(delivery, range(3))), folder, Statistics(-1))) as collection:
+        next(collection)
+        next(collection)
+        assert (numbers, len([*folder.read_metrics()])) == ([0, 0], 1)
+        next(collection)
+        assert (numbers, len([*folder.read_metrics()])) == ([0, 0, 1], 2)
+
+
+def test_the_line_of_a_batch_is_written_before_a_checkpoint(folder, delivery):
+    def check(complete):
+        complete()
+        numbers.append(len([*folder.read_metrics()]))
+
+    numbers = []
+    with closing(RunCollection(FakeCollector(*map(delivery, range(2))), folder, Statistics(-1), check=check)) as taken:
+        list(taken)
+    assert numbers == [0, 1, 2]
 
 
 def test_a_lost_signal_stops_at_the_next_batch(folder, delivery):

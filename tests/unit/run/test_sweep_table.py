@@ -38,12 +38,12 @@ def test_over_seeds_mean_and_spread_are_ranked(tmp_path, capsys):
     print_sweep(tmp_path, points(tmp_path, **values, **{"a=3,seed=1": None}))
     *_, head, first, second, third = rows(capsys.readouterr().out)
     assert head == ["point", "seeds", "mean_return", "std", "least", "most"]
-    assert first == ["a=2", "1", "10.0", "-", "10.0", "10.0"]
-    assert second == ["a=1", "2", "2.0", "1.4", "1.0", "3.0"]
+    assert first == ["a=2", "1", "10.00", "-", "10.00", "10.00"]
+    assert second == ["a=1", "2", "2.000", "1.414", "1.000", "3.000"]
     assert third == ["a=3", "0", "-", "-", "-", "-"]
 
 
 @pytest.mark.parametrize("names", [["seed=0", "seed=1"], ["seed=0,a=x", "seed=1,a=x"]])
 def test_seeds_alone_are_one_row(tmp_path, capsys, names):
     print_sweep(tmp_path, points(tmp_path, **dict.fromkeys(names, 2.0)))
-    assert rows(capsys.readouterr().out)[-1][1:] == ["2", "2.0", "0.0", "2.0", "2.0"]
+    assert rows(capsys.readouterr().out)[-1][1:] == ["2", "2.000", "0.000", "2.000", "2.000"]

@@ -60,7 +60,7 @@ class ActorCriticTrainer(ABC):
         self.critic = Critic(self.policy, spec, seed).to(device)
         # Policy and critic may share an encoder: each parameter once.
         self._parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]
-        self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=1e-5, fused=True)
+        self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(seed)
 
     def train(self, collection: Collection) -> str | None:

@@ -48,7 +48,7 @@ class DqnTrainer:
         self._device = device
         self._target = copy.deepcopy(self.policy).requires_grad_(False)
         self._parameters: list[torch.Tensor] = [*self.policy.parameters()]
-        self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=1e-5, fused=True)
+        self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
         if cfg.priority_alpha is None:
             sampler: Any = UniformSampler(seed)
         else:

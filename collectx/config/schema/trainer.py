@@ -29,6 +29,7 @@ class LearningTrainerConfig(TrainerConfig):
     """Of every built-in trainer that learns."""
 
     learning_rate: float = above(0, finite=True)
+    adam_eps: float = above(0, finite=True)
     anneal: bool
     gamma: float = within(0, 1)
     max_grad_norm: float = above(0)

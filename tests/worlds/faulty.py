@@ -41,6 +41,8 @@ FAULTS = {
     "stop_iteration": lambda: throw(StopIteration("an iterator ran out in the env")),
     "exits": lambda: sys.exit(0),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    # What it has sent over a network before leaves its process in another thread.
+    "killed_after_sending": lambda: (time.sleep(0.1), os.kill(os.getpid(), signal.SIGKILL)),
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sleeps": lambda: time.sleep(1000),
     "locks": lambda: [lock.acquire() for lock in [threading.Lock()] * 2],

@@ -1,9 +1,8 @@
-"""Env wrappers (`collectx.env.base.Env`) that add observation leaves, so that the step loop does not handle these: a
-time limit and the state of a recurrent policy."""
+"""Env wrappers (`collectx.env.base.Env`), so that the step loops do not handle what they do: a time limit and the state
+of a recurrent policy, which both add observation leaves."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,8 +14,8 @@ from collectx.policy.recurrent import StateSpec, spec_with_states
 from collectx.rollout.options import RolloutOptions
 
 
-def with_time_limit(env: Env, options: RolloutOptions) -> Env:
-    """`env`, wrapped where `options.max_frames_per_traj` is set.
+def wrapped(env: Env, options: RolloutOptions) -> Env:
+    """`env` with the wrappers that `options` require.
 
     Raises:
         ConfigError: the group does not allow it; see `RolloutOptions.env_spec`.
@@ -26,7 +25,7 @@ def with_time_limit(env: Env, options: RolloutOptions) -> Env:
 
 
 class _Wrapper(Env):
-    """A group that observes the leaves of `env`, then others.
+    """A group that observes the leaves of `env`, then those that it adds, if any.
 
     Args:
         env: closed by this one.
@@ -57,7 +56,6 @@ class _Wrapper(Env):
         inner = StepArrays(observation, out.reward, out.terminated, out.truncated, out.frame, out.next_only)
         return self._env.step(action, inner)
 
-    @abstractmethod
     def _write_first(self, envs: np.ndarray | slice, added: Sequence[np.ndarray]) -> None:
         """Writes the added leaves of a first observation."""
 

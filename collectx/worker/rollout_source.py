@@ -26,7 +26,7 @@ from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly, Rollout, WorkerStopped
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.served import ServedGroup, ServedRollout
-from collectx.rollout.wrappers import RecurrentStateEnv, with_time_limit
+from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
 from collectx.transport.base import Ask, BatchReport, BatchSpec, Fill, Link, Reset
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
@@ -110,7 +110,7 @@ class RolloutSource:
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
         group = self._build_envs(cfg.env, first_env, spec.num_envs)
         policy, is_trainers = _build_policy(spec, group.spec, is_inline)
-        env = with_time_limit(group, options)
+        env = wrapped(group, options)
         seeds: Sequence[int] | None = env_seeds(spec, cfg.seed)
         if policies.is_user_policy(cfg.policy):
             # Such a policy is called once, to learn its outputs: with the observations that begin the first episodes.
@@ -158,7 +158,7 @@ class RolloutSource:
                     "no place in the batch yet: make it with autoreset_mode=disabled or same_step, or use "
                     "inference=local"
                 )
-            env = with_time_limit(group, options)
+            env = wrapped(group, options)
             if actor.states:
                 env = RecurrentStateEnv(env, actor.states)
             self._take_specs(*(replace(each.spec, num_envs=spec.num_envs) for each in (group, env)))

@@ -131,19 +131,28 @@ def test_a_default_timeout_of_sockets_changes_nothing(way):
         socket.setdefaulttimeout(None)
 
 
+def listeners(pid):
+    """The addresses of the process's listening TCP sockets."""
+    return {each.laddr for each in psutil.Process(pid).net_connections("tcp") if each.status == "LISTEN"}
+
+
+def is_loopback(place):
+    return ipaddress.ip_address(place.ip).is_loopback
+
+
 @over(REMOTE, smoke=True)
 def test_nobody_can_connect_to_ports_of_torch_while_nobody_is_expected(way):
+    # Those of Ray, if it was used in this process.
+    others = {place for place in listeners(os.getpid()) if not is_loopback(place)}
     with Toys(way.transport, batch_spec(2)) as toys:
         for worker in range(2):
             pids = os.getpid(), toys.start(worker).pid
             toys.deliver(3, worker)
             for pid in pids:
-                found = psutil.Process(pid).net_connections("tcp")
-                places = {each.laddr for each in found if each.status == "LISTEN"}
-                theirs = [place for place in places if place.port != toys.transport.endpoint.port]
+                theirs = [place for place in listeners(pid) - others if place.port != toys.transport.endpoint.port]
                 assert theirs
                 for place in theirs:
-                    assert ipaddress.ip_address(place.ip).is_loopback
+                    assert is_loopback(place)
                     with pytest.raises(TimeoutError):
                         socket.create_connection(place, timeout=0.2)
         toys.deliver(3)

@@ -25,14 +25,14 @@ from collectx.rollout.loop import Rollout, WorkerStopped
 from collectx.rollout.one_env import OneEnvRollout
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.segments import RaggedRollout, rollout_class
-from collectx.rollout.wrappers import with_time_limit
+from collectx.rollout.wrappers import wrapped
 
 PLAIN = RolloutOptions(check_finite=False)
 
 
 def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None, kind=None, ends_early=None):
     """A rollout, a slot that is filled with sevens, and the slot's rows as `collect` takes them."""
-    env = with_time_limit(build(cfg), spec)
+    env = wrapped(build(cfg), spec)
     size = env.spec.num_envs
     actor = make_actor(policy, env.spec, torch.device("cpu"), ExplorationType.RANDOM)
     kind, episodes = kind or rollout_class(env.spec, actor), Episodes(0, size, size)

@@ -28,8 +28,7 @@ class Case:
 
     Attributes:
         steps: of every env in one batch. Enough that the fixed cost of a batch is small (about 16 to 40 ms of work on
-            one core), few enough that it stays below 32 MB, where malloc reuses memory instead of mapping new pages; 20
-            and 128 are also what IMPALA and PPO use.
+            one core); 20 and 128 are also what IMPALA and PPO use.
         share: target for the share of the bare loop, by kind of collector. No entry: no target.
         ratio: target for the ratio to TorchRL, by kind. No entry: no target. None: not compared.
         torchrl: whether collectx has TorchRL's env (a GymEnv or a SerialEnv, with transforms), not Gymnasium's.

@@ -3,7 +3,8 @@
     python -m benchmarks.sizes --plot docs/images
 
 observations  share of two bare loops at once: shared memory (`multi_async`) and gloo on loopback (`distributed`). The
-              limit: a bare loop that also copies each observation once (memcpy), or sends it over loopback
+              limit: each observation of a batch is also copied once (one memcpy of the batch, on the core that steps),
+              or sent once over loopback, which takes both cores
 weights       time from publishing to the delivery of the first batch in which the new weights acted. The limit: one
               memcpy of the weights, or one raw gloo send over loopback
 """
@@ -17,7 +18,7 @@ import gymnasium
 import numpy as np
 
 from benchmarks import fresh, speed
-from benchmarks.cases import SIZES
+from benchmarks.cases import CASES, SIZES
 from benchmarks.many import plot
 
 _MEGABYTES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
@@ -60,12 +61,14 @@ def _observations(seconds: float) -> dict[str, list[tuple[float, float]]]:
     for size in SIZES:
         rates = speed.rates_of(f"size_{size}", [], _TURNS, seconds / _TURNS, print)
         step_s = 2 / median(rates["bare_2"])
-        copies = fresh.run("benchmarks.handover", seconds=seconds / _TURNS, megabytes=max(size, 1000) / 1e6)
+        steps = CASES[f"size_{size}"].steps
+        copies = fresh.run("benchmarks.handover", seconds=seconds / _TURNS, megabytes=max(size * steps, 1000) / 1e6)
+        memcpy_s, send_s = (copies[name] / 1e3 / steps for name in ("memcpy_ms", "raw_ms"))
         shares = {
             "shared memory": _share(rates, "multi_async"),
-            "its limit: memcpy": step_s / (step_s + copies["memcpy_ms"] / 1e3),
+            "its limit: memcpy": step_s / (step_s + memcpy_s),
             "gloo": _share(rates, "distributed"),
-            "its limit: loopback": step_s / (step_s + copies["raw_ms"] / 1e3),
+            "its limit: loopback": step_s / (step_s + 2 * send_s),
         }
         print(f"{size:>10,} bytes, step {1e6 * step_s:,.1f} us: ", ", ".join(f"{k} {v:.3g}" for k, v in shares.items()))
         for name, share in shares.items():

@@ -79,6 +79,14 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"none of these tests is of the tier {config.getoption('--tier')}: add {tiers}")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Prints how a test process of xdist died: after -11 or -6 it crashed, after -9 something killed it."""
+    if error:
+        status = node.gateway._io.popen.wait(timeout=10)
+        print(f"\n[{node.gateway.id}] exit status {status}", file=sys.stderr)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def fork_server():
     """Workers of tests are forked from a process that has imported what they need."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Slot
-from collectx.memory import SharedMemory, barrier
+from collectx.memory import SharedMemory, barrier, batch_memory
 from collectx.transport.base import Arrival, BatchSpec, Writes, keep_granted
 
 _POINTER_BYTES = 8
@@ -108,7 +108,7 @@ class Slab:
         is_region = len(parts) == self.spec.num_workers if self.spec.stacked else len(parts) == 1
         if is_region:
             region = self.region(*parts[0])
-            return region.clone() if copy else region
+            return batch_memory.copy(region) if copy else region
         rows = self.spec.rows
         return concatenate(
             self.spec,
@@ -245,7 +245,7 @@ def concatenate(spec: BatchSpec, parts: Sequence[tuple[torch.Tensor, Sequence[sl
         parts: for each part the memory of its region, and the slices of its rows (`Layout.runs`).
     """
     layout = spec.layout(len(parts))
-    memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=parts[0][0].device)
+    memory = batch_memory.empty(layout.nbytes, parts[0][0].device)
     target = _bytes(memory)
     for index, (source, runs) in enumerate(parts):
         array = _bytes(source)

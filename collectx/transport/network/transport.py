@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
+from collectx.memory import batch_memory
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Ask, BatchSpec, Departure, Joined, Reply, Reset, Writes
 from collectx.transport.connections import socket_of
@@ -255,7 +256,7 @@ class NetworkTransport:
         if len(memories) > 1:
             runs = self._layout.runs(0, self.spec.rows)
             return concatenate(self.spec, [(memory, runs) for memory in memories])
-        return memories[0].clone() if copy else memories[0]
+        return batch_memory.copy(memories[0]) if copy else memories[0]
 
     def publish(self, writes: Writes) -> int:
         # A worker that has acknowledged the previous version is sent the next one at once.

@@ -18,7 +18,9 @@ from collectx.run import RunFolder
 TINY = ["debug=tiny", "trainer=meter"]
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
+@pytest.mark.parametrize(
+    "launcher", ["basic", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("joblib", "submitit_local"))]
+)
 def test_points_run_by_a_launcher_of_hydra(tmp_path, launcher):
     done = collectx("run", "-m", f"hydra/launcher={launcher}", "seed=0,1", *TINY, cwd=tmp_path)
     text, _, folder = done.stdout.rstrip().rpartition("\nsweep folder: ")

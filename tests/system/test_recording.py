@@ -8,6 +8,7 @@ from commands import collectx, result, start
 from reading import episodes
 
 from collectx import data
+from collectx.cli import export, run
 from collectx.run import RunFolder
 
 FORMATS = [*data.FORMATS]
@@ -103,8 +104,9 @@ def test_ppo_trains_on_a_replayed_data_set_and_is_resumed(tmp_path):
     assert "envs_not_saved" not in (tmp_path / "ppo" / "events.jsonl").read_text()
 
 
-def test_wrong_words_are_refused(tmp_path):
+def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
     collectx("run", "trainer=meter", "collector.total_frames=512", "hydra.run.dir=run", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
     for words, message in (
         (["run", "format=memmap"], "run has trainer=meter: only trainer=record records episodes"),
         (
@@ -118,11 +120,13 @@ def test_wrong_words_are_refused(tmp_path):
         (["run", "format=lerobot", "fps=0"], "fps=0: expected a number of at least 1"),
         ([".", "format=memmap"], "has no data set"),
     ):
-        assert message in collectx("export", *words, cwd=tmp_path, status=2).stderr
+        assert export.main(words) == 2
+        assert message in capsys.readouterr().err
     for option, message in (
         ("collector.trajs_per_batch=2", "trainer=record itself joins the frames of episodes: use null"),
         ("collector.reset_at_each_iter=true", "it breaks episodes off: use false"),
         ("collector.compact_obs=true", "it leaves out the last observation of an episode: use false"),
         ("trainer.format=hdf5", "memmap"),
     ):
-        assert message in collectx("run", "trainer=record", option, cwd=tmp_path, status=2).stderr
+        assert run.main(["trainer=record", option]) == 2
+        assert message in capsys.readouterr().err

@@ -44,6 +44,7 @@ WRONG_VALUES = {
     "seed=-1": "at least 0 and below 2**61.",
     "seed=1e30": "at least 0 and below 2**61.",
     "run.overwrite=1": "true or false",
+    "run.resume=true": "must be one of never, auto.",
     "env=envpool": "env.id=VALUE",
 }
 # Overrides -> the only message, from the source of what takes the arguments.

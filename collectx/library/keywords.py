@@ -318,6 +318,8 @@ class WorkerKeywords(Keywords):
             before the last one was requested; see docs/explanation/overlap.md.
         on_worker_failure: "raise", "restart" or "drop"; see docs/how-to/worker-failures.md.
         max_restarts: maximal number of restarts, over all workers.
+        min_workers: with `on_worker_failure="drop"`, the number of workers that must be left, and with which collection
+            begins; the others join when they are ready. None: collection begins with all, and continues with one.
         start_timeout_s, worker_timeout_s, close_timeout_s: seconds within which a worker must start, send a batch, and
             stop.
     """
@@ -329,6 +331,7 @@ class WorkerKeywords(Keywords):
     overlap: int = option("collector.overlap", 0)
     on_worker_failure: str = option("collector.on_worker_failure", "raise")
     max_restarts: int = option("collector.max_restarts", 10)
+    min_workers: int | None = option("collector.min_workers", None)
     start_timeout_s: float = option("collector.start_timeout_s", 60.0)
     worker_timeout_s: float = option("collector.worker_timeout_s", 120.0)
     close_timeout_s: float = option("collector.close_timeout_s", 10.0)

@@ -65,3 +65,22 @@ def test_a_worker_that_hangs_is_an_error_of_the_constructor_after_start_timeout_
     create = partial(_logged, tmp_path, os.getpid(), lambda count: True, "sleeps")
     with pytest.raises(WorkerTimeout, match=r"start_timeout_s=2\): its env or policy hangs"):
         make(SHARED_SYNC, create, frames_per_batch=8, start_timeout_s=2, close_timeout_s=0.1)
+
+
+@pytest.mark.ci
+def test_with_min_workers_the_constructor_returns_when_so_many_are_ready(tmp_path):
+    create = partial(_logged, tmp_path, os.getpid(), lambda count: count == 1, "sleeps")
+    keywords = {"on_worker_failure": "drop", "min_workers": 1, "close_timeout_s": 0.1}
+    with make(SHARED_SYNC, create, frames_per_batch=8, **keywords) as collector:
+        assert next(collector).numel() == 4
+        assert collector.stats()["workers_alive"] == 1
+
+
+@pytest.mark.ci
+def test_with_min_workers_an_error_of_too_many_is_raised(tmp_path):
+    create = partial(_logged, tmp_path, os.getpid(), lambda count: count == 1)
+    with (
+        pytest.raises(BrokenLever),
+        make(SHARED_SYNC, create, frames_per_batch=8, on_worker_failure="drop", min_workers=2) as collector,
+    ):
+        next(collector)

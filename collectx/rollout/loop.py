@@ -23,6 +23,7 @@ from collectx.policy.random import RandomActor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.inference import Inference, RandomInference, make_inference, refreshing
 from collectx.rollout.options import RolloutOptions
+from collectx.rollout.wrappers import keep_options
 from collectx.state import dumps, loads
 from collectx.transport.base import BatchReport, Stop
 
@@ -274,6 +275,7 @@ class Rollout:
             loaded = loads(state["envs"], self._graph(), "the group of envs", self._outside())
             if _leaves(loaded["own"]["_env"].spec) != _leaves(self._env.spec):
                 raise NotRestorable("the group of envs: the saved state is of envs with other leaves")
+            keep_options(loaded["own"]["_env"], self._env)
         except NotRestorable as error:
             return str(error)
         # Without closing the earlier envs: what can be pickled holds no process, file or thread, and what was kept is

@@ -10,6 +10,7 @@ import numpy as np
 from collectx.batch import as_array
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.spaces import numpy_dtype
+from collectx.errors import NotRestorable
 from collectx.policy.recurrent import StateSpec, spec_with_states
 from collectx.rollout.options import RolloutOptions
 
@@ -24,13 +25,31 @@ def wrapped(env: Env, options: RolloutOptions) -> Env:
     return env if options.max_frames_per_traj is None else TimeLimitEnv(env, spec, options.max_frames_per_traj)
 
 
+def keep_options(loaded: Env, current: Env) -> None:
+    """Gives wrappers that were loaded from a state the options of the collector's current wrappers.
+
+    Raises:
+        NotRestorable: other wrappers are around the loaded envs.
+    """
+    while isinstance(loaded, _Wrapper) and isinstance(current, _Wrapper) and type(loaded) is type(current):
+        vars(loaded).update((name, vars(current)[name]) for name in current.options)
+        loaded, current = loaded._env, current._env
+    if isinstance(loaded, _Wrapper) or isinstance(current, _Wrapper):
+        raise NotRestorable("the group of envs: with the saved options, other wrappers are around the envs")
+
+
 class _Wrapper(Env):
     """A group that observes the leaves of `env`, then those that it adds, if any.
+
+    Attributes:
+        options: names of the attributes that are options of the collector, not state.
 
     Args:
         env: closed by this one.
         spec: of this group.
     """
+
+    options: tuple[str, ...] = ()
 
     def __init__(self, env: Env, spec: EnvSpec):
         self.spec = spec
@@ -69,6 +88,8 @@ class TimeLimitEnv(_Wrapper):
         env: a group with `can_restart_early`.
         max_frames: at least 1.
     """
+
+    options = ("_max_frames",)
 
     def __init__(self, env: Env, spec: EnvSpec, max_frames: int):
         super().__init__(env, spec)

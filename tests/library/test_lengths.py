@@ -19,7 +19,7 @@ from worlds.cartpoles import cartpole, cartpoles
 from worlds.clocks import Clock, slow_clock
 from worlds.spaceenv import SpaceEnv, read
 
-from collectx import ReplayBuffer, split_trajectories
+from collectx import Collector, ReplayBuffer, split_trajectories
 from collectx.collector.trajectories import mask
 
 SYNC = (INLINE_SYNC, SHARED_SYNC)
@@ -265,3 +265,18 @@ def test_compact_batches_have_no_observation_below_next(way, autoreset):
     assert set(full.keys(True, True)) - set(less.keys(True, True)) == {("next", "observation")}
     if way.is_sync or way is SINGLE:
         assert all(torch.equal(less[key], full[key]) for key in less.keys(True, True))
+
+
+@pytest.mark.parametrize(("limit", "longest"), [(5, 5), (8, 8), (None, 20)])
+def test_a_loaded_state_keeps_the_time_limit_of_the_collector(limit, longest):
+    def collector(limit):
+        keywords = {"frames_per_batch": 20, "total_frames": -1, "max_frames_per_traj": limit}
+        return Collector(lambda: gymnasium.make("Pendulum-v1"), **keywords)
+
+    with collector(5) as saved:
+        next(saved)
+        state = saved.state_dict()
+    with collector(limit) as loaded:
+        loaded.load_state_dict(state)
+        batch = next(loaded)
+    assert batch["collector", "traj_ids"].unique(return_counts=True)[1].max() == longest

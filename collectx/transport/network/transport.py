@@ -284,8 +284,9 @@ class NetworkTransport:
             return
         self._is_closed = True
         joined = self._joined()
-        self._admission.close()
+        # First, as a worker that finds nobody listening would report that it cannot reach the trainer.
         self._supervisor.kill_unconnected()
+        self._admission.close()
         self._supervisor.close()
         for worker in joined:
             assert worker.pair is not None

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from collectx.config.convert import convert, describe, one_of, out_of_range
+from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import incomplete, section_of
@@ -166,8 +166,8 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
     try:
         converted = convert(value, hint, language)
     except (TypeError, ValueError, OverflowError):
-        choices = limits.get("choices")
-        return Problem(path, f"must be {describe(hint, language) if choices is None else one_of(choices)}.", value)
+        rule = "choices" in limits and out_of_range(str(value), limits)
+        return Problem(path, f"must be {rule or describe(hint, language) + '.'}", value)
     if violated := out_of_range(converted, limits):
         return Problem(path, f"must be {violated}", value)
     return converted

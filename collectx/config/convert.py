@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectx.config.problem import PYTHON, YAML, Language, did_you_mean
@@ -101,7 +101,7 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
         return None
     choices = limits.get("choices")
     if choices is not None and value not in choices:
-        return f"{one_of(choices)}{did_you_mean(str(value), choices, listed=False)}"
+        return f"one of {', '.join(choices)}{did_you_mean(str(value), choices, listed=False)}"
     for number in value if isinstance(value, list) else [value]:
         if type(number) is int and number >= 2**BITS:
             limits = {"bits": BITS} | dict(limits)
@@ -109,11 +109,6 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
         if not is_right:
             return _range(limits)
     return None
-
-
-def one_of(choices: Iterable[str]) -> str:
-    """The choices, as a message says them."""
-    return f"one of {', '.join(choices)}"
 
 
 def _range(limits: Mapping[str, Any]) -> str:

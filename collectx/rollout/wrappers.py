@@ -1,5 +1,5 @@
-"""Env wrappers (`collectx.env.base.Env`), so that the step loops do not handle what they do: a time limit and the state
-of a recurrent policy, which both add observation leaves."""
+"""Env wrappers (`collectx.env.base.Env`) for a time limit and for the state of a recurrent policy. Both add observation
+leaves. All step loops work with wrapped envs as they do with others."""
 
 from __future__ import annotations
 

@@ -314,10 +314,10 @@ class Supervisor(Generic[AnyWorker]):
             end_processes([handle], min(_GRACE_S, self._close_timeout_s))
             worker.handle = None
 
-    def kill_unconnected(self) -> None:
-        """Ends the processes of workers that have not joined: they would look for a trainer that is gone."""
+    def kill_workers(self, *states: State) -> None:
+        """Kills the processes of the workers in these states."""
         for worker in self.workers.values():
-            if worker.connection is None and worker.handle is not None and worker.handle.exitcode is None:
+            if worker.state in states and worker.handle is not None and worker.handle.exitcode is None:
                 worker.handle.kill()
 
     def close(self) -> None:

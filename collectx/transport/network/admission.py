@@ -112,10 +112,16 @@ class Admission:
         if not self._is_closed:
             self._events("peer_refused", address=address, reason=reason)
 
-    def close(self) -> None:
-        """Stops listening, and rejects the workers that were not taken."""
+    def stop(self) -> None:
+        """Admits no more workers. Those that are making their pairs complete them."""
         with self._lock:
             self._is_closed = True
+            for worker in self._workers.values():
+                if worker.state is State.EXPECTED:
+                    worker.state = State.GONE
+
+    def close(self) -> None:
+        """Stops listening, and rejects the workers that were not taken. Called after `stop`."""
         self._listener.close()
         while not self._admitted.empty():
             _reject(*self._admitted.get()[1:])

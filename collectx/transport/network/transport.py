@@ -284,9 +284,12 @@ class NetworkTransport:
             return
         self._is_closed = True
         joined = self._joined()
-        # First, as a worker that finds nobody listening would report that it cannot reach the trainer.
-        self._supervisor.kill_unconnected()
+        self._admission.stop()
+        # First, as a worker that finds nobody listening would report that it cannot reach the trainer. Not those that
+        # are making their pairs: if the worker died then, gloo would wait here for its connection until the timeout.
+        self._supervisor.kill_workers(State.GONE)
         self._admission.close()
+        self._supervisor.kill_workers(State.EXPECTED, State.PAIRING)
         self._supervisor.close()
         for worker in joined:
             assert worker.pair is not None

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import learning
 from benchmarks.cases import CASES, KINDS
 
 _ROOT = Path(__file__).parents[1]
 RESULTS = _ROOT / "benchmarks" / "results.json"
 _PLOT = _ROOT / "docs" / "images" / "shares.svg"
-LEARNING = _ROOT / "benchmarks" / "learning.json"
 _FILES = (
     _ROOT / "README.md",
     _ROOT / "docs" / "explanation" / "performance.md",
@@ -80,19 +80,22 @@ def _full(results: dict[str, Any]) -> str:
 
 def _learning(_: dict[str, Any]) -> str:
     """The final return of each learning curve, and below the table the curves."""
-    results = json.loads(LEARNING.read_text())
+    results = json.loads(learning.RESULTS.read_text())
     rows = [["case", "seeds", "frames", "minutes", "return (95 % interval)", "published", "source"]]
-    for name, case in results.items():
-        low, high = case["interval"]
-        cells = [
-            str(case["seeds"]),
-            f"{case['frames']:,}",
-            f"{case['minutes']:g}",
-            f"{case['return']:g} ({low:g} to {high:g})",
-        ]
-        rows.append([f"`{name}`", *cells, case["published"], case["source"]])
+    for name, case in learning.CASES.items():
+        cells = ["", "", "", "not run"]
+        if name in results:
+            result = results[name]
+            low, high = result["interval"]
+            cells = [
+                str(result["seeds"]),
+                f"{result['frames']:,}",
+                f"{result['minutes']:g}",
+                f"{result['return']:g} ({low:g} to {high:g})",
+            ]
+        rows.append([f"`{name}`", *cells, case.published, case.source])
     figures = "\n".join(f"![{name}: mean return against frames](../images/learning_{name}.png)" for name in results)
-    commands = "\n".join(f"{case['command']}  # {case['date']}" for case in results.values())
+    commands = "\n".join(f"{result['command']}  # {result['date']}" for result in results.values())
     return f"{_markdown(rows)}\n\n{figures}\n\n```text\n{commands}\n```"
 
 

@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 from collectx.cli.main import SUBCOMMANDS
 from collectx.config.json_schema import group_schema, run_schema
-from collectx.config.registry import GROUPS
+from collectx.config.registry import GROUPS, KEPT_GROUPS
 
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
 _CONF = Path(__file__).parents[1] / "conf"
@@ -113,7 +113,8 @@ def _group(group: str, choices: dict[str, dict[str, Any]]) -> str:
         for path, held in holders.items()
     }
     named = ", ".join(f"`{group}={path.stem}`" for path in sorted((_CONF / group).glob("*.yaml")))
-    return _section(group, merged, where, f"Choices: {named}.\n")
+    kept = " A resume may not change any of these options." if group in KEPT_GROUPS else ""
+    return _section(group, merged, where, f"Choices: {named}.{kept}\n")
 
 
 def _section(title: str, options: dict[str, Any], where: dict[str, str] | None, text: str = "") -> str:

@@ -91,6 +91,8 @@ def _section(cls: Any, defaults: dict[str, Any], comments: dict[str, str], prefi
         if defaults.get(field.name, "???") != "???":
             option["default"] = defaults[field.name]
         properties[field.name] = option | _described(comments, prefix + field.name)
+        if field.metadata.get("is_kept") and "description" in properties[field.name]:
+            properties[field.name]["description"] += " A resume may not change it."
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 

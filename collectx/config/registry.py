@@ -26,6 +26,8 @@ from collectx.errors import ConfigError
 
 # The groups, in the order of the data path; a choice in each is needed, but for those of `DEFAULTS`.
 GROUPS = ("env", "policy", "collector", "inference", "backend", "launcher", "devices", "trainer")
+# A resume may not change any option of these groups; of others, it may not change the marked ones.
+KEPT_GROUPS = ("env", "policy")
 # The choices of groups that a configuration may lack, as saved ones of earlier versions do.
 DEFAULTS = {"inference": "local"}
 
@@ -171,3 +173,9 @@ def limits_of(path: str) -> Mapping[str, Any]:
     group, _, name = path.rpartition(".")
     classes: Iterable[Any] = schemas(group).values() if group else (RunConfig,)
     return next(field.metadata for cls in classes for field in fields(cls) if field.name == name)
+
+
+def marked(group: str, mark: str) -> list[str]:
+    """The options of a group, of all its kinds, with a mark of `collectx.config.schema.fields`, such as "is_kept"."""
+    options = (field for cls in schemas(group).values() for field in fields(cls))
+    return list(dict.fromkeys(field.name for field in options if field.metadata.get(mark)))

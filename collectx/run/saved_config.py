@@ -16,30 +16,15 @@ from typing import Any
 
 from collectx.checkpoints import Checkpoints
 from collectx.config.check import check_config
-from collectx.config.registry import DEFAULTS, GROUPS, packaged_values
+from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, packaged_values
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
 from collectx.run.folder import RunFolder, runs_below
 from collectx.run.result import Result, Status
 
-# Sections, and options of the collector, without an effect on the content of the batches.
+# Sections without an effect on the content of the batches.
 _NO_EFFECT = ("run", "checkpoint", "launcher", "logger", "eval", "hydra")
-_NO_EFFECT_OPTIONS = (
-    *("on_worker_failure", "max_restarts", "min_workers"),
-    *("start_timeout_s", "worker_timeout_s", "close_timeout_s"),
-)
-# What the saved state was made for.
-_FIXED: dict[str, tuple[str, ...]] = {
-    "collector": (
-        *("kind", "sync", "num_workers", "num_workers_per_collector", "inner", "frames_per_batch"),
-        *("max_frames_per_traj", "reset_at_each_iter", "preemptive_threshold", "trajs_per_batch", "traj_format"),
-        *("compact_obs", "overlap"),
-    ),
-    "trainer": ("kind", "target"),
-    "inference": ("kind", "order"),
-}
-_FIXED_GROUPS = ("env", "policy")
 
 
 def newest_config(files: RunFolder) -> Path:
@@ -114,9 +99,9 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
         return []
     saved, new = _read(newest_config(files)), _plain(cfg)
     changed = [f"seed={new['seed']}: is {saved['seed']}"] if saved.get("seed") != new["seed"] else []
-    for group in (*_FIXED_GROUPS, *_FIXED):
+    for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
-        names = _FIXED.get(group, (*after, *before))
+        names = (*after, *before) if group in KEPT_GROUPS else marked(group, "is_kept")
         changed += [
             f"{group}.{name}={after.get(name)}: is {before.get(name)}"
             for name in dict.fromkeys(names)
@@ -221,7 +206,7 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The options of `other` that differ from those of `one` and have an effect on the content of the batches."""
     # A trainer that anneals its learning rate learns otherwise if the run has another length.
     is_length_free = not (other.get("trainer") or {}).get("anneal")
-    no_effect = {"collector": (*_NO_EFFECT_OPTIONS, *(("total_frames",) if is_length_free else ()))}
+    no_effect = {"collector": [*marked("collector", "is_without_effect"), *["total_frames"] * is_length_free]}
     differences = []
     for section in {**one, **other}:
         before, after = one.get(section), other.get(section)

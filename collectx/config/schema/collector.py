@@ -4,37 +4,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collectx.config.schema.fields import Section, above, at_least, count_or_endless, one_of, within
+from collectx.config.schema.fields import (
+    Section,
+    above,
+    at_least,
+    count_or_endless,
+    kept,
+    one_of,
+    within,
+    without_effect,
+)
 
 
 @dataclass(kw_only=True)
 class CollectorConfig(Section):
-    kind: str
-    num_workers: int = at_least(1)
-    frames_per_batch: int = at_least(1)
+    kind: str = kept()
+    num_workers: int = kept(at_least(1))
+    frames_per_batch: int = kept(at_least(1))
     total_frames: int = count_or_endless()
     exploration_type: str = one_of("random", "mode", "mean", "median", "deterministic")
     num_slots: int = at_least(1)
     zero_copy: bool
-    on_worker_failure: str = one_of("raise", "restart", "drop")
-    max_restarts: int = at_least(0)
-    min_workers: int | None = at_least(1)
-    start_timeout_s: float = above(0)
-    worker_timeout_s: float = above(0)
-    close_timeout_s: float = at_least(0)
-    num_workers_per_collector: int = at_least(1)
-    inner: str = one_of("sync", "async", "single")
-    max_frames_per_traj: int | None = at_least(1)
+    on_worker_failure: str = without_effect(one_of("raise", "restart", "drop"))
+    max_restarts: int = without_effect(at_least(0))
+    min_workers: int | None = without_effect(at_least(1))
+    start_timeout_s: float = without_effect(above(0))
+    worker_timeout_s: float = without_effect(above(0))
+    close_timeout_s: float = without_effect(at_least(0))
+    num_workers_per_collector: int = kept(at_least(1))
+    inner: str = kept(one_of("sync", "async", "single"))
+    max_frames_per_traj: int | None = kept(at_least(1))
     init_random_frames: int | None = at_least(0)
-    reset_at_each_iter: bool
+    reset_at_each_iter: bool = kept()
     set_truncated: bool
     refresh: str = one_of("batch", "step")
-    overlap: int = within(0, 1)
+    overlap: int = kept(within(0, 1))
     max_policy_lag: int | None = at_least(0)
-    preemptive_threshold: float | None = within(0, 1)
-    trajs_per_batch: int | None = at_least(1)
-    traj_format: str = one_of("padded", "cat")
-    compact_obs: bool
+    preemptive_threshold: float | None = kept(within(0, 1))
+    trajs_per_batch: int | None = kept(at_least(1))
+    traj_format: str = kept(one_of("padded", "cat"))
+    compact_obs: bool = kept()
     check_finite: bool
     order_of: str | None
 
@@ -43,4 +52,4 @@ class CollectorConfig(Section):
 class EitherCollectorConfig(CollectorConfig):
     """Of a kind that can be both."""
 
-    sync: bool
+    sync: bool = kept()

@@ -71,3 +71,19 @@ def unsigned(bits: int) -> Any:
 def one_of(*names: str) -> Any:
     """One of these words."""
     return field(metadata={"choices": names})
+
+
+def kept(option: Any = None) -> Any:
+    """An option that a resume may not change: the saved state was made for its value."""
+    return _marked(option, "is_kept")
+
+
+def without_effect(option: Any = None) -> Any:
+    """An option that does not change the content of batches: a resume may change it, and `reproduce` still repeats all
+    batches."""
+    return _marked(option, "is_without_effect")
+
+
+def _marked(option: Any, mark: str) -> Any:
+    metadata = option.metadata if option is not None else {}
+    return field(metadata={**metadata, mark: True})

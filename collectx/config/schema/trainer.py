@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectx.config.schema.fields import Section, above, at_least, one_of, within
+from collectx.config.schema.fields import Section, above, at_least, kept, one_of, within
 
 # The formats of data sets, and the packages that each needs.
 DATA_PACKAGES: dict[str, tuple[str, ...]] = {
@@ -20,7 +20,7 @@ DATA_PACKAGES: dict[str, tuple[str, ...]] = {
 class TrainerConfig(Section):
     """Of every trainer; for the record of the run, which hashes the batches."""
 
-    kind: str
+    kind: str = kept()
     digest: bool | None
 
 
@@ -83,5 +83,5 @@ class RecordTrainerConfig(TrainerConfig):
 
 @dataclass(kw_only=True)
 class CustomTrainerConfig(TrainerConfig):
-    target: str
+    target: str = kept()
     kwargs: dict[str, Any] = field(default_factory=dict)

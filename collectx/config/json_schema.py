@@ -124,7 +124,7 @@ def _typed(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(comments: dict[str, str], path: str) -> dict[str, str]:
-    # Parts of a job, which have no comments of their own, have keys of the section around them.
+    # The keys of a part of a job have the comments of the section around it.
     text = comments.get(path) or comments.get(path.rpartition(".")[2])
     return {"description": text} if text else {}
 

@@ -56,7 +56,7 @@ class Run:
         numbers: named as in `result.json`; None before the first batch.
         options: the configuration, by keys such as `collector.num_workers`.
         columns: of `metrics.jsonl`, [batches] float64 each, nan where a batch has no such value.
-        scalars: what the trainer has logged, likewise.
+        scalars: the values that the trainer has logged, likewise.
         spans: of all workers.
         events: of `events.jsonl`.
         messages: those for the user about events, with the seconds since 1970.

@@ -285,7 +285,7 @@ class NetworkTransport:
         self._is_closed = True
         joined = self._joined()
         self._admission.stop()
-        # First, as a worker that finds nobody listening would report that it cannot reach the trainer. Not those that
+        # First, as a worker whose connection is refused would report that it cannot reach the trainer. Not those that
         # are making their pairs: if the worker died then, gloo would wait here for its connection until the timeout.
         self._supervisor.kill_workers(State.GONE)
         self._admission.close()

@@ -25,6 +25,9 @@ from collectx.user_objects import call, resolve
 
 # Lines that may wait for a logger; some seconds of a fast run.
 _MOST_LINES = 10_000
+# Seconds between the lines that waited and the next ones: a logger's thread that wakes up for each line of a fast run
+# costs the trainer more time than the lines do.
+_PAUSE_S = 0.1
 # The scalars of a line, by its keys.
 _NAMES = {
     "mean_return": MEAN_RETURN,
@@ -87,6 +90,7 @@ class _LoggerThread(threading.Thread):
         self._make = make
         self._events = events
         self._lines: queue.SimpleQueue[tuple[dict[str, float], int] | None] = queue.SimpleQueue()
+        self._is_ending = threading.Event()
         self._num_skipped = 0
         self.start()
 
@@ -101,6 +105,7 @@ class _LoggerThread(threading.Thread):
     def end(self) -> None:
         """Lets the thread end after the lines that wait."""
         self._lines.put(None)
+        self._is_ending.set()
 
     def run(self) -> None:
         try:
@@ -108,6 +113,8 @@ class _LoggerThread(threading.Thread):
             try:
                 while (line := self._lines.get()) is not None:
                     logger.log(*line)
+                    if self._lines.empty():
+                        self._is_ending.wait(_PAUSE_S)
             finally:
                 logger.close()
         except BaseException as error:

@@ -1,7 +1,9 @@
 """`collectx list`, and the help of `collectx run`, which shows the same."""
 
+import re
 from dataclasses import fields
 from functools import partial
+from importlib import resources
 
 import pytest
 
@@ -19,6 +21,16 @@ def test_every_group_in_the_order_of_the_data_path(capsys):
     assert "  cartpole     CartPole-v1: balance a pole" in out
     assert "@package" not in out
     assert "Ray exchanges pickles: use it on trusted networks only.\n" in out
+
+
+def test_the_comments_of_the_defaults_name_every_choice():
+    conf = resources.files("collectx.conf")
+    named = re.findall(r"^  - (\w+): .*# ([\w, ]+)", (conf / "config.yaml").read_text(), re.MULTILINE)
+    choices = {group: sorted(names.split(", ")) for group, names in named if group != "experiment"}
+    assert len(choices) == 10
+    for group, names in choices.items():
+        files = sorted(file.name.removesuffix(".yaml") for file in (conf / group).iterdir() if file.name.endswith(".yaml"))
+        assert names == [name for name in files if not name.startswith("_")], group
 
 
 @pytest.mark.parametrize("show", [partial(listing.main, ["trainer", "-v"]), partial(run.main, ["--help", "trainer"])])

@@ -29,8 +29,8 @@ def test_the_comments_of_the_defaults_name_every_choice():
     choices = {group: sorted(names.split(", ")) for group, names in named if group != "experiment"}
     assert len(choices) == 10
     for group, names in choices.items():
-        files = sorted(file.name.removesuffix(".yaml") for file in (conf / group).iterdir() if file.name.endswith(".yaml"))
-        assert names == [name for name in files if not name.startswith("_")], group
+        files = [file.name for file in (conf / group).iterdir()]
+        assert names == sorted(re.findall(r"^([a-z]\w*)\.yaml$", "\n".join(files), re.MULTILINE)), group
 
 
 @pytest.mark.parametrize("show", [partial(listing.main, ["trainer", "-v"]), partial(run.main, ["--help", "trainer"])])

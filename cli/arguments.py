@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,8 +16,10 @@ from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 from collectx.run import printing
 
+# Subcommands that take overrides. They and `list` have Hydra's flags.
+COMPOSING = ("run", "plan", "tune", "reproduce", "resume", "eval")
 # Flags without a value of the subcommands, in addition to Hydra's, and their short names.
-SWITCHES: dict[str, dict[str, str]] = {
+_SWITCHES: dict[str, dict[str, str]] = {
     "cancel": {"now": ""},
     "doctor": {"json": ""},
     "eval": {"trust": ""},
@@ -31,8 +33,8 @@ SWITCHES: dict[str, dict[str, str]] = {
 # Flags with a value of the subcommands, and their short names.
 _OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}
 # Flags of Hydra without and with a value, and their short names.
-_SWITCHES = {"help": "-h", "hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
-_VALUED = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
+_HYDRA_SWITCHES = {"hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
+_HYDRA_OPTIONS = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _BLOCKED = {
     "--experimental-rerun": "it reads a pickle, which executes code, and writes into the old run folder: "
@@ -73,16 +75,19 @@ class Arguments:
 
 
 class _Parser(argparse.ArgumentParser):
-    def __init__(self, switches: Mapping[str, str], valued: Mapping[str, str]):
+    def __init__(self, subcommand: str):
         super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
         self.add_argument("words", nargs="*", default=())
-        for name, short in {**_SWITCHES, **switches}.items():
+        switches, options = {"help": "-h"} | _SWITCHES.get(subcommand, {}), _OPTIONS.get(subcommand, {})
+        if _is_hydras(subcommand):
+            switches, options = _HYDRA_SWITCHES | switches, _HYDRA_OPTIONS | options
+            self.add_argument("-i", "--info", nargs="?", const="all", choices=_INFO)
+            self.add_argument("--experimental-rerun", action=_Blocked)
+            self.add_argument("-cp", "--config-path", action=_Blocked)
+        for name, short in switches.items():
             self.add_argument(*filter(None, (short, f"--{name}")), dest=name, action="store_const", const="")
-        for name, short in {**_VALUED, **valued}.items():
+        for name, short in options.items():
             self.add_argument(short, f"--{name}", dest=name, metavar="VALUE")
-        self.add_argument("-i", "--info", nargs="?", const="all", choices=_INFO)
-        self.add_argument("--experimental-rerun", action=_Blocked)
-        self.add_argument("-cp", "--config-path", action=_Blocked)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError([f"{message}."])
@@ -100,9 +105,7 @@ def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
     Raises:
         UsageError: an unknown flag, one without its value, or one that is blocked, with the reason.
     """
-    flags, unknown = _Parser(SWITCHES.get(subcommand, {}), _OPTIONS.get(subcommand, {})).parse_known_intermixed_args(
-        argv
-    )
+    flags, unknown = _Parser(subcommand).parse_known_intermixed_args(argv)
     if unknown:
         raise UsageError([f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(subcommand))}"])
     values = vars(flags)
@@ -111,8 +114,12 @@ def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
 
 def names(subcommand: str) -> list[str]:
     """The long names of a subcommand's flags, as in `--config-dir`."""
-    own = (*SWITCHES.get(subcommand, ()), *_OPTIONS.get(subcommand, ()))
-    return [f"--{name}" for name in (*_SWITCHES, *_VALUED, "info", *own)]
+    hydras = (*_HYDRA_SWITCHES, *_HYDRA_OPTIONS, "info") if _is_hydras(subcommand) else ()
+    return [f"--{name}" for name in ("help", *hydras, *_SWITCHES.get(subcommand, ()), *_OPTIONS.get(subcommand, ()))]
+
+
+def _is_hydras(subcommand: str) -> bool:
+    return subcommand in (*COMPOSING, "list")
 
 
 def subcommand(

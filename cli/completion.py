@@ -15,9 +15,6 @@ from collectx.cli import arguments
 from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError
 
-# Subcommands that take overrides.
-_COMPOSING = ("run", "plan", "tune", "reproduce", "resume", "eval")
-
 
 def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:
     """Answers `install=SHELL`, `uninstall=SHELL` and `query=SHELL` (with COMP_LINE in the environment)."""
@@ -37,16 +34,14 @@ def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
         return [name for name in subcommands if name.startswith(last)]
     subcommand = words[1]
     if last.startswith("-"):
-        composes = subcommand in _COMPOSING
-        flags = [f"--{name}" for name in arguments.SWITCHES.get(subcommand, ())]
-        return [flag for flag in (arguments.names(subcommand) if composes else flags) if flag.startswith(last)]
+        return [flag for flag in arguments.names(subcommand) if flag.startswith(last)]
     if subcommand == "schema":
         return list(GROUPS)
     if subcommand == "list":
         from collectx.cli.compose import Composer
 
         return list(Composer(_config_dir(words[2:])).groups)
-    if subcommand not in _COMPOSING:
+    if subcommand not in arguments.COMPOSING:
         return []
     # Hydra completes the last word of a command line without subcommand, with the keys of the chosen groups.
     chosen = [word for word in words[2:] if word.partition("=")[0] in (*GROUPS, "experiment") and "," not in word]

@@ -52,9 +52,10 @@ class Problem:
 
     Attributes:
         path: the option, as `collector.num_slots`, or `collector` where the choice of the group is wrong.
-        rule: what the value must be, with the arithmetic.
+        rule: what the value must be, with the arithmetic; or a predicate of the option, which begins with "is ", "has "
+            or "cannot ".
         value: what the option was set to; ABSENT: the message names the option alone.
-        advice: what to do.
+        advice: what to do. Begins with a small letter and ends with a full stop, as does a rule without advice.
     """
 
     path: str

@@ -27,3 +27,11 @@ def test_overrides_may_stand_on_both_sides_of_flags():
 def test_wrong_flags(argv, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         split(argv)
+
+
+def test_only_subcommands_that_compose_have_hydras_flags():
+    assert split(["-cd", "conf"], "list").config_dir == "conf"
+    for words in (["outputs", "-m"], ["outputs", "-p", "x"], ["--version"], ["--info"]):
+        with pytest.raises(ConfigError, match="no such flag"):
+            split(words, "status")
+    assert split(["outputs", "--now"], "cancel").flags == {"now": ""}

@@ -8,7 +8,9 @@ A command that ends with another exit status than 0 has it in a comment: `$ coll
 `python tests/pages.py PAGE...` replaces the numbers in what the page prints by those of a new run.
 
 `<!-- not run: REASON -->` above a block leaves it out; `<!-- hidden` above a block and `-->` below it run it, but the
-site does not show it. The first line of a page may be its tier: `<!-- tier: ci -->`.
+site does not show it. The first line of a page may be its tier, `<!-- tier: ci -->`, or what it needs, `<!-- needs:
+slurm -->`: those pages are run by `tests/slurm/test_pages.py`, and their numbers are replaced by
+`python tests/slurm/cluster.py python tests/pages.py PAGE`.
 """
 
 import re
@@ -71,6 +73,11 @@ def tier(page: Path) -> str:
     """The tier of the page's test."""
     found = re.match(r"<!-- tier: (\w+) -->", page.read_text())
     return found[1] if found else "test"
+
+
+def needs_slurm(page: Path) -> bool:
+    """Whether the page's blocks run on a cluster."""
+    return page.read_text().startswith("<!-- needs: slurm -->")
 
 
 def blocks(page: Path) -> list[Block]:

@@ -69,6 +69,9 @@ SlurmctldParameters=preempt_send_user_signal
 PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=10 LLN=YES State=UP
 PartitionName=train Default=YES PriorityTier=1 GraceTime={GRACE_S}
 PartitionName=urgent PriorityTier=10 PreemptMode=OFF
+# As the documentation names them.
+PartitionName=cpu PriorityTier=1 GraceTime={GRACE_S}
+PartitionName=preempt PriorityTier=1 GraceTime={GRACE_S}
 """
 
 
@@ -189,4 +192,6 @@ if __name__ == "__main__":
     if problem := obstacle():
         sys.exit(problem)
     with Cluster() as cluster:
-        sys.exit(cluster.start(sys.argv[1:], stdin=sys.stdin).wait())
+        # Temporary files are seen by all nodes.
+        words = ["env", f"TMPDIR={cluster.shared}", *sys.argv[1:]]
+        sys.exit(cluster.start(words, stdin=sys.stdin).wait())

@@ -48,7 +48,7 @@ def problems_of_product() -> Iterator[str]:
     for path in sorted([*(ROOT / "collectx").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]):
         text, name = path.read_text(), path.relative_to(ROOT)
         if len(text.splitlines()) < 15 and path.name not in ("__init__.py", "__main__.py"):
-            yield f"{name}: fewer than 15 lines: put them where they are used; a kind gets a docstring that says what it is for"
+            yield f"{name}: fewer than 15 lines: put them where they are used, or add a docstring"
         if len(re.findall(r"threading\.(?:Thread|Timer)\(", text)) > text.count('"collectx-'):
             yield f'{name}: a thread without a name "collectx-...": see `nothing_left_behind` in tests/conftest.py'
         if re.search(r"\ban? \{type\(", text):

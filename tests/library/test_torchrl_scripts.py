@@ -117,7 +117,7 @@ class Recurrent:
 
 
 @pytest.mark.parametrize("is_inner", [True, False], ids=["inner", "outer"])
-@pytest.mark.parametrize("vectorize", [SerialEnv, ParallelEnv])
+@pytest.mark.parametrize("vectorize", [SerialEnv, pytest.param(ParallelEnv, marks=pytest.mark.nightly)])
 def test_a_nested_state_of_a_recurrent_policy(vectorize, is_inner):
     make = Recurrent(vectorize, is_inner)
     torch.manual_seed(0)
@@ -184,6 +184,7 @@ def test_dqn():
     off_policy(collector, 40, loss_module, 4, lambda data: exploring[1].step(data.numel()))
 
 
+@pytest.mark.nightly
 def test_sac():
     torch.manual_seed(0)
     spec = continuous().action_spec

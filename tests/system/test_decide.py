@@ -22,8 +22,10 @@ def mapped(pid: int, name: str) -> list[int]:
 
 @pytest.mark.parametrize("words", [
     pytest.param([*COUNTING, "env.observation_size=5000"], id="sync"),
-    pytest.param(["env=counting", "policy=q_mlp", "trainer=dqn", "collector=multi_async"], id="dqn"),
-    pytest.param(["inference=server", "env.num_envs=4"], id="server"),
+    pytest.param(
+        ["env=counting", "policy=q_mlp", "trainer=dqn", "collector=multi_async"], id="dqn", marks=pytest.mark.nightly
+    ),
+    pytest.param(["inference=server", "env.num_envs=4"], id="server", marks=pytest.mark.nightly),
 ])  # fmt: skip
 def test_a_plan_says_what_the_run_has(words, tmp_path, wait_until):
     words = [*words, "collector.total_frames=-1"]
@@ -93,6 +95,7 @@ def test_tune_writes_an_experiment_that_the_printed_command_runs(tmp_path):
     assert all(line in text for line in ("kind: counting", "step_s: 0.001", "kind: meter", "seed: 3", "num_envs:"))
 
 
+@pytest.mark.nightly
 def test_tune_on_top_of_an_experiment_and_into_the_users_folder(tmp_path):
     (tmp_path / "mine" / "env").mkdir(parents=True)
     (tmp_path / "mine" / "env" / "count.yaml").write_text("kind: counting\nnum_envs: 4\nepisode_length: 7\n")

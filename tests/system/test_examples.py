@@ -60,6 +60,7 @@ def test_a_script_learns(name, tmp_path):
     assert outcome(name, tmp_path, timeout_s=1200)[1] > SCRIPTS[name][1]
 
 
+@pytest.mark.nightly
 def test_offline_learning_records_with_the_command_of_its_docstring(tmp_path):
     command, _, script = (EXAMPLES / "offline_from_recorded.py").read_text().split("\n\n")[1].rpartition("\n")
     run([*shlex.split(command.replace("\\\n", "")), "collector.total_frames=2048"], tmp_path)
@@ -71,7 +72,7 @@ def test_without_hindsight_bits_are_not_flipped_to_the_goal(tmp_path):
     assert outcome("her_post_traj", tmp_path, "--no-her")[1] < 10
 
 
-@pytest.mark.parametrize("name", ["quickstart", "sweep_report"])
+@pytest.mark.parametrize("name", ["quickstart", pytest.param("sweep_report", marks=pytest.mark.nightly)])
 def test_a_notebook_has_the_outputs_of_its_execution(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", environment()["PATH"])
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", 4)

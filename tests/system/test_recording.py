@@ -70,6 +70,7 @@ def test_a_run_that_is_killed_reads_back_and_is_resumed_without_gaps_or_doubles(
         assert counts(tmp_path / "other", format) == found
 
 
+@pytest.mark.nightly
 def test_a_sweep_records_to_one_data_set_which_is_exported_and_replayed(tmp_path):
     words = ["trainer=record", "trainer.dir=set", "collector.total_frames=2048", "hydra.sweep.dir=sweep"]
     collectx("run", *words, "-m", "seed=0,1", cwd=tmp_path)

@@ -48,7 +48,9 @@ class TensorBoardLogger:
         from torch.utils.tensorboard import SummaryWriter
 
         self._summary = Summary
-        self._writer: Any = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
+        # With a short queue, each event would wait for the writer's thread.
+        purge_step = None if step is None else step + 1
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000)
         self._config = {name: _simple(value) for name, value in (config or {}).items()}
         self._last: tuple[int, float] | None = None
         if self._config and step is None:

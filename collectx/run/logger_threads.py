@@ -27,7 +27,7 @@ from collectx.user_objects import call, resolve
 _MOST_LINES = 10_000
 # Seconds between the lines that waited and the next ones: a logger's thread that wakes up for each line of a fast run
 # costs the trainer more time than the lines do.
-_PAUSE_S = 0.1
+_PAUSE_S = 0.5
 # The scalars of a line, by its keys.
 _NAMES = {
     "mean_return": MEAN_RETURN,

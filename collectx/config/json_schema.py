@@ -34,7 +34,9 @@ def run_schema() -> dict[str, Any]:
     properties = {
         "defaults": {"type": "array", "description": "choices of groups, as `- override /env: pendulum`"},
         **{group: _choices(group) for group in GROUPS},
-        "seed": _option(int, limits_of("seed")) | {"default": values["seed"]} | _described(comments, "seed"),
+        "seed": _option(int, limits_of("seed"))
+        | {"default": values["seed"]}
+        | _described(comments, "seed", limits_of("seed")),
         **{
             name: _section(cls, values[name], comments, f"{name}.")
             for name, cls in {**SECTIONS, **COMMAND_SECTIONS}.items()
@@ -90,9 +92,7 @@ def _section(cls: Any, defaults: dict[str, Any], comments: dict[str, str], prefi
             option = _option(hint, field.metadata)
         if defaults.get(field.name, "???") != "???":
             option["default"] = defaults[field.name]
-        properties[field.name] = option | _described(comments, prefix + field.name)
-        if field.metadata.get("is_kept") and "description" in properties[field.name]:
-            properties[field.name]["description"] += " A resume may not change it."
+        properties[field.name] = option | _described(comments, prefix + field.name, field.metadata)
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
@@ -123,10 +123,11 @@ def _typed(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
     return {"type": kind} | ranges
 
 
-def _described(comments: dict[str, str], path: str) -> dict[str, str]:
+def _described(comments: dict[str, str], path: str, marks: typing.Mapping[str, Any]) -> dict[str, str]:
     # The keys of a part of a job have the comments of the section around it.
     text = comments.get(path) or comments.get(path.rpartition(".")[2])
-    return {"description": text} if text else {}
+    kept = " A resume may not change it." if marks.get("is_kept") else ""
+    return {"description": f"{text}{kept}"} if text else {}
 
 
 def _comments(path: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from collectx.checkpoints import Checkpoints
 from collectx.config.check import check_config
+from collectx.config.problem import YAML
 from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, packaged_values
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
@@ -103,7 +104,7 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
         before, after = saved.get(group) or {}, new[group]
         names = (*after, *before) if group in KEPT_GROUPS else marked(group, "is_kept")
         changed += [
-            f"{group}.{name}={after.get(name)}: is {before.get(name)}"
+            f"{group}.{name}={YAML.show(after.get(name))}: is {YAML.show(before.get(name))}"
             for name in dict.fromkeys(names)
             if before.get(name) != after.get(name)
         ]

@@ -64,6 +64,10 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     if policy == "random" and trainer in ("ppo", "impala"):
         rule = f"trainer={trainer} has nothing to train"
         yield Problem("policy", rule, policy, "use policy=mlp, or trainer=meter.")
+    exploration = cfg.collector.exploration_type
+    if exploration != "random" and policy in ("mlp", "cnn") and trainer in ("ppo", "impala"):
+        rule = f"trainer={trainer} needs log-probabilities, which only sampled actions have"
+        yield Problem("collector.exploration_type", rule, exploration, "use random.")
     if trainer == "dqn" and policy in ("random", "mlp", "cnn"):
         yield Problem("policy", "trainer=dqn learns values of actions", policy, "use policy=q_mlp or policy=q_cnn.")
     if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn"):

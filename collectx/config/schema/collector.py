@@ -34,7 +34,7 @@ class CollectorConfig(Section):
     num_workers_per_collector: int = kept(at_least(1))
     inner: str = kept(one_of("sync", "async", "single"))
     max_frames_per_traj: int | None = kept(at_least(1))
-    init_random_frames: int | None = at_least(0)
+    init_random_frames: int | None = kept(at_least(0))
     reset_at_each_iter: bool = kept()
     set_truncated: bool
     refresh: str = one_of("batch", "step")

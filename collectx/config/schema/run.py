@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from collectx.config.schema.collector import CollectorConfig
 from collectx.config.schema.env import EnvConfig
-from collectx.config.schema.fields import Section, above, at_least, one_of, unsigned
+from collectx.config.schema.fields import Section, above, at_least, kept, one_of, unsigned
 from collectx.config.schema.inference import InferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig
 from collectx.config.schema.logger import LoggerConfig
@@ -57,7 +57,7 @@ class RunConfig(Section):
     launcher: LauncherConfig
     devices: DevicesConfig
     trainer: TrainerConfig
-    seed: int = unsigned(61)
+    seed: int = kept(unsigned(61))
     run: RunOptions = field(default_factory=RunOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     inference: InferenceConfig = field(default_factory=InferenceConfig)

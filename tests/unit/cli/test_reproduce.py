@@ -63,6 +63,14 @@ def test_a_difference_names_the_first_batch(stub, old, capsys):
     assert "torch threads of the trainer: 1 there, 2 here" in out
 
 
+def test_a_difference_after_the_loss_of_a_worker_says_so(stub, old, capsys):
+    with open(old() / "events.jsonl", "a") as file:
+        file.write('{"event":"worker_restarted","worker":1}\n')
+    stub.digests = ["0", "other", "2"]
+    assert reproduce.main(["old"]) == 1
+    assert "has lost workers (1): the batches after a loss cannot be repeated" in capsys.readouterr().out
+
+
 def test_a_run_without_digest_runs_again_and_says_so(stub, old, capsys):
     old("trainer.digest=false")
     assert reproduce.main(["old"]) == 0

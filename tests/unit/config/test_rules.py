@@ -69,6 +69,7 @@ BROKEN = {
     "collector.trajs_per_batch=4": "collector.trajs_per_batch=4: .*collector.traj_format=cat",
     "collector.compact_obs=true": "collector.compact_obs=true: trainer=ppo",
     "policy=random": "policy=random: trainer=ppo",
+    "collector.exploration_type=mode": "collector.exploration_type=mode: trainer=ppo needs log-probabilities",
     "trainer=dqn policy=mlp": "policy=mlp: trainer=dqn .*policy=q_mlp or policy=q_cnn",
     "trainer=impala policy=q_cnn": "policy=q_cnn: trainer=impala .*policy=cnn, or trainer=dqn",
     "policy=cnn policy.strides=[1]": "policy.channels has 3.*policy.strides has 1",

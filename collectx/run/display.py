@@ -24,8 +24,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from collectx.checkpoints import Checkpoints
 from collectx.errors import CollectxError, printable, text_of, traceback_of
 from collectx.run import printing
+from collectx.run.folder import RunFolder
 from collectx.run.printing import print_line
 from collectx.run.result import ALL_DELIVERED, Result, type_name
 from collectx.run.statistics import TIMES, Sampler, Statistics, View
@@ -246,9 +248,19 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
         printing.message(format_error(error))
     if errors:
         printing.message(f"full traceback: {log}")
+        if result.batches:
+            printing.message(_how_to_continue(result.folder))
     elif result.exit_reason != ALL_DELIVERED:
         printing.message(result.exit_reason)
     _print_table(result)
+
+
+def _how_to_continue(folder: Path) -> str:
+    """What a run that has failed can be continued from."""
+    if Checkpoints(RunFolder(folder).checkpoints).all():
+        return f"from its newest checkpoint, the run continues with: collectx resume {folder}"
+    options = "checkpoint.every_batches or checkpoint.every_min"
+    return f"the run has no checkpoint to continue from; {options} set when there is one"
 
 
 def print_completed(result: Result) -> None:

@@ -138,6 +138,7 @@ def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, m
     assert f"worker {failure['worker']}" in err
     assert str(files.log(f"worker-{failure['worker']}")) in err
     assert [word for word in words if word not in err or word not in files.log("trainer").read_text()] == []
+    assert "the run has no checkpoint to continue from" in err
 
 
 def test_the_state_of_a_git_checkout(tmp_path):

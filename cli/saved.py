@@ -57,12 +57,12 @@ def compose_saved(
     # The saved run may have replaced or resumed another.
     if isinstance(content.get("run"), dict):
         content["run"] = content["run"] | {"overwrite": False, "resume": "never"}
-    content["defaults"] = [
-        "_hydra",
-        # The override replaces this choice.
-        *({group: (saved.get(group) or {}).get("kind", "cpu")} for group in replaced),
-        "_self_",
-    ]
+    # The override replaces these choices.
+    choices: list[dict[str, Any]] = [{group: (saved.get(group) or {}).get("kind", "cpu")} for group in replaced]
+    if "logger" in named:
+        choices.append({"logger": []})
+        content["logger"] = {"close_timeout_s": saved["logger"]["close_timeout_s"]} if saved.get("logger") else {}
+    content["defaults"] = ["_hydra", *choices, "_self_"]
     ConfigStore.instance().store(_PRIMARY, content)
     composer = Composer(arguments.config_dir, _PRIMARY)
     checked = composer.check(overrides)

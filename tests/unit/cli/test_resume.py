@@ -17,11 +17,11 @@ from collectx.run.folder import locked
 
 @pytest.fixture
 def old(stub, tmp_path):
-    """`old(status)` makes the folder of a run, whose name is that of a point of a sweep, with a checkpoint."""
+    """`old(status, line)` makes the folder of a run, whose name is that of a point of a sweep, with a checkpoint."""
 
-    def make(status="interrupted"):
+    def make(status="interrupted", line=""):
         stub.status = lambda cfg: status
-        stub.execute(composed("trainer.digest=true"), tmp_path / "seed=0,a=1", [])
+        stub.execute(composed(f"trainer.digest=true {line}"), tmp_path / "seed=0,a=1", [])
         files = RunFolder(tmp_path / "seed=0,a=1")
         Checkpoints(files.checkpoints).write(2, {"frames": 1024}, {"state.pt": {}})
         del stub.calls[:]
@@ -35,6 +35,13 @@ def test_a_run_is_resumed_in_its_folder_with_its_configuration(stub, old):
     assert resume.main([str(files.path), "collector.total_frames=1024000"]) == 130
     ((cfg, folder, _),) = stub.calls
     assert (cfg.run.resume, cfg.collector.total_frames, folder) == ("auto", 1024000, files.path)
+
+
+@pytest.mark.parametrize("before", ["", "logger=tensorboard"])
+def test_a_resume_chooses_other_loggers(stub, old, before):
+    assert resume.main([str(old(line=before).path), "run.max_batches=9", "logger=[csv]"]) == 130
+    logger = stub.calls[-1][0].logger
+    assert (logger.csv is not None, logger.tensorboard) == (True, None)
 
 
 def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub, old, queue, capsys):

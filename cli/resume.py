@@ -20,9 +20,10 @@ _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
 
 Batches after the checkpoint are collected again: every batch counts once. A completed run is continued only if
-overrides change what ended it, such as collector.total_frames=200000. The seed, env, policy, kind of trainer, and the
-number and batches of workers cannot be changed. The code that the configuration imports and calls is printed first. If
-RUN_DIR belongs to another user, --trust is required.
+overrides change what ended it, such as collector.total_frames=200000. Fixed are the seed, env, policy, the kinds of
+trainer, collector and inference, and what determines the size and the form of batches; the configuration reference
+marks each such option. The code that the configuration imports and calls is printed first. If RUN_DIR belongs to
+another user, --trust is required.
 
 Exit status: 0 completed, also before; 1 failed, 2 wrong usage or nothing to continue from, 130 interrupted."""
 

@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 from collectx.cli.main import SUBCOMMANDS
 from collectx.config.json_schema import group_schema, run_schema
-from collectx.config.registry import GROUPS, KEPT_GROUPS
+from collectx.config.registry import GROUPS, KEPT_GROUPS, marked
 
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
 _CONF = Path(__file__).parents[1] / "conf"
@@ -114,6 +114,8 @@ def _group(group: str, choices: dict[str, dict[str, Any]]) -> str:
     }
     named = ", ".join(f"`{group}={path.stem}`" for path in sorted((_CONF / group).glob("*.yaml")))
     kept = " A resume may not change any of these options." if group in KEPT_GROUPS else ""
+    if "kind" in marked(group, "is_kept"):
+        kept = " A resume may not choose another kind."
     return _section(group, merged, where, f"Choices: {named}.{kept}\n")
 
 

@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 import socket
+from pathlib import Path
 
 import pytest
 from composing import composed
 
 from collectx.checkpoints import Checkpoints
 from collectx.cli import reproduce, resume, run
+from collectx.config.registry import marked
 from collectx.jobs.status import write_job
 from collectx.run import RunFolder, foreign_code, saved_config
 from collectx.run.folder import locked
@@ -193,3 +195,10 @@ def test_a_run_is_reproduced_up_to_where_envs_began_new_episodes(old):
         for batches, reasons in ((1, {}), (2, {"0": "it is EnvPool"}), (3, {"0": "it is EnvPool"})):
             file.write(json.dumps({"event": "resumed", "batches": batches, "new_episodes": reasons}) + "\n")
     assert saved_config.repeatable_config(files)[1].batches == 2
+
+
+def test_the_page_names_every_option_that_a_resume_may_not_change():
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "resume.md").read_text()
+    fixed = text[text.index("- Fixed:") : text.index("- Free:")]
+    names = {name for group in ("collector", "trainer", "inference") for name in marked(group, "is_kept")}
+    assert [name for name in names if f"`{name}`" not in fixed and f".{name}`" not in fixed] == []

@@ -46,13 +46,14 @@ class TensorBoardLogger:
     ):
         from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
-        self._summary = Summary
+        self._summary, self._hparams = Summary, hparams
         # With a short queue, each event would wait for the writer's thread.
         purge_step = None if step is None else step + 1
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000)
         self._config = {name: _simple(value) for name, value in (config or {}).items()}
-        self._last: tuple[int, float] | None = None
+        self._last: float | None = None
         if self._config and step is None:
             rows = "\n".join(f"| {name} | {value} |" for name, value in self._config.items())
             self._writer.add_text("config", f"| option | value |\n|---|---|\n{rows}")
@@ -62,12 +63,13 @@ class TensorBoardLogger:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._writer.file_writer.add_summary(self._summary(value=values), step)
         if MEAN_RETURN in scalars:
-            self._last = step, scalars[MEAN_RETURN]
+            self._last = scalars[MEAN_RETURN]
 
     def close(self) -> None:
         if self._config and self._last is not None:
-            step, mean_return = self._last
-            self._writer.add_hparams(self._config, {MEAN_RETURN: mean_return}, run_name=".", global_step=step)
+            # `add_hparams` would write the scalar again.
+            for summary in self._hparams(self._config, {MEAN_RETURN: self._last}):
+                self._writer.file_writer.add_summary(summary)
         self._writer.close()
 
 

@@ -26,7 +26,7 @@ def read_tensorboard(folder):
     assert (
         "_hparams_/session_start_info" in events.summary_metadata or "config/text_summary" in events.Tags()["tensors"]
     )
-    return {event.step: event.value for event in events.Scalars(NAME)}
+    return [(event.step, event.value) for event in events.Scalars(NAME)]
 
 
 def table(folder, step=None):
@@ -35,7 +35,7 @@ def table(folder, step=None):
 
 def read_table(folder):
     with open(folder / "progress.csv") as file:
-        return {int(row["step"]): float(row[NAME]) for row in csv.DictReader(file) if row[NAME]}
+        return [(int(row["step"]), float(row[NAME])) for row in csv.DictReader(file) if row[NAME]]
 
 
 def in_mlflow(folder, step=None):
@@ -47,7 +47,7 @@ def read_mlflow(folder):
     (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["env.id"] == "CartPole-v1"
-    return {each.step: each.value for each in client.get_metric_history(run.info.run_id, NAME)}
+    return [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, NAME)]
 
 
 KINDS = {"tensorboard": (tensorboard, read_tensorboard), "csv": (table, read_table), "mlflow": (in_mlflow, read_mlflow)}
@@ -63,12 +63,12 @@ def test_a_resumed_run_has_every_step_once(kind, tmp_path):
             {NAME: step / 10, "collector/policy_version": 1.0} | ({"train/loss": 0.5} if step > 10 else {}), step
         )
     logger.close()
-    assert read(tmp_path) == {10: 1.0, 20: 2.0, 30: 3.0}
+    assert read(tmp_path) == [(10, 1.0), (20, 2.0), (30, 3.0)]
     logger = make(tmp_path, 20)  # from a checkpoint before the last step
     for step in (30, 40):
         logger.log({NAME: step / 10, "collector/policy_version": 1.0, "train/new": 1.0}, step)
     logger.close()
-    assert read(tmp_path) == {10: 1.0, 20: 2.0, 30: 3.0, 40: 4.0}
+    assert read(tmp_path) == [(10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)]
 
 
 class Recorder:

@@ -119,10 +119,11 @@ def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut:
     printing.say(f"{comparison.verdict.value}{up_to}: {comparison.message}")
     if not comparison.identical and reason:
         printing.say(f"note: the order in which workers are ready depends on no seed and was not recorded: {reason}.")
-    lost = [event for event in old.read_events() if event.get("event") in ("worker_restarted", "worker_dropped")]
-    if not comparison.identical and not reason and lost:
-        workers = ", ".join(str(worker) for worker in sorted({event["worker"] for event in lost}))
-        printing.say(f"note: {old.path} has lost workers ({workers}): the batches after a loss cannot be repeated.")
+    if not comparison.identical and not reason:
+        losses = ("worker_restarted", "worker_dropped")
+        if lost := {event["worker"] for event in old.read_events() if event.get("event") in losses}:
+            workers = ", ".join(map(str, sorted(lost)))
+            printing.say(f"note: {old.path} has lost workers ({workers}): the batches after a loss cannot be repeated.")
     if not comparison.identical and (differences := snapshot.differences(old, RunFolder(new))):
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
         printing.say("\n  ".join(["note: results may depend on these differences:", *differences[:_SHOWN]]) + more)

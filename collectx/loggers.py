@@ -49,8 +49,8 @@ class TensorBoardLogger:
         from torch.utils.tensorboard.summary import hparams
 
         self._summary, self._hparams = Summary, hparams
-        # With a short queue, each event would wait for the writer's thread.
         purge_step = None if step is None else step + 1
+        # With a short queue, each event would wait for the writer's thread.
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000)
         self._config = {name: _simple(value) for name, value in (config or {}).items()}
         self._last: float | None = None

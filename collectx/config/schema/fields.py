@@ -85,5 +85,5 @@ def without_effect(option: Any = None) -> Any:
 
 
 def _marked(option: Any, mark: str) -> Any:
-    metadata = option.metadata if option is not None else {}
-    return field(metadata={**metadata, mark: True})
+    option = field() if option is None else option
+    return field(default=option.default, metadata={**option.metadata, mark: True})

@@ -9,7 +9,7 @@ from collectx.config.schema.fields import Section, at_least, kept, one_of
 
 @dataclass(kw_only=True)
 class InferenceConfig(Section):
-    kind: str = field(default="local", metadata={"is_kept": True})
+    kind: str = kept(field(default="local"))
 
 
 @dataclass(kw_only=True)

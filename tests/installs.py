@@ -6,7 +6,8 @@ collected by pytest.
 For each Python that is on the path or that pyenv has: `make test` in an environment of its own. In one that has no
 extra: the command works, and what needs an extra gives one message that names it; then Stable-Baselines3 is installed,
 and its models act in a collector; then the wheel, with which the README's loop passes `mypy --strict`. With the newest
-Hydra 1.4, also a pre-release, which `pyproject.toml` does not allow yet: Hydra's features, and a sweep.
+Hydra 1.4, also a pre-release, which `pyproject.toml` does not allow yet: Hydra's features, and a sweep. With LeRobot,
+whose requirements exclude the versions of constraints.txt: its reader of data sets.
 """
 
 import argparse
@@ -30,6 +31,21 @@ NEEDS = [
     ("mpi", "run collector=distributed backend=mpi"),
     ("ray", "run collector=ray launcher=ray"),
     ("tune", "tune env=cartpole"),
+]
+# What LeRobot's reader imports of the packages that LeRobot requires, as its other ones are for robots; the newest
+# release that has Python 3.11.
+LEROBOT = "lerobot==0.4.4"
+LEROBOT_NEEDS = [
+    "accelerate",
+    "av<16",
+    "datasets<5",
+    "deepdiff",
+    "draccus==0.10.0",
+    "einops",
+    "huggingface-hub<0.36",
+    "jsonlines",
+    "termcolor",
+    "torchvision",
 ]
 # Hydra 1.4 refuses `hydra.mode` in an experiment file, and warns of each `_target_` in a configuration.
 CHANGED = ["-k", "not sweeping", "-W", "ignore:hydra.utils.instantiate:UserWarning"]
@@ -99,6 +115,20 @@ def works_with_hydra_1_4(folder: Path) -> list[str]:
         ]
 
 
+def is_read_by_lerobot(folder: Path) -> list[str]:
+    """Installs LeRobot and what its reader needs into `folder`. What fails of the data sets that it reads."""
+    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder]
+    subprocess.run([*pip, torch, *LEROBOT_NEEDS], check=True)
+    subprocess.run([*pip, "--no-deps", LEROBOT], check=True)
+    env = {**os.environ, "PYTHONPATH": folder, "HF_HUB_OFFLINE": "1", "HF_HOME": folder / "cache"}
+    python, tests = Path(sys.executable), "tests/contract/test_data_contract.py"
+    return [
+        *fails(python, "-c", "import lerobot", env=env),
+        *fails(python, "-m", "pytest", tests, "-k", "lerobot", "--tier=all", env=env),
+    ]
+
+
 def find_python(version: str) -> str | None:
     """The path of a Python of that version; None: there is none."""
     path = shutil.which(f"python{version}")
@@ -135,6 +165,7 @@ def main() -> int:
         report("Stable-Baselines3", acts_for_stable_baselines3(python))
         report("mypy --strict with the wheel", is_typed(python))
         report("Hydra 1.4", works_with_hydra_1_4(folder / "hydra"))
+        report("LeRobot", is_read_by_lerobot(folder / "lerobot"))
         for version in options.python:
             path = find_python(version)
             if path is None:

@@ -1,7 +1,10 @@
 """Data sets as the library of each format reads them."""
 
 import json
+import sys
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import minari
@@ -82,7 +85,8 @@ def read_minari(path):
 
 
 def read_lerobot(path):
-    """As LeRobot's documents describe the layout v3.0: the frames of an episode by its indices into all files."""
+    """As LeRobot's documents describe the layout v3.0: the frames of an episode by its indices into all files. Where
+    LeRobot is installed (`tests/installs.py`), its own reader gives the same."""
     info = json.loads((path / "meta" / "info.json").read_text())
     assert info["codebase_version"] == "v3.0"
     rows = pq.read_table(path / "meta" / "episodes").to_pylist()[: info["total_episodes"]]
@@ -106,7 +110,26 @@ def read_lerobot(path):
             assert (feature["dtype"], feature["shape"][0]) == (str(column.dtype), column[0].size)
         found.append(Episode(*columns, None))
     assert index == info["total_frames"]
+    if found and find_spec("lerobot"):
+        theirs = [each.facts(False) for each in read_by_lerobot(path)]
+        assert theirs[: len(found)] == [each.facts(False) for each in found]
+        # Of a flush that was interrupted, LeRobot reads the frames that are there already.
+        is_whole = len({row["data/file_index"] for row in rows}) == len([*path.glob("data/*/*.parquet")])
+        assert len(theirs) == len(found) or not is_whole
     return found
+
+
+def read_by_lerobot(path):
+    """By LeRobotDataset."""
+    # LeRobot imports torchvision, for images alone. The wheel has kernels that torch for CPUs cannot load, and this
+    # module needs them.
+    sys.modules.setdefault("torchvision._meta_registrations", ModuleType("no kernels"))
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    rows = [*LeRobotDataset("collectx/test", root=path)]
+    names = ("observation.state", "action", "next.reward", "next.terminated", "next.truncated", "policy_version")
+    columns = [np.stack([row[name].numpy() for row in rows]) for name in names]
+    return split(np.array([row["episode_index"] for row in rows]), [*columns, columns[0]])
 
 
 def has_pandas():
@@ -131,6 +154,5 @@ READERS = {"memmap": read_memmap, "parquet": read_parquet, "minari": read_minari
 
 
 def episodes(path: Path, format: str) -> list[Episode]:
-    """All episodes of a data set, read by the format's own library; of LeRobot, whose library is too large for the
-    tests, as its documents say."""
+    """All episodes of a data set, read by the format's own library; LeRobot's is `read_lerobot`."""
     return READERS[format](Path(path))

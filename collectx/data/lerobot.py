@@ -7,8 +7,8 @@
     meta/tasks.parquet                          the text of each task
 
 A flush adds a file of frames, then a file of episodes; `info.json`, which counts them, is written last. LeRobot's
-reader takes all files of frames: after a process is killed within a flush it also returns the episodes of that flush whose
-frames are on disk, until the run is resumed.
+reader takes all files of frames: after a process is killed within a flush it also returns the episodes of that flush
+whose frames are on disk, until the run is resumed.
 """
 
 from __future__ import annotations

@@ -80,15 +80,15 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
                 self._release_slots()
             return spec.batch(memory, len(parts))
 
-    def request(self) -> None:
-        """Grants the slots of the next batch, as `next` does before it waits; does nothing while too few workers are
-        ready. Does not block. Of a batch with `zero_copy`, the memory is not valid any more.
+    def grant_next_batch(self) -> None:
+        """Grants the slots of the next batch without blocking, as `next` does before it waits. Does nothing while too
+        few workers are ready. Invalidates the memory of the last batch if `zero_copy` is set.
 
         Raises:
             RuntimeError: see `next`.
         """
         with self.owner:
-            if 0 <= self._spec.total_frames <= self.num_frames or self.pool.are_too_few:
+            if 0 <= self._spec.total_frames <= self.num_frames or self.pool.must_wait_for_workers:
                 return
             self._check_usable()
             self._grant_next()
@@ -96,7 +96,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     def _grant_next(self) -> None:
         self._release_slots()
         # After an interrupted call the complete batch may not be read yet, and its slots not be granted.
-        if self._next_parts is None and not self.pool.are_too_few:
+        if self._next_parts is None and not self.pool.must_wait_for_workers:
             self._grant(self._schedule.request())
 
     def advance(self) -> None:
@@ -110,7 +110,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """After `advance`: waits until the workers have filled their granted slots, and counts these batches as
         delivered. The next `advance` grants slots again. Raises what `next` raises."""
         with self.owner:
-            while (parts := self._take_parts()) or self._are_filling:
+            while (parts := self._take_parts()) or self._has_granted_slots:
                 if parts:
                     self._count(parts, 0.0)
                 else:
@@ -120,7 +120,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """Waits until the workers have filled their granted slots, whose batches are delivered later. Raises what
         `next` raises."""
         with self.owner:
-            while self._are_filling:
+            while self._has_granted_slots:
                 self._handle_event()
 
     def _wait_for_parts(self) -> tuple[tuple[Arrival, ...], float]:
@@ -129,11 +129,11 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             raise StopIteration
         self._check_usable()
         began = perf_counter()
-        while self.pool.are_too_few and not self._restored:
+        while self.pool.must_wait_for_workers and not self._restored:
             self._handle_event()
         self._grant_next()
         while (parts := self._take_parts()) is None:
-            if not self.pool.are_too_few:
+            if not self.pool.must_wait_for_workers:
                 self._grant(self._schedule.begin())
             self._handle_event()
         return parts, perf_counter() - began
@@ -245,7 +245,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         return self._spec.zeros(self.pool.num_ready if self._schedule.stacked else 1)
 
     @property
-    def _are_filling(self) -> bool:
+    def _has_granted_slots(self) -> bool:
         """Whether any worker has a slot to fill."""
         return any(worker.num_granted for worker in self.pool.records)
 
@@ -256,18 +256,19 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         for worker, count in (by_worker or {}).items():
             self.pool.records[worker].num_frames += count
 
-    def state(self, waits: bool = True) -> dict[str, Any]:
+    def state(self, wait_for_workers: bool = True) -> dict[str, Any]:
         """Returns the state for `load`, see saved_state.py. Blocks until the workers have filled the slots that were
         granted before, and have replied.
 
         Args:
-            waits: False: does not block while slots are being filled; the state then has no states of workers.
+            wait_for_workers: whether to block until the granted slots are filled. If False and a slot is being filled,
+                the state has no states of workers.
 
         Raises:
             Exception: a worker is gone, as in `next`.
         """
-        everyone = dict.fromkeys(self.pool.able, ())
-        replies = self.ask("state", per_worker=everyone) if waits or not self._are_filling else {}
+        everyone = dict.fromkeys(self.pool.askable, ())
+        replies = self.ask("state", per_worker=everyone) if wait_for_workers or not self._has_granted_slots else {}
         batches = [] if self._next_parts is None else [self._next_parts]
         batches += self._schedule.undelivered()
         return {
@@ -297,8 +298,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self._restored[-number] = memory.to(self._spec.storing_device or memory.device)
             self._schedule.restore(parts)
         ready, starting, saved_workers = self.pool.ready, self.pool.starting, state["workers"]
-        able = self.pool.able & saved_workers.keys()
-        replies = self.ask("load", per_worker={index: (saved_workers[index],) for index in able})
+        askable = self.pool.askable & saved_workers.keys()
+        replies = self.ask("load", per_worker={index: (saved_workers[index],) for index in askable})
         reasons = {index: reason for index, reason in replies.items() if reason is not None}
         for index in starting & saved_workers.keys():
             if (reason := saved_workers[index]["rollout"].get("reason")) is not None:
@@ -332,10 +333,10 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
         self._check_usable()
         with self.owner:
-            self._request(name, dict.fromkeys(self.pool.ready, arguments) if per_worker is None else per_worker)
+            self._ask_and_wait(name, dict.fromkeys(self.pool.ready, arguments) if per_worker is None else per_worker)
             return self.pool.replies()
 
-    def _request(self, name: str, arguments: Mapping[int, tuple]) -> None:
+    def _ask_and_wait(self, name: str, arguments: Mapping[int, tuple]) -> None:
         """Sends requests; blocks until all workers have replied, or are gone."""
         self.pool.request(name, arguments)
         while self.pool.num_awaited:
@@ -345,8 +346,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         """Blocks until the workers have made their envs and policies. Raises what `next` raises."""
         with self.owner:
             # The error of a worker that was replaced or dropped has been handled.
-            while new := [worker.index for worker in self.pool.silent]:
-                self._request("ready", dict.fromkeys(new, ()))
+            while new := [worker.index for worker in self.pool.unanswered]:
+                self._ask_and_wait("ready", dict.fromkeys(new, ()))
 
     def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:
         """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that

@@ -18,7 +18,7 @@ from collectx.collector.record import Action, FailurePolicy, Role, WorkerRecord,
 from collectx.errors import text_of
 from collectx.launcher.base import Launcher
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import Ask, Departure, Joined, Reply, Transport
+from collectx.transport.base import Departure, Joined, Reply, Request, Transport
 
 
 class WorkerPool:
@@ -51,7 +51,7 @@ class WorkerPool:
         num_workers: int,
         min_workers: int,
         first_incarnations: Mapping[int, int],
-        first_requests: Callable[[int], Sequence[Ask]] | None = None,
+        first_requests: Callable[[int], Sequence[Request]] | None = None,
         server_role: Role | None = None,
     ):
         self.records: list[WorkerRecord] = []
@@ -120,7 +120,7 @@ class WorkerPool:
         if worker.handle is not None:
             self._transport.attach(worker.index, worker.handle)
 
-    def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Ask]) -> None:
+    def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
         self._set_state(worker, WorkerState.STARTING)
         worker.first_requests = first_requests
         self._transport.send_request(worker.index, first_requests[0])
@@ -141,15 +141,15 @@ class WorkerPool:
         return {worker.index for worker in self.records if worker.state is WorkerState.STARTING}
 
     @property
-    def able(self) -> set[int]:
+    def askable(self) -> set[int]:
         """The workers that take part in batches, and the inference server."""
         return self.ready if self.server is None else {*self.ready, self.server.index}
 
     @property
-    def silent(self) -> list[WorkerRecord]:
+    def unanswered(self) -> list[WorkerRecord]:
         """The ready workers, and the inference server, whose newest process has not replied to any request, so may
         still be making its envs or its policy."""
-        return [worker for worker in self.records if worker.index in self.able and not worker.has_replied]
+        return [worker for worker in self.records if worker.index in self.askable and not worker.has_replied]
 
     @property
     def num_alive(self) -> int:
@@ -163,7 +163,7 @@ class WorkerPool:
         return None if self.num_ready == num_started else (self.num_ready, num_started)
 
     @property
-    def are_too_few(self) -> bool:
+    def must_wait_for_workers(self) -> bool:
         """Whether the next batch has to wait for workers that are starting."""
         return self.num_starting > 0 and self.num_ready < self._min_workers
 
@@ -227,7 +227,7 @@ class WorkerPool:
         if self._first_requests is None:
             return self._schedule.replaced(worker.index)
         self._leave(worker)
-        self._wait_for(worker, [Ask("ready")])
+        self._wait_for(worker, [Request("ready")])
         return ()
 
     def _leave(self, worker: WorkerRecord) -> None:
@@ -239,7 +239,7 @@ class WorkerPool:
         """Sends a request to the inference server, if there is one. Does not wait for the reply."""
         if self.server is not None:
             self.server.num_pending += 1
-            self._transport.send_request(self.server.index, Ask(name, arguments))
+            self._transport.send_request(self.server.index, Request(name, arguments))
 
     def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
         """Sends a request to workers. `num_awaited` becomes 0 when all have replied, or are gone.
@@ -248,15 +248,15 @@ class WorkerPool:
             name: a method of `collectx.worker.requests.RequestHandler`.
             arguments: by worker; those that do not take part are not asked.
         """
-        able = self.able
+        askable = self.askable
         for worker in self.records:
-            worker.is_awaited = worker.index in able and worker.index in arguments
+            worker.is_awaited = worker.index in askable and worker.index in arguments
             worker.reply = None
         asked = [worker for worker in self.records if worker.is_awaited]
         self.num_awaited = len(asked)
         for worker in asked:
             worker.num_pending += 1
-            self._transport.send_request(worker.index, Ask(name, arguments[worker.index]))
+            self._transport.send_request(worker.index, Request(name, arguments[worker.index]))
 
     def replies(self) -> dict[int, Any]:
         """The results of the last `request` by worker. Raises the first error of a method, or of a worker that is

@@ -10,7 +10,7 @@ from enum import Enum
 
 from collectx.errors import JobEnded
 from collectx.launcher.base import AnyHandle, Entry
-from collectx.transport.base import Ask, Reply, Reset
+from collectx.transport.base import Reply, Request, Reset
 from collectx.transport.network.handshake import Endpoint
 from collectx.worker.spec import WorkerSpec
 
@@ -74,7 +74,7 @@ class WorkerRecord:
     num_requeues: int = 0
     num_granted: int = 0
     num_frames: int = 0
-    first_requests: Sequence[Ask] = ()
+    first_requests: Sequence[Request] = ()
     num_pending: int = 0
     is_awaited: bool = False
     reply: Reply | None = None

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from collectx.collector.record import WorkerRecord
-from collectx.transport.base import Arrival, Ask, BatchReport
+from collectx.transport.base import Arrival, BatchReport, Request
 
 
 def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> dict[str, dict[int, Any]]:
@@ -42,12 +42,12 @@ def first_incarnations(state: Mapping[str, Any]) -> dict[int, int]:
     return {worker: last + (worker not in state["workers"]) for worker, last in state["lives"].items()}
 
 
-def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Ask]:
+def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Request]:
     """The requests to a worker before it takes part; see `WorkerPool`. `state` is that of the collector to continue, or
     None."""
-    requests = [Ask("ready")]
+    requests = [Request("ready")]
     if state is not None and worker in state["workers"]:
-        requests.append(Ask("load", (state["workers"][worker],)))
+        requests.append(Request("load", (state["workers"][worker],)))
     return requests
 
 

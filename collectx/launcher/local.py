@@ -39,7 +39,7 @@ from collectx.errors import LauncherError
 from collectx.launcher.base import AnyHandle, Entry, Launcher
 from collectx.launcher.script import usable_preparation
 from collectx.transport.processes import Handle
-from collectx.transport.stacks import write_on_signal
+from collectx.transport.tracebacks import write_on_signal
 
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.policy.user_actor", "collectx.worker.entry"]

@@ -18,7 +18,7 @@ KNOWN_CLASSES = {
 }
 # Entries of `collector_kwargs` that a worker may have for itself, and those that must be the same for all workers.
 PER_WORKER = ("create_env_kwargs", "device", "policy_device", "exploration_type")
-SHARED = (
+SAME_FOR_ALL = (
     "max_frames_per_traj",
     "reset_at_each_iter",
     "reset_when_done",
@@ -56,15 +56,15 @@ def _is_known(cls: Any) -> bool:
 
 
 def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Moves the entries of `SHARED` from `collector_kwargs` to the constructor's keywords. A class of the user gets all
-    entries unchanged.
+    """Moves the entries of `SAME_FOR_ALL` from `collector_kwargs` to the constructor's keywords. A class of the user
+    gets all entries unchanged.
 
     Returns:
         The keywords, and the problems of the entries.
     """
     kwargs = keywords.get("collector_kwargs")
     per_worker = kwargs if isinstance(kwargs, list | tuple) else [kwargs]
-    names = [name for name in SHARED if any(isinstance(each, Mapping) and name in each for each in per_worker)]
+    names = [name for name in SAME_FOR_ALL if any(isinstance(each, Mapping) and name in each for each in per_worker)]
     if not names or user_class(keywords.get("collector_class")) is not None:
         return dict(keywords), []
     lifted, problems = dict(keywords), []
@@ -77,6 +77,6 @@ def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
             problems.append(f"{name}={keywords[name]!r}, but {values[0]!r} in collector_kwargs: give one of them.")
         else:
             lifted[name] = values[0]
-    rest = [{name: value for name, value in (each or {}).items() if name not in SHARED} for each in per_worker]
+    rest = [{name: value for name, value in (each or {}).items() if name not in SAME_FOR_ALL} for each in per_worker]
     lifted["collector_kwargs"] = rest if isinstance(kwargs, list | tuple) else rest[0]
     return lifted, problems

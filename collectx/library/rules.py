@@ -36,7 +36,7 @@ from collectx.library.keywords import (
     RpcKeywords,
     SingleKeywords,
 )
-from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SHARED, kind_of_class, user_class
+from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kind_of_class, user_class
 from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
 from collectx.library.weights import MODELS, unknown_models
 from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
@@ -314,7 +314,7 @@ def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Map
         yield from _call_problems(collector)
         return
     if unknown := sorted(kwargs.keys() - set(PER_WORKER)):
-        yield f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(PER_WORKER + SHARED)}."
+        yield f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(PER_WORKER + SAME_FOR_ALL)}."
     exploration = exploration_name(kwargs.get("exploration_type"))
     if violated := out_of_range(exploration, limits_of("collector.exploration_type")):
         yield f"collector_kwargs: exploration_type={exploration!r}: must be {violated}"

@@ -65,7 +65,7 @@ class ServedRollout:
 
     Args:
         groups: the rollout of each group, whose policy is a `ServedActor`, with the rows of the group.
-        pointer: returns the pointer to the granted weights; see `Request`.
+        pointer: returns the pointer to the granted weights; see `ActionRequest`.
     """
 
     def __init__(

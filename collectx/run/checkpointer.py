@@ -96,13 +96,14 @@ class Checkpointer:
             or time.monotonic() >= self._due_s
         )
 
-    def write(self, waits: bool = True) -> None:
+    def write(self, wait_for_workers: bool = True) -> None:
         """Writes a checkpoint of the current state; blocks until it is on the disk. Does nothing before the first
         batch, or if there is one of as many batches. A checkpoint that cannot be written, on a full disk for example,
         is reported; the run continues.
 
         Args:
-            waits: for the slots that workers are filling; False: where there are any, workers are not saved.
+            wait_for_workers: whether to wait until the granted slots are filled. If False and a slot is being filled,
+                the checkpoint has no states of workers.
         """
         statistics = self._record.statistics
         if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
@@ -119,12 +120,12 @@ class Checkpointer:
             "policy_version": self._collector.policy_version,
         }
         try:
-            if waits:
+            if wait_for_workers:
                 # No cost: the batches that are filled meanwhile are delivered without another wait.
                 self._collector.wait_until_filled()
                 began_s = time.monotonic()
             # A signal may end a wait for workers, not the writing.
-            files: dict[str, Any] = {STATE: self._state(waits)}
+            files: dict[str, Any] = {STATE: self._state(wait_for_workers)}
             with self._signals.hold(), ExitStack() as stack:
                 sync(self._metrics)
                 for name, buffer in buffers.items():
@@ -154,9 +155,9 @@ class Checkpointer:
         if state:
             write_atomically(path, lambda file: torch.save(state, file))
 
-    def _state(self, waits: bool) -> dict[str, Any]:
+    def _state(self, wait_for_workers: bool) -> dict[str, Any]:
         state_dict = getattr(self._trainer, "state_dict", None)
-        collector = self._collector.state(waits)
+        collector = self._collector.state(wait_for_workers)
         rollouts = {worker: each["rollout"] for worker, each in collector["workers"].items()}
         unsaved = {worker: each["reason"] for worker, each in rollouts.items() if "reason" in each}
         if unsaved and not self._record.is_unsaved_known:

@@ -126,7 +126,7 @@ class RunCollection:
         if statistics.batches == self._max_batches:
             raise StopIteration
         # The line of the last batch is written while the workers fill the next one.
-        self._collector.request()
+        self._collector.grant_next_batch()
         self._write()
         if self._batches is None:
             self._batches = iter(self._collector)

@@ -302,7 +302,7 @@ class _Execution:
                 self._evaluator.wait()
             collection.close()
             if not self._record.errors:
-                checkpointer.write(waits=not self._record.is_interrupted)
+                checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:
             checkpointer.write_final(self._files.final_checkpoint)
             write_weights(self._files.policy, self._policy, collector.transport.newest_weights())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from collectx.transport.inference import END, Request
+from collectx.transport.inference import END, ActionRequest
 
 # A worker, and a group of its envs.
 Member = tuple[int, int]
@@ -16,13 +16,13 @@ Member = tuple[int, int]
 class Order(Protocol):
     """The order in which requests are acted for."""
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ActionRequest) -> None:
         """A request has come."""
 
     def drop(self, worker: int) -> None:
         """A worker is gone and not replaced."""
 
-    def take(self) -> Sequence[Request]:
+    def take(self) -> Sequence[ActionRequest]:
         """The requests of the next call of the policy; empty: it waits."""
 
     def wait_s(self) -> float | None:
@@ -40,13 +40,13 @@ class FixedOrder:
     def __init__(self, members: Sequence[Member]):
         has_groups = any(group for _, group in members)
         # What has come from each member and was not acted for. Empty: it is stepping.
-        self._halves: list[dict[Member, deque[Request]]] = [
+        self._halves: list[dict[Member, deque[ActionRequest]]] = [
             {(worker, group): deque() for worker, group in members if (group if has_groups else worker) % 2 == half}
             for half in range(2)
         ]
         self._turn = 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ActionRequest) -> None:
         for half in self._halves:
             if (waiting := half.get((request.worker, request.group))) is None:
                 continue
@@ -62,7 +62,7 @@ class FixedOrder:
             for member in [member for member in half if member[0] == worker]:
                 del half[member]
 
-    def take(self) -> Sequence[Request]:
+    def take(self) -> Sequence[ActionRequest]:
         for _ in range(4):  # the halves of this batch, and of the next one
             waiting = self._halves[self._turn].values()
             if not all(waiting):
@@ -100,9 +100,9 @@ class ReadyOrder:
     ):
         self._sizes, self._min_batch, self._timeout_s, self._max_batch = sizes, min_batch, timeout_s, max_batch
         self._clock = clock
-        self._waiting: dict[Member, tuple[Request, float]] = {}
+        self._waiting: dict[Member, tuple[ActionRequest, float]] = {}
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ActionRequest) -> None:
         member = request.worker, request.group
         self._waiting.pop(member, None)
         if request.step != END:
@@ -112,11 +112,11 @@ class ReadyOrder:
         for member in [member for member in self._waiting if member[0] == worker]:
             del self._waiting[member]
 
-    def take(self) -> Sequence[Request]:
+    def take(self) -> Sequence[ActionRequest]:
         num_envs = sum(self._sizes[group] for _, group in self._waiting)
         if num_envs < self._min_batch and self.wait_s() != 0:
             return ()
-        taken: list[Request] = []
+        taken: list[ActionRequest] = []
         num_envs = 0
         for request, _ in self._waiting.values():
             num_envs += self._sizes[request.group]

@@ -2,7 +2,7 @@
 
       trainer's process (Transport)                        worker's process (Link)
       grant(worker, slot)  -------- may be filled -------->  acquire() -> Fill
-      send_request(worker) ----- between two batches ----->  acquire() -> Ask
+      send_request(worker) ----- between two batches ----->  acquire() -> Request
       receive() -> Arrival <-------- is filled ------------  send(slot, report)
       publish(writes)      ------- newest weights --------->  refresh(read, version)
       close()              ------------ stop ------------->  acquire() -> None, and `stop` becomes true
@@ -129,7 +129,7 @@ class Departure:
     error: Exception
 
 
-class Ask(NamedTuple):
+class Request(NamedTuple):
     """A request to a worker: the name of a method of `collectx.worker.requests.RequestHandler`, and its arguments."""
 
     name: str
@@ -255,7 +255,7 @@ class Transport(Protocol):
     def newest_weights(self) -> torch.Tensor:
         """Returns a copy of the newest weights that were published for all workers."""
 
-    def send_request(self, worker: int, request: Ask) -> None:
+    def send_request(self, worker: int, request: Request) -> None:
         """Sends a request, which the worker answers after its earlier grants; `receive` returns the `Reply`. Does not
         block."""
 
@@ -296,7 +296,7 @@ class Link(Protocol):
     @property
     def preempted(self) -> Stop: ...
 
-    def acquire(self) -> Fill | Ask | None:
+    def acquire(self) -> Fill | Request | None:
         """Blocks until the trainer grants a slot or sends a request. Returns None if the worker should stop, or the
         trainer is gone."""
 

@@ -30,7 +30,7 @@ _REQUEST = struct.Struct("<qIIHHH")
 _READ_BYTES = 2**11 * _REQUEST.size
 
 
-class Request(NamedTuple):
+class ActionRequest(NamedTuple):
     """A request for the actions of one group of a worker's envs.
 
     Attributes:
@@ -100,11 +100,11 @@ class InferenceClient:
         self._waiting = self._shared.map(self._worker + 1).numpy()
         self._poll = disconnect_poll(trainer)
         self._poll.register(self._replies.fileno(), select.POLLIN)
-        self._pending: dict[int, Request] = {}
+        self._pending: dict[int, ActionRequest] = {}
 
     def post(self, group: int, slot: int, step: int, pointer: int) -> None:
         """Requests actions for the observations of a step. Does not block."""
-        request = Request(pointer, self._incarnation, step, self._worker, group, slot)
+        request = ActionRequest(pointer, self._incarnation, step, self._worker, group, slot)
         os.write(self._requests.fileno(), _REQUEST.pack(*request))
         if step != END:
             self._pending[group] = request
@@ -136,15 +136,15 @@ class InferenceEnd:
         """The descriptor that is readable when there are requests."""
         return self._requests.fileno()
 
-    def receive(self) -> Sequence[Request]:
+    def receive(self) -> Sequence[ActionRequest]:
         """The requests that have come; blocks until there is one."""
         return unpack(os.read(self._requests.fileno(), _READ_BYTES))
 
-    def reply(self, request: Request) -> None:
+    def reply(self, request: ActionRequest) -> None:
         """Tells the worker that the actions of `request` are written."""
         os.write(self._replies[request.worker].fileno(), _REQUEST.pack(*request))
 
 
-def unpack(content: bytes) -> list[Request]:
+def unpack(content: bytes) -> list[ActionRequest]:
     """The requests in bytes that were read from a pipe."""
-    return [Request(*fields) for fields in _REQUEST.iter_unpack(content)]
+    return [ActionRequest(*fields) for fields in _REQUEST.iter_unpack(content)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Fill, Reply, Reset
+from collectx.transport.base import Arrival, BatchReport, BatchSpec, Departure, Fill, Reply, Request, Reset
 from collectx.transport.slab import Slab, SlabLink, SlabTransport
 
 _ENDED = object()
@@ -39,10 +39,10 @@ class InlineTransport(SlabTransport):
         pointer = 0 if version is None else self.slab.pointer_to(version)
         self._send(worker, (Fill(slot, reset), pointer))
 
-    def send_request(self, worker: int, request: Ask) -> None:
+    def send_request(self, worker: int, request: Request) -> None:
         self._send(worker, (request, 0))
 
-    def _send(self, worker: int, message: tuple[Fill | Ask, int]) -> None:
+    def _send(self, worker: int, message: tuple[Fill | Request, int]) -> None:
         self._links[worker].messages.append(message)
         self._pending.append(worker)
 
@@ -75,11 +75,11 @@ class InlineLink(SlabLink):
     def __init__(self, slab: Slab, worker: int, events: deque[Arrival | Reply]):
         super().__init__(slab, worker)
         # Grants, each with the pointer to its weights, and requests.
-        self.messages: deque[tuple[Fill | Ask, int]] = deque()
+        self.messages: deque[tuple[Fill | Request, int]] = deque()
         self._events = events
         self._error: BaseException | None = None
 
-    def acquire(self) -> Fill | Ask | None:
+    def acquire(self) -> Fill | Request | None:
         message, pointer = self.messages.popleft()
         if isinstance(message, Fill):
             self.pointer = pointer
@@ -94,7 +94,7 @@ class InlineLink(SlabLink):
     def fail(self, error: BaseException) -> None:
         self._error = error
 
-    def put_back(self, message: Fill | Ask, interruption: KeyboardInterrupt) -> None:
+    def put_back(self, message: Fill | Request, interruption: KeyboardInterrupt) -> None:
         """`acquire` returns the message once more. As a step may have been interrupted, a slot is then filled with new
         episodes."""
         if isinstance(message, Fill) and message.reset is None:

@@ -41,7 +41,7 @@ def end_processes(handles: Sequence[Handle], timeout_s: float) -> None:
 
 
 def timeout_error(name: str, has_joined: bool, limit: Limit, stacks: str = "") -> WorkerTimeout:
-    """The error of a worker that has exceeded a timeout; for `stacks` see `collectx.transport.stacks`."""
+    """The error of a worker that has exceeded a timeout; for `stacks` see `collectx.transport.tracebacks`."""
     option, limit_s = limit
     if has_joined:
         what = "delivered nothing"

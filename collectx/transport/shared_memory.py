@@ -16,16 +16,16 @@ import cloudpickle
 
 from collectx.errors import RemoteFailure, WorkerTimeout
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Ask, BatchReport, BatchSpec, Departure, Fill, Reply, Reset
+from collectx.transport.base import Arrival, BatchReport, BatchSpec, Departure, Fill, Reply, Request, Reset
 from collectx.transport.inference import InferenceChannel, InferenceClient
 from collectx.transport.processes import Handle
-from collectx.transport.slab import SHARED, Slab, SlabLink, SlabTransport
-from collectx.transport.supervisor import State, Supervisor, Worker
+from collectx.transport.slab import NO_WORKER, Slab, SlabLink, SlabTransport
+from collectx.transport.supervisor import JoinState, Supervisor, WorkerProcess
 
 
 @dataclass(eq=False)
-class _LocalWorker(Worker):
-    """See `Worker`. `remote_end` is the worker's end of the connection, until its process has inherited it."""
+class _LocalProcess(WorkerProcess):
+    """See `WorkerProcess`. `remote_end` is the worker's end of the connection, until its process has inherited it."""
 
     remote_end: Connection | None = None
 
@@ -34,7 +34,7 @@ class SharedMemoryTransport(SlabTransport):
     """The trainer's end. Closes the supervisor and `inference` with itself."""
 
     def __init__(
-        self, spec: BatchSpec, supervisor: Supervisor[_LocalWorker], inference: InferenceChannel | None = None
+        self, spec: BatchSpec, supervisor: Supervisor[_LocalProcess], inference: InferenceChannel | None = None
     ):
         super().__init__(spec, shared=True)
         self.inference = inference
@@ -51,18 +51,18 @@ class SharedMemoryTransport(SlabTransport):
             incarnation: of a worker that the inference server acts for.
         """
         ours, theirs = Pipe(duplex=True)
-        self._supervisor.connect(self._supervisor.add(_LocalWorker(worker, remote_end=theirs)), ours)
+        self._supervisor.connect(self._supervisor.add(_LocalProcess(worker, remote_end=theirs)), ours)
         client = None
         if incarnation is not None and self.inference is not None:
             client = self.inference.client(worker, incarnation)
-        return SharedMemoryLink(self.slab, worker if worker < self.spec.num_workers else SHARED, theirs, client)
+        return SharedMemoryLink(self.slab, worker if worker < self.spec.num_workers else NO_WORKER, theirs, client)
 
     def attach(self, worker: int, handle: Handle) -> None:
         record = self._workers[worker]
         self._close_remote_end(record)
         self._supervisor.attach(record, handle)
 
-    def _close_remote_end(self, worker: _LocalWorker) -> None:
+    def _close_remote_end(self, worker: _LocalProcess) -> None:
         """Closes the worker's end, which its process has inherited, in this process."""
         if worker.remote_end is not None:
             worker.remote_end.close()
@@ -71,12 +71,14 @@ class SharedMemoryTransport(SlabTransport):
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
         self._send(worker, messages.pack_grant(slot, reset, 0 if version is None else self.slab.pointer_to(version)))
 
-    def send_request(self, worker: int, request: Ask) -> None:
+    def send_request(self, worker: int, request: Request) -> None:
         self._send(worker, messages.REQUEST + cloudpickle.dumps((*request,)))
 
     def _send(self, index: int, message: bytes) -> None:
         worker = self._workers.get(index)
-        if worker is not None and worker.state is State.JOINED:  # otherwise `receive` is about to return its departure
+        if (
+            worker is not None and worker.state is JoinState.JOINED
+        ):  # otherwise `receive` is about to return its departure
             self._supervisor.granted(worker)
             self._supervisor.send(worker, message)
 
@@ -88,7 +90,7 @@ class SharedMemoryTransport(SlabTransport):
                 self._handle_message(worker, message)
         return self._events.popleft()
 
-    def _handle_message(self, worker: _LocalWorker, message: bytes | Exception) -> None:
+    def _handle_message(self, worker: _LocalProcess, message: bytes | Exception) -> None:
         event: Arrival | Reply
         if isinstance(message, WorkerTimeout):
             worker, message = self._find_late(worker, message)
@@ -107,7 +109,7 @@ class SharedMemoryTransport(SlabTransport):
             self._supervisor.replied(worker)
         self._events.append(event)
 
-    def _find_late(self, worker: _LocalWorker, error: WorkerTimeout) -> tuple[_LocalWorker, Exception]:
+    def _find_late(self, worker: _LocalProcess, error: WorkerTimeout) -> tuple[_LocalProcess, Exception]:
         """The process that is the reason why a worker is late, and its error: if the worker waits for actions, another
         one that does not ask for any, as the inference server waits for it, or else the server."""
         limit = worker.limit
@@ -120,7 +122,7 @@ class SharedMemoryTransport(SlabTransport):
             self._supervisor.restart_timer(each)
         return late, self._supervisor.timeout_error(late, limit)
 
-    def _unpack_reply(self, worker: _LocalWorker, pickled: bytes) -> Reply:
+    def _unpack_reply(self, worker: _LocalProcess, pickled: bytes) -> Reply:
         try:
             value, failure = pickle.loads(pickled)
         except Exception as refusal:
@@ -161,13 +163,13 @@ class SharedMemoryLink(SlabLink):
         """The descriptor that is readable when `acquire` does not block."""
         return self._connection.fileno()
 
-    def acquire(self) -> Fill | Ask | None:
+    def acquire(self) -> Fill | Request | None:
         try:
             message = self._connection.recv_bytes()
         except (EOFError, OSError):
             return None  # the trainer closed, or is gone
         if message[:1] == messages.REQUEST:
-            return Ask(*pickle.loads(message[1:]))
+            return Request(*pickle.loads(message[1:]))
         grant, self.pointer = messages.unpack_grant(message)
         return grant
 

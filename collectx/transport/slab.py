@@ -25,7 +25,7 @@ _POINTER_BYTES = 8
 # The pointer to weights that were never published (version -1).
 _NOTHING = -2
 # In place of a worker: an end with the shared weights alone.
-SHARED = -1
+NO_WORKER = -1
 
 
 class SlabLayout:

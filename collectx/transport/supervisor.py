@@ -1,7 +1,5 @@
-"""The trainer's record of each worker, and its epoll loop over all connections and processes: it reads messages and
-detects deaths and timeouts. An idle worker costs nothing.
-
-Used by the transports between processes.
+"""Watches the workers' processes: one epoll loop over their connections and sentinels reads messages and detects deaths
+and timeouts. An idle worker costs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from collectx.transport.connections import MessageReader, set_send_timeout, shut_down
 from collectx.transport.processes import Handle, Limit, death_error, end_processes, timeout_error
-from collectx.transport.stacks import request_stacks
+from collectx.transport.tracebacks import request_stacks
 
 # epoll takes milliseconds in 32 bits; a longer wait is split.
 _LONGEST_SELECT_S = 86400.0
@@ -29,7 +27,7 @@ _GRACE_S = 0.2
 _LONGEST_GAP = 0.25
 
 
-class State(Enum):
+class JoinState(Enum):
     """The state of one process of a worker. Any state may change to GONE. In shared memory there is no PAIRING.
 
     EXPECTED --knows the secret--> PAIRING --both connections are made--> JOINED ----> GONE
@@ -43,8 +41,8 @@ class State(Enum):
 
 
 @dataclass(eq=False)
-class Worker:
-    """One process of a worker; its replacement is another record.
+class WorkerProcess:
+    """One process of a worker, as the transport sees it. The process that replaces it has another object.
 
     Attributes:
         index: of the worker.
@@ -57,7 +55,7 @@ class Worker:
     """
 
     index: int
-    state: State = State.EXPECTED
+    state: JoinState = JoinState.EXPECTED
     connection: Connection | None = None
     reader: MessageReader | None = None
     handle: Handle | None = None
@@ -86,7 +84,7 @@ class BatchTimers:
         self.now_s += min(self._advanced_s - before_s, self._longest_gap_s)
 
     def start(self, worker: Any, limit: Limit) -> None:
-        """Starts the timer of a `collectx.transport.supervisor.Worker`, and sets its `limit`."""
+        """Starts the timer of a `collectx.transport.supervisor.WorkerProcess`, and sets its `limit`."""
         self.advance()
         worker.limit = limit
         self._started.setdefault(limit, OrderedDict())[worker] = self.now_s
@@ -110,7 +108,7 @@ class BatchTimers:
         return min(((start_s + limit_s, worker) for worker, start_s, limit_s in oldest), key=lambda entry: entry[0])
 
 
-AnyWorker = TypeVar("AnyWorker", bound=Worker)
+AnyWorker = TypeVar("AnyWorker", bound=WorkerProcess)
 
 
 class Supervisor(Generic[AnyWorker]):
@@ -147,7 +145,7 @@ class Supervisor(Generic[AnyWorker]):
         self._timers = BatchTimers(self._longest_gap_s, clock)
         self._selector = selectors.DefaultSelector()
 
-    def describe(self, worker: Worker) -> str:
+    def describe(self, worker: WorkerProcess) -> str:
         """Names a worker in error messages, with its host if that is another one."""
         text = self._describe(worker.index, worker.handle)
         return text if worker.host is None or f"on {worker.host}" in text else f"{text} on {worker.host}"
@@ -157,14 +155,14 @@ class Supervisor(Generic[AnyWorker]):
         self.workers[worker.index] = worker
         return worker
 
-    def connect(self, worker: Worker, connection: Connection) -> None:
+    def connect(self, worker: WorkerProcess, connection: Connection) -> None:
         """Takes the connection of a worker, which has joined; the supervisor closes it."""
         set_send_timeout(connection, self._start_timeout_s)
         worker.connection, worker.reader = connection, MessageReader(connection)
-        worker.state = State.JOINED
+        worker.state = JoinState.JOINED
         self._selector.register(connection, selectors.EVENT_READ, worker)
 
-    def attach(self, worker: Worker, handle: Handle) -> None:
+    def attach(self, worker: WorkerProcess, handle: Handle) -> None:
         """Watches a worker's process."""
         worker.handle = handle
         if handle.sentinel >= 0:
@@ -179,25 +177,25 @@ class Supervisor(Generic[AnyWorker]):
         """Whether any worker has yet to deliver a batch."""
         return self._timers.are_running
 
-    def has_message(self, worker: Worker) -> bool:
+    def has_message(self, worker: WorkerProcess) -> bool:
         """Whether a message or a closed connection is pending. Waits briefly: the data connection may break first."""
         assert worker.connection is not None
         return worker.connection.poll(min(_GRACE_S, self._close_timeout_s))
 
-    def send(self, worker: Worker, message: bytes) -> None:
+    def send(self, worker: WorkerProcess, message: bytes) -> None:
         """Sends to a worker that has joined. Never fails: if the worker is dead, `events` yields its error; if it reads
         nothing for its whole timeout, `events` reports that it is late."""
         assert worker.connection is not None
         with contextlib.suppress(OSError):
             worker.connection.send_bytes(message)
 
-    def granted(self, worker: Worker) -> None:
+    def granted(self, worker: WorkerProcess) -> None:
         """Notes that a worker was granted a slot, and starts its timer."""
         worker.num_outstanding += 1
         if worker.limit is None:
             self._timers.start(worker, self._limit(worker))
 
-    def delivered(self, worker: Worker) -> None:
+    def delivered(self, worker: WorkerProcess) -> None:
         """Notes that a worker has delivered one of its outstanding batches."""
         if not worker.has_delivered:
             worker.has_delivered = True
@@ -205,14 +203,14 @@ class Supervisor(Generic[AnyWorker]):
             set_send_timeout(worker.connection, self._worker_timeout_s)
         self.replied(worker)
 
-    def replied(self, worker: Worker) -> None:
+    def replied(self, worker: WorkerProcess) -> None:
         """Notes that a worker has replied to one of its requests."""
         worker.num_outstanding -= 1
         self._timers.stop(worker)
         if worker.num_outstanding:
             self._timers.start(worker, self._limit(worker))
 
-    def restart_timer(self, worker: Worker) -> None:
+    def restart_timer(self, worker: WorkerProcess) -> None:
         """Lets a worker's full timeout begin at this moment."""
         if worker.limit is not None:
             self._timers.stop(worker)
@@ -232,7 +230,7 @@ class Supervisor(Generic[AnyWorker]):
         gone: set[Any] = set()
         was_called = False
         for key, _ in ready:
-            if not isinstance(key.data, Worker):
+            if not isinstance(key.data, WorkerProcess):
                 key.data()
                 was_called = True
                 continue
@@ -253,10 +251,10 @@ class Supervisor(Generic[AnyWorker]):
                 else:
                     self.restart_timer(late)  # it has joined or delivered meanwhile, and has another limit
 
-    def _messages(self, worker: Worker, source: Any) -> Iterator[bytes | Exception]:
+    def _messages(self, worker: WorkerProcess, source: Any) -> Iterator[bytes | Exception]:
         """The messages that a ready descriptor brings, or the error of a worker that is gone; nothing of a worker that
         was removed meanwhile."""
-        if worker.state is State.GONE:
+        if worker.state is JoinState.GONE:
             return
         if source is worker.connection:
             yield from self._read(worker)
@@ -267,40 +265,40 @@ class Supervisor(Generic[AnyWorker]):
                 yield message
                 if isinstance(message, Exception):
                     return
-        if worker.state is not State.GONE:
+        if worker.state is not JoinState.GONE:
             yield self._death_error(worker)
 
-    def _read(self, worker: Worker) -> Iterator[bytes | Exception]:
+    def _read(self, worker: WorkerProcess) -> Iterator[bytes | Exception]:
         assert worker.reader is not None
         try:
             messages: Sequence[bytes | Exception] = worker.reader.read()
         except (EOFError, OSError) as error:
             messages = [self._death_error(worker, error)]
         for message in messages:
-            if worker.state is not State.GONE:
+            if worker.state is not JoinState.GONE:
                 yield message
 
-    def _death_error(self, worker: Worker, error: Exception | None = None) -> Exception:
-        has_joined = worker.state is State.JOINED
+    def _death_error(self, worker: WorkerProcess, error: Exception | None = None) -> Exception:
+        has_joined = worker.state is JoinState.JOINED
         return death_error(self.describe(worker), has_joined, worker.handle, self._close_timeout_s, error)
 
-    def timeout_error(self, worker: Worker, limit: Limit) -> Exception:
+    def timeout_error(self, worker: WorkerProcess, limit: Limit) -> Exception:
         """The error of a worker that has exceeded a timeout."""
         stacks = request_stacks(worker.handle.pid if worker.handle is not None else None, worker.connection)
-        return timeout_error(self.describe(worker), worker.state is State.JOINED, limit, stacks)
+        return timeout_error(self.describe(worker), worker.state is JoinState.JOINED, limit, stacks)
 
-    def _limit(self, worker: Worker) -> Limit:
+    def _limit(self, worker: WorkerProcess) -> Limit:
         if worker.has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
-        has_joined = worker.state is State.JOINED
+        has_joined = worker.state is JoinState.JOINED
         limit = None
         if self._join_timeout is not None and not has_joined:
             limit = self._join_timeout(worker.index, worker.handle)
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
-    def remove(self, worker: Worker) -> None:
+    def remove(self, worker: WorkerProcess) -> None:
         """Closes a worker's connection and ends its process; its record stays until another is added for its index."""
-        worker.state = State.GONE
+        worker.state = JoinState.GONE
         self._timers.stop(worker)
         connection, worker.connection, worker.reader = worker.connection, None, None
         if connection is not None:
@@ -314,7 +312,7 @@ class Supervisor(Generic[AnyWorker]):
             end_processes([handle], min(_GRACE_S, self._close_timeout_s))
             worker.handle = None
 
-    def kill_workers(self, *states: State) -> None:
+    def kill_workers(self, *states: JoinState) -> None:
         """Kills the processes of the workers in these states."""
         for worker in self.workers.values():
             if worker.state in states and worker.handle is not None and worker.handle.exitcode is None:

@@ -16,7 +16,7 @@ from collectx.transport.base import Link
 from collectx.transport.inline import InlineLink
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import join_trainer
-from collectx.transport.stacks import write_on_signal
+from collectx.transport.tracebacks import write_on_signal
 from collectx.user_objects import UserObjects
 from collectx.worker.loop import BatchSource, run_until_stopped, run_worker_loop
 from collectx.worker.nested import NestedSource

@@ -28,8 +28,8 @@ from collectx.policy.weights import FlatWeights
 from collectx.rollout.inference import Inference, make_inference
 from collectx.schedule.inference import FixedOrder, Order, ReadyOrder
 from collectx.state import load_generators, save_generators
-from collectx.transport.base import Ask
-from collectx.transport.inference import InferenceEnd, Request
+from collectx.transport.base import Request
+from collectx.transport.inference import ActionRequest, InferenceEnd
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.worker.loop import reported
 from collectx.worker.spec import WorkerSpec, seed_policy
@@ -87,7 +87,7 @@ class InferenceServer:
                 ready = {descriptor for descriptor, _ in poll.poll(None if wait_s is None else 1000 * wait_s)}
                 if trainer in ready:
                     message = self._link.acquire()
-                    if not isinstance(message, Ask):
+                    if not isinstance(message, Request):
                         return
                     self._reply(message)
                     continue
@@ -97,7 +97,7 @@ class InferenceServer:
                 while taken := self._order.take():
                     self._act(taken)
 
-    def _act(self, requests: Sequence[Request]) -> None:
+    def _act(self, requests: Sequence[ActionRequest]) -> None:
         """Writes the actions for these requests, and the version of the weights."""
         # With `BatchSpec.grants_name_version`, all of a batch have the same pointer.
         self._link.pointer = requests[0].pointer
@@ -134,7 +134,7 @@ class InferenceServer:
         with torch.inference_mode(False):
             return policies.configured_actor(self._spec.cfg, self._policy, spec, device)[0]
 
-    def _reply(self, request: Ask) -> None:
+    def _reply(self, request: Request) -> None:
         """Replies to a request of the trainer."""
         reply: Any = None
         if request.name == "state":

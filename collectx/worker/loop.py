@@ -14,7 +14,7 @@ from typing import Protocol
 
 from collectx.errors import text_of
 from collectx.rollout.loop import WorkerStopped
-from collectx.transport.base import Ask, BatchReport, Fill, Link
+from collectx.transport.base import BatchReport, Fill, Link, Request
 
 
 class BatchSource(Protocol):
@@ -30,14 +30,14 @@ class BatchSource(Protocol):
             WorkerStopped: the trainer stops the worker; the slot is incomplete.
         """
 
-    def reply(self, request: Ask) -> None:
+    def reply(self, request: Request) -> None:
         """Replies to a request."""
 
     def close(self) -> None:
         """Releases envs and processes."""
 
 
-PutBack = Callable[[Fill | Ask, KeyboardInterrupt], None]
+PutBack = Callable[[Fill | Request, KeyboardInterrupt], None]
 
 
 def run_worker_loop(
@@ -77,7 +77,7 @@ def _fill_slots(link: Link, source: BatchSource, put_back: PutBack | None) -> Ge
             return
         acquired_s = perf_counter()
         try:
-            if isinstance(acquired, Ask):
+            if isinstance(acquired, Request):
                 source.reply(acquired)
                 yield
                 continue

@@ -26,7 +26,7 @@ from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import WorkerStopped
 from collectx.rollout.options import RolloutOptions
-from collectx.transport.base import Ask, BatchReport, Fill
+from collectx.transport.base import BatchReport, Fill, Request
 from collectx.transport.network.link import NetworkLink
 from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import WorkerOverrides, WorkerSpec
@@ -95,7 +95,7 @@ class NestedSource:
             np.concatenate([part.report.lengths for part in parts]),
         )
 
-    def reply(self, request: Ask) -> None:
+    def reply(self, request: Request) -> None:
         reply_without_state(self._link, request)
 
     def close(self) -> None:

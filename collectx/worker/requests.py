@@ -20,7 +20,7 @@ from collectx.errors import NotRestorable, ShapeError
 from collectx.rollout.loop import Rollout
 from collectx.rollout.served import ServedRollout
 from collectx.state import dumps, load_generators, loads, save_generators
-from collectx.transport.base import Ask, Link
+from collectx.transport.base import Link, Request
 from collectx.user_objects import Hooks
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
-def reply_without_state(link: Link, request: Ask) -> None:
+def reply_without_state(link: Link, request: Request) -> None:
     """Answers a request for a worker that runs a collector, which has no state that could be saved."""
     name = request.name
     if name in ("ready", "state"):
@@ -69,7 +69,7 @@ class RequestHandler:
     def _envs(self) -> Sequence[Any]:
         return self._rollout.group.user_envs
 
-    def reply(self, link: Link, request: Ask) -> None:
+    def reply(self, link: Link, request: Request) -> None:
         """Calls the method that the request names, and replies with its result or its error."""
         try:
             link.reply(getattr(self, request.name)(*request.arguments))

@@ -27,7 +27,7 @@ from collectx.rollout.loop import EndsEarly, Rollout, WorkerStopped
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.served import ServedGroup, ServedRollout
 from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
-from collectx.transport.base import Ask, BatchReport, BatchSpec, Fill, Link, Reset
+from collectx.transport.base import BatchReport, BatchSpec, Fill, Link, Request, Reset
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
@@ -220,7 +220,7 @@ class RolloutSource:
         seed_policy(seed, self._spec.placement, self._is_inline)
         self._rollout.reset([seed] * self._spec.num_envs if reset.static else env_seeds(self._spec, seed))
 
-    def reply(self, request: Ask) -> None:
+    def reply(self, request: Request) -> None:
         with self._installed():
             self._requests.reply(self._link, request)
 

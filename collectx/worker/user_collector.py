@@ -19,7 +19,7 @@ from torch import nn
 from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
 from collectx.errors import ShapeError, WorkerError
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import Ask, BatchReport, Fill, Link, Reset
+from collectx.transport.base import BatchReport, Fill, Link, Request, Reset
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import Placement, WorkerSpec, env_seed, seed_policy
@@ -130,7 +130,7 @@ class UserCollectorSource:
         if hasattr(self._collector, "reset"):
             self._collector.reset()
 
-    def reply(self, request: Ask) -> None:
+    def reply(self, request: Request) -> None:
         reply_without_state(self._link, request)
 
     def close(self) -> None:

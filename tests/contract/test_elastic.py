@@ -96,9 +96,9 @@ def test_a_run_begins_with_few_loses_one_and_gains_one(way, gates):
     gates.open(0, 2)
     checker = StreamChecker()
     with Runs(way, gates, 2).start() as run:
-        assert run.collector.pool.are_too_few
+        assert run.collector.pool.must_wait_for_workers
         run.take(checker)
-        assert not run.collector.pool.are_too_few
+        assert not run.collector.pool.must_wait_for_workers
         run.until(checker, lambda run: run.has_joined(0, 2))
         assert run.collector.pool.ready_of_started == (2, 3)
         run.at_drop = lambda: gates.open(1)

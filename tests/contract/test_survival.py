@@ -25,7 +25,7 @@ from worlds.streams import StreamChecker
 
 import collectx
 from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
-from collectx.transport.stacks import request_stacks
+from collectx.transport.tracebacks import request_stacks
 
 # What the policy of one worker does, and the error that the trainer gets.
 ERRORS = {"killed": WorkerDied, "raises": BrokenLever, "stopped": WorkerTimeout}
@@ -194,7 +194,7 @@ def test_a_worker_that_hangs_has_its_stacks_in_the_error_and_in_its_log(fault, t
 REMOTE = """
 import sys
 from multiprocessing.connection import Client
-from collectx.transport.stacks import write_on_signal
+from collectx.transport.tracebacks import write_on_signal
 
 def hangs():
     connection.send_bytes(b"ready")

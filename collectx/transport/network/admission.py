@@ -18,8 +18,8 @@ from collectx.transport.base import BatchSpec
 from collectx.transport.connections import enable_keepalive
 from collectx.transport.network.handshake import Endpoint, Listener, receive_hello
 from collectx.transport.network.p2p import TRAINER, Pair, PairConfig
-from collectx.transport.network.remote_worker import RemoteWorker
-from collectx.transport.supervisor import State
+from collectx.transport.network.remote_process import RemoteProcess
+from collectx.transport.supervisor import JoinState
 
 
 class Admission:
@@ -32,7 +32,7 @@ class Admission:
 
     def __init__(
         self,
-        workers: dict[int, RemoteWorker],
+        workers: dict[int, RemoteProcess],
         batch: BatchSpec,
         config: PairConfig,
         events: Callable[..., None],
@@ -46,7 +46,7 @@ class Admission:
         # Guards the states of workers until they have joined.
         self._lock = threading.Lock()
         self._is_closed = False
-        self._admitted: queue.SimpleQueue[tuple[RemoteWorker, Connection, Pair]] = queue.SimpleQueue()
+        self._admitted: queue.SimpleQueue[tuple[RemoteProcess, Connection, Pair]] = queue.SimpleQueue()
         self.readable, self._wakeup = os.pipe()
         try:
             self._listener = Listener(endpoint, self._admit, self._refuse, interface)
@@ -58,19 +58,19 @@ class Admission:
     def expect(self, index: int, spec: Callable[[], dict[str, Any]]) -> None:
         """Lets one process of this worker join; see `Transport.expect`."""
         with self._lock:
-            self._workers[index] = RemoteWorker(index, spec=spec)
+            self._workers[index] = RemoteProcess(index, spec=spec)
 
-    def withdraw(self, worker: RemoteWorker) -> None:
+    def withdraw(self, worker: RemoteProcess) -> None:
         """Lets this process of a worker join no longer."""
         with self._lock:
-            worker.state = State.GONE
+            worker.state = JoinState.GONE
 
-    def take(self) -> tuple[RemoteWorker, Connection, Pair] | None:
+    def take(self) -> tuple[RemoteProcess, Connection, Pair] | None:
         """The next admitted worker with its connection and its pair; None if it came too late. Blocks until
         `readable` is."""
         os.read(self.readable, 1)
         worker, connection, pair = self._admitted.get()
-        if worker.state is State.PAIRING:
+        if worker.state is JoinState.PAIRING:
             return worker, connection, pair
         _reject(connection, pair)
         return None
@@ -83,8 +83,8 @@ class Admission:
         with self._lock:
             # In Python, JSON's `true` is an int.
             worker = self._workers.get(index) if type(index) is int else None
-            if worker is not None and worker.state is State.EXPECTED:
-                worker.state = State.PAIRING
+            if worker is not None and worker.state is JoinState.EXPECTED:
+                worker.state = JoinState.PAIRING
             else:
                 worker = None
         if worker is None:
@@ -98,8 +98,8 @@ class Admission:
             pair = self._config.make_pair(connection, TRAINER, address)
         except Exception as error:
             with self._lock:
-                if worker.state is State.PAIRING:
-                    worker.state = State.EXPECTED
+                if worker.state is JoinState.PAIRING:
+                    worker.state = JoinState.EXPECTED
             raise RendezvousError(f"worker {worker.index}: {error!r}") from error
         with self._lock:
             if not self._is_closed:
@@ -117,8 +117,8 @@ class Admission:
         with self._lock:
             self._is_closed = True
             for worker in self._workers.values():
-                if worker.state is State.EXPECTED:
-                    worker.state = State.GONE
+                if worker.state is JoinState.EXPECTED:
+                    worker.state = JoinState.GONE
 
     def close(self) -> None:
         """Stops listening, and rejects the workers that were not taken. Called after `stop`."""

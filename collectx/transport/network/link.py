@@ -20,7 +20,7 @@ import torch
 from collectx.batch import Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import Ask, BatchReport, BatchSpec, Fill
+from collectx.transport.base import BatchReport, BatchSpec, Fill, Request
 from collectx.transport.connections import disconnect_poll, enable_keepalive
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.p2p import (
@@ -115,7 +115,7 @@ class NetworkLink:
         self.stop = _StopFlag(self._poll)
         self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
         # Slots with the least versions to act with, and requests.
-        self._granted: deque[tuple[Fill, int] | Ask] = deque()
+        self._granted: deque[tuple[Fill, int] | Request] = deque()
         self._announced_version = -1
         self._is_closed = self._has_failed = False
         self._next_poll_s = 0.0
@@ -145,7 +145,7 @@ class NetworkLink:
             self._take_weights()
         return self._is_closed
 
-    def acquire(self) -> Fill | Ask | None:
+    def acquire(self) -> Fill | Request | None:
         while not self._granted and not self._is_closed:
             # Weights give no sign of their complete arrival, so they are polled for.
             is_arriving = self._announced_version > self._version and not self._grants_name_version
@@ -154,7 +154,7 @@ class NetworkLink:
         if self._is_closed:
             return None
         granted = self._granted.popleft()
-        if isinstance(granted, Ask):
+        if isinstance(granted, Request):
             return granted
         fill, self._least_version = granted
         return fill
@@ -250,7 +250,7 @@ class NetworkLink:
                 message = self.connection.recv_bytes()
                 timeout_s = 0.0
                 if message[:1] == messages.REQUEST:
-                    self._granted.append(Ask(*messages.unpack_signed(message, self._secret)))
+                    self._granted.append(Request(*messages.unpack_signed(message, self._secret)))
                 elif message[:1] == messages.GRANT:
                     self._granted.append(messages.unpack_grant(message))
                 else:

@@ -34,16 +34,16 @@ import torch
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.memory import batch_memory
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Ask, BatchSpec, Departure, Joined, Reply, Reset, Writes
+from collectx.transport.base import Arrival, BatchSpec, Departure, Joined, Reply, Request, Reset, Writes
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.p2p import POLL_S, TRAINER, PairConfig, message_buffer
-from collectx.transport.network.remote_worker import RemoteWorker
+from collectx.transport.network.remote_process import RemoteProcess
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.processes import Handle
 from collectx.transport.slab import concatenate
-from collectx.transport.supervisor import State, Supervisor
+from collectx.transport.supervisor import JoinState, Supervisor
 
 
 class NetworkTransport:
@@ -65,7 +65,7 @@ class NetworkTransport:
     def __init__(
         self,
         spec: BatchSpec,
-        supervisor: Supervisor[RemoteWorker],
+        supervisor: Supervisor[RemoteProcess],
         endpoint: Endpoint,
         timeout_s: float,
         events: Callable[..., None] = lambda name, **fields: None,
@@ -82,7 +82,7 @@ class NetworkTransport:
         # Of each worker and slot. It outlives the worker, as its last batches may not have been gathered yet.
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
         # Slots whose FULL has arrived, perhaps before their last bytes, and replies that were sent after them.
-        self._announced: list[tuple[RemoteWorker, Arrival | Reply]] = []
+        self._announced: list[tuple[RemoteProcess, Arrival | Reply]] = []
         self._received: deque[Arrival | Departure | Joined | Reply] = deque()
         self._weight_sync = WeightSync(spec, self._workers, supervisor.send)
         self._is_closed = False
@@ -100,28 +100,28 @@ class NetworkTransport:
         record = self._workers[worker]
         if version is not None:
             self._weight_sync.keep(version)
-        if record.state is State.GONE:
+        if record.state is JoinState.GONE:
             return  # `receive` is about to return its departure
         self._supervisor.granted(record)
-        if record.state is State.JOINED:
+        if record.state is JoinState.JOINED:
             self._send_grant(record, slot, reset, version)
         else:
             record.queued_before_join.append((slot, reset, version))
 
-    def send_request(self, worker: int, request: Ask) -> None:
+    def send_request(self, worker: int, request: Request) -> None:
         record, message = self._workers[worker], self._pack(request)
-        if record.state is State.GONE:
+        if record.state is JoinState.GONE:
             return  # `receive` is about to return its departure
         self._supervisor.granted(record)
-        if record.state is State.JOINED:
+        if record.state is JoinState.JOINED:
             self._supervisor.send(record, message)
         else:
             record.queued_before_join.append(message)
 
-    def _pack(self, request: Ask) -> bytes:
+    def _pack(self, request: Request) -> bytes:
         return messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
 
-    def _send_grant(self, worker: RemoteWorker, slot: int, reset: Reset | None, version: int | None) -> None:
+    def _send_grant(self, worker: RemoteProcess, slot: int, reset: Reset | None, version: int | None) -> None:
         key = worker.index, slot
         if key not in self._memory:
             self._memory[key] = message_buffer(self._layout.nbytes, self._config.devices[TRAINER])
@@ -171,7 +171,7 @@ class NetworkTransport:
         worker.queued_before_join.clear()
         self._supervisor.restart_timer(worker)
 
-    def _handle_message(self, worker: RemoteWorker, message: bytes) -> None:
+    def _handle_message(self, worker: RemoteProcess, message: bytes) -> None:
         try:
             if message[:1] == messages.HAVE:
                 self._weight_sync.acknowledge(worker)
@@ -201,9 +201,9 @@ class NetworkTransport:
         """Delivers the slots that have arrived completely, and the replies. The events of one worker keep the order in
         which it sent them."""
         announced, self._announced = self._announced, []
-        incomplete: set[RemoteWorker] = set()
+        incomplete: set[RemoteProcess] = set()
         for worker, event in announced:
-            if worker.state is State.GONE:
+            if worker.state is JoinState.GONE:
                 continue
             if worker in incomplete:
                 self._announced.append((worker, event))
@@ -230,15 +230,15 @@ class NetworkTransport:
             self._supervisor.delivered(worker)
             self._received.append(event)
 
-    def _remove_worker(self, worker: RemoteWorker, error: Exception) -> None:
-        if worker.info and worker.state is not State.JOINED and isinstance(error, WorkerTimeout):
+    def _remove_worker(self, worker: RemoteProcess, error: Exception) -> None:
+        if worker.info and worker.state is not JoinState.JOINED and isinstance(error, WorkerTimeout):
             error.add_note(
                 f"Worker {worker.index} on {worker.info.get('host')} has reached the trainer's port "
                 f"{self.endpoint.port}, but the connection of {self._config.backend} between the two, whose port the "
                 "system chooses, could not be made: a firewall between them lets the one port through and not the "
                 "other. It must let all TCP ports through, or choose another network with backend.interface."
             )
-        has_joined = worker.state is State.JOINED
+        has_joined = worker.state is JoinState.JOINED
         # First, as Ctrl-C may end the wait for the process.
         self._received.append(Departure(worker.index, error))
         self._admission.withdraw(worker)
@@ -267,8 +267,8 @@ class NetworkTransport:
     def newest_weights(self) -> torch.Tensor:
         return self._weight_sync.newest_weights()
 
-    def _joined(self) -> list[RemoteWorker]:
-        return [worker for worker in list(self._workers.values()) if worker.state is State.JOINED]
+    def _joined(self) -> list[RemoteProcess]:
+        return [worker for worker in list(self._workers.values()) if worker.state is JoinState.JOINED]
 
     def preempt(self, requested: bool) -> None:
         pass
@@ -287,9 +287,9 @@ class NetworkTransport:
         self._admission.stop()
         # First, as a worker whose connection is refused would report that it cannot reach the trainer. Not those that
         # are making their pairs: if the worker died then, gloo would wait here for its connection until the timeout.
-        self._supervisor.kill_workers(State.GONE)
+        self._supervisor.kill_workers(JoinState.GONE)
         self._admission.close()
-        self._supervisor.kill_workers(State.EXPECTED, State.PAIRING)
+        self._supervisor.kill_workers(JoinState.EXPECTED, JoinState.PAIRING)
         self._supervisor.close()
         for worker in joined:
             assert worker.pair is not None

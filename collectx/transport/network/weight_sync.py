@@ -15,8 +15,8 @@ import torch
 from collectx.transport import messages
 from collectx.transport.base import BatchSpec, Write, Writes, keep_granted
 from collectx.transport.network.p2p import message_buffer, set_stamp
-from collectx.transport.network.remote_worker import RemoteWorker, Weights
-from collectx.transport.supervisor import State
+from collectx.transport.network.remote_process import RemoteProcess, Weights
+from collectx.transport.supervisor import JoinState
 
 # At most so many transfers at a time; more if their bytes together are fewer than `_TRANSFER_BYTES`.
 _LEAST_TRANSFERS = 4
@@ -30,8 +30,8 @@ class WeightSync:
     def __init__(
         self,
         spec: BatchSpec,
-        workers: dict[int, RemoteWorker],
-        send_message: Callable[[RemoteWorker, bytes], None],
+        workers: dict[int, RemoteProcess],
+        send_message: Callable[[RemoteProcess, bytes], None],
     ):
         self.version = spec.first_version - 1
         self._nbytes = nbytes = spec.weights_nbytes
@@ -47,7 +47,7 @@ class WeightSync:
         # Transfers share the network card: many at a time would all end late.
         self._num_sending = 0
         self._most_sending = max(_LEAST_TRANSFERS, _TRANSFER_BYTES // max(1, nbytes))
-        self._queued: OrderedDict[RemoteWorker, None] = OrderedDict()
+        self._queued: OrderedDict[RemoteProcess, None] = OrderedDict()
 
     def publish(self, writes: Writes) -> int:
         """Sends a new version, to all workers or to some, or where it is granted; see `Transport.publish`."""
@@ -75,7 +75,7 @@ class WeightSync:
         for weights in keep_granted(self._granted, version, self._shared):
             self._retire(weights)
 
-    def send_version(self, worker: RemoteWorker, version: int) -> None:
+    def send_version(self, worker: RemoteProcess, version: int) -> None:
         """Sends weights that were kept, unless the worker has them from an earlier grant."""
         last = worker.versions[-1].version if worker.versions else worker.weights_version
         if last != version:
@@ -111,7 +111,7 @@ class WeightSync:
         if not weights.num_users and not weights.is_needed:
             self._spare.append(weights)
 
-    def acknowledge(self, worker: RemoteWorker) -> None:
+    def acknowledge(self, worker: RemoteProcess) -> None:
         """Notes that a worker has received what it was sent, and sends newer weights, if there are any.
 
         Raises:
@@ -129,7 +129,7 @@ class WeightSync:
         self._send_queued()
         self.send(worker)
 
-    def remove(self, worker: RemoteWorker) -> None:
+    def remove(self, worker: RemoteProcess) -> None:
         """Forgets a worker that is gone."""
         self._queued.pop(worker, None)
         if worker.sending is not None:
@@ -137,13 +137,13 @@ class WeightSync:
             self._num_sending -= 1
             self._send_queued()
 
-    def send(self, worker: RemoteWorker) -> None:
+    def send(self, worker: RemoteProcess) -> None:
         """Sends the next weights to a worker that has joined and has older ones; queues it if enough are sending."""
         if self._grants_name_version:
             weights = worker.versions[0] if worker.versions else None
         else:
             weights = self._individual.get(worker.index, self._shared)
-        if worker.state is not State.JOINED or weights is None:
+        if worker.state is not JoinState.JOINED or weights is None:
             return
         if worker.sending is not None or worker.weights_version == weights.version:
             return

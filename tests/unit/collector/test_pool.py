@@ -104,7 +104,7 @@ def test_a_reply_to_an_interrupted_request_is_discarded():
     for worker, value in ((0, "old"), (1, "old"), (0, 3), (1, 4)):
         assert pool.num_awaited > 0
         pool.handle_reply(Reply(worker, value))
-    assert (pool.num_awaited, pool.replies(), pool.silent) == (0, {0: 3, 1: 4}, [])
+    assert (pool.num_awaited, pool.replies(), pool.unanswered) == (0, {0: 3, 1: 4}, [])
 
 
 def test_a_worker_is_ready_when_it_has_replied(made):
@@ -115,7 +115,7 @@ def test_a_worker_is_ready_when_it_has_replied(made):
     sizes = []
     for worker in (2, 0, 1):
         pool.handle_first_reply(Reply(worker), num_batches=0)
-        sizes.append((pool.num_ready, pool.are_too_few, pool.ready_of_started))
+        sizes.append((pool.num_ready, pool.must_wait_for_workers, pool.ready_of_started))
     assert sizes == [(1, True, (1, 3)), (2, False, (2, 3)), (3, False, None)]
     assert not any(worker.first_requests for worker in pool.records)
     assert [each["worker"] for each in log.of("worker_ready")] == [2, 0, 1]

@@ -43,7 +43,7 @@ class Run:
     def _fill(self):
         self.now_s += self.fill_s
 
-    def _save(self, waits):
+    def _save(self, wait_for_workers):
         self.now_s += self.cost_s
         return {"workers": {}}
 

@@ -32,7 +32,7 @@ class FakeCollector:
             self.pool = SimpleNamespace(ready_of_started=(2, 4) if each is self.deliveries[-1] else None)
             yield TensorDict({"observation": torch.full([each.frames], each.index)}, [each.frames])
 
-    def request(self):
+    def grant_next_batch(self):
         pass
 
     def publish(self, policy):
@@ -143,7 +143,7 @@ def test_mean_return_is_over_the_last_episodes(delivery):
 
 def test_the_line_of_a_batch_is_written_while_the_next_one_is_filled(folder, delivery):
     class Watched(FakeCollector):
-        def request(self):
+        def grant_next_batch(self):
             numbers.append(len([*folder.read_metrics()]))
 
     numbers = []

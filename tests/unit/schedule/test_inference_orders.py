@@ -5,11 +5,11 @@ import random
 import pytest
 
 from collectx.schedule.inference import FixedOrder, ReadyOrder
-from collectx.transport.inference import END, Request
+from collectx.transport.inference import END, ActionRequest
 
 
 def request(worker, step, group=0, incarnation=0):
-    return Request(0, incarnation, step, worker, group, 0)
+    return ActionRequest(0, incarnation, step, worker, group, 0)
 
 
 def taken(order):

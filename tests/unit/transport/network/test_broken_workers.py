@@ -20,7 +20,7 @@ from worlds.toyworker import SECRET, Toys, batch_spec
 from collectx import state as states
 from collectx.errors import NotRestorable, RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import Arrival, Ask, BatchReport, Fill, Reply, Reset
+from collectx.transport.base import Arrival, BatchReport, Fill, Reply, Request, Reset
 from collectx.transport.network.link import NetworkLink
 
 CASES = pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def _load_request(path, secret):
 def _acquire_and_unpickle(link):
     """What a worker does with the envs of a request."""
     request = link.acquire()
-    assert isinstance(request, Ask)
+    assert isinstance(request, Request)
     with contextlib.suppress(NotRestorable):
         states.loads(request.arguments[0]["rollout"]["envs"], None, "envs")
 

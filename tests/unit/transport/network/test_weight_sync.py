@@ -7,9 +7,9 @@ from worlds.toyworker import batch_spec, writer
 
 from collectx.transport.network import weight_sync
 from collectx.transport.network.p2p import stamp_of
-from collectx.transport.network.remote_worker import RemoteWorker
+from collectx.transport.network.remote_process import RemoteProcess
 from collectx.transport.network.weight_sync import WeightSync
-from collectx.transport.supervisor import State
+from collectx.transport.supervisor import JoinState
 
 SPEC = batch_spec(4, weights_nbytes=8)
 
@@ -35,7 +35,7 @@ def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_send
     """Four workers, one of which leaves and never receives; versions for all and for some, in any order."""
     monkeypatch.setattr(weight_sync, "_LEAST_TRANSFERS", most_sending)
     monkeypatch.setattr(weight_sync, "_TRANSFER_BYTES", 0)
-    workers = {index: RemoteWorker(index, state=State.JOINED, pair=Channel()) for index in range(4)}
+    workers = {index: RemoteProcess(index, state=JoinState.JOINED, pair=Channel()) for index in range(4)}
     sync, draw, buffers, expected = WeightSync(SPEC, workers, lambda *message: None), random.Random(0), set(), {}
 
     def check():
@@ -45,9 +45,9 @@ def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_send
                 buffers.add(buffer.data_ptr())
 
     for number in range(1, 300):
-        sending = [worker for worker in workers.values() if worker.sending and worker.state is State.JOINED]
+        sending = [worker for worker in workers.values() if worker.sending and worker.state is JoinState.JOINED]
         if number == 150:
-            workers[3].state = State.GONE
+            workers[3].state = JoinState.GONE
             sync.remove(workers[3])
         elif sending and draw.random() < 0.5:
             sync.acknowledge(draw.choice(sending))
@@ -59,7 +59,7 @@ def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_send
         check()
     for _ in range(2 * len(workers)):
         for worker in workers.values():
-            if worker.state is State.JOINED and worker.sending:
+            if worker.state is JoinState.JOINED and worker.sending:
                 assert stamp_of(worker.pair.sent[0][0]) == worker.weights_version + 1
                 sync.acknowledge(worker)
     assert all(workers[index].weights_version == expected[index] for index in range(3))

@@ -14,7 +14,7 @@ import torch
 
 from collectx.transport.base import Reset
 from collectx.transport.network.p2p import Incoming, Outgoing, Pair
-from collectx.transport.supervisor import Worker
+from collectx.transport.supervisor import WorkerProcess
 
 
 @dataclass(eq=False)
@@ -29,8 +29,8 @@ class Weights:
 
 
 @dataclass(eq=False)
-class RemoteWorker(Worker):
-    """See `Worker`.
+class RemoteProcess(WorkerProcess):
+    """See `WorkerProcess`.
 
     Attributes:
         spec: see `Transport.expect`.

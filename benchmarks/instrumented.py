@@ -51,7 +51,7 @@ class Trainer:
 def _main() -> None:
     import torch
 
-    from collectx.config.schema.logger import CsvLoggerConfig, LoggerConfig, TensorBoardLoggerConfig
+    from collectx.config.schema.run import CsvLoggerConfig, LoggerConfig, TensorBoardLoggerConfig
     from collectx.config.schema.trainer import CustomTrainerConfig
     from collectx.run.execution import execute
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from collectx.config import registry
 from collectx.config.derived import NETWORK_BACKENDS
 from collectx.errors import ConfigError, LauncherError
 from collectx.launcher.local import MAX_TEMPORARY_PATH, descriptors
 from collectx.launcher.slurm import commands
 from collectx.run import cores
-from collectx.transport.network import availability
 from collectx.transport.network.addresses import local_addresses
 
 _GB, _MB = 10**9, 10**6
@@ -93,7 +93,7 @@ def _packages() -> Iterator[Finding]:
 
 def _backends() -> Iterator[Finding]:
     for name in NETWORK_BACKENDS:
-        reason = availability.why_not(name)
+        reason = registry.why_not(name)
         # Every other backend is optional.
         level = OK if reason is None else PROBLEM if name == "gloo" else ABSENT
         yield Finding(level, name if reason is None else f"{name}: {reason}")
@@ -218,7 +218,7 @@ def _slurm() -> Iterator[Finding]:
 
 
 def _ray() -> Iterator[Finding]:
-    if reason := availability.why_not("ray", "launcher"):
+    if reason := registry.why_not("ray", "launcher"):
         yield Finding(ABSENT, f"launcher=ray: {reason}")
         return
     address = os.environ.get("RAY_ADDRESS")

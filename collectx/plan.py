@@ -20,8 +20,8 @@ import torch
 from collectx import collector, env, policy, trainer
 from collectx.batch import to_tensordict
 from collectx.config.derived import JOB_LAUNCHERS, backend_of, num_tasks_of, num_workers_of, schedule_of
+from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymVectorEnvConfig
-from collectx.config.schema.inference import ServerInferenceConfig
 from collectx.config.schema.launcher import SlurmLauncherConfig, SlurmResources, SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig

@@ -28,8 +28,7 @@ from collectx.config.derived import (
     resolve_devices,
     schedule_of,
 )
-from collectx.config.schema.collector import CollectorConfig
-from collectx.config.schema.inference import ServerInferenceConfig
+from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import TrainerConfig
@@ -43,9 +42,8 @@ from collectx.policy.recurrent import spec_with_states
 from collectx.policy.served import ServedActor
 from collectx.policy.weights import FlatWeights, device_of
 from collectx.rollout.options import RolloutOptions
-from collectx.schedule.asynchronous import AsyncSchedule
+from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.base import Schedule
-from collectx.schedule.bounded_lag import BoundedLagSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import BatchSpec, Transport

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collectx.config.registry import KINDS
-from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
-from collectx.config.schema.inference import ServerInferenceConfig
+from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig, ServerInferenceConfig
 from collectx.config.schema.launcher import DevicesConfig, SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 

@@ -16,8 +16,7 @@ import yaml
 from collectx.config.convert import members
 from collectx.config.registry import GROUPS, limits_of, packaged_values, schemas
 from collectx.config.schema.fields import BITS, section_of
-from collectx.config.schema.logger import LoggerConfig
-from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS
+from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, LoggerConfig
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 # What stands for a value in a file that others complete.

@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from collectx.config.schema import collector, env, inference, launcher, policy, trainer
+from collectx.config.schema import collector, env, launcher, policy, trainer
 from collectx.config.schema.fields import section_of
 from collectx.config.schema.run import SECTIONS, RunConfig
 from collectx.errors import ConfigError
@@ -38,9 +38,9 @@ class Kind:
 
     Attributes:
         schema: the dataclass of its options.
-        implementation: "module:name" or "module", imported when it is built. Empty where nothing is built: random
-            actions, backends within one machine, launchers that submit jobs, and collectors, which choose among the
-            schedules.
+        implementation: "module:name" or "module", imported when it is built. Empty where nothing is built by it: random
+            actions, backends within one machine, `launcher=inline`, launchers that submit jobs, and collectors, which
+            choose among the schedules.
     """
 
     schema: type
@@ -75,8 +75,8 @@ KINDS: dict[str, dict[str, Kind]] = {
         "ray": Kind(collector.EitherCollectorConfig),
     },
     "inference": {
-        "local": Kind(inference.InferenceConfig),
-        "server": Kind(inference.ServerInferenceConfig),
+        "local": Kind(collector.InferenceConfig),
+        "server": Kind(collector.ServerInferenceConfig),
     },
     "backend": {
         "auto": Kind(launcher.BackendConfig),
@@ -89,7 +89,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "rpc": Kind(launcher.RpcBackendConfig, "collectx.transport.network.rpc"),
     },
     "launcher": {
-        "inline": Kind(launcher.LauncherConfig, "collectx.launcher.inline:build"),
+        "inline": Kind(launcher.LauncherConfig),
         "local": Kind(launcher.LauncherConfig, "collectx.launcher.local:build"),
         "slurm": Kind(launcher.SlurmLauncherConfig),
         "submitit": Kind(launcher.SubmititLauncherConfig),
@@ -99,8 +99,8 @@ KINDS: dict[str, dict[str, Kind]] = {
     "devices": {},
     "trainer": {
         "meter": Kind(trainer.TrainerConfig, "collectx.trainer.base:MeterTrainer"),
-        "ppo": Kind(trainer.PpoTrainerConfig, "collectx.trainer.ppo:PpoTrainer"),
-        "impala": Kind(trainer.ImpalaTrainerConfig, "collectx.trainer.impala:ImpalaTrainer"),
+        "ppo": Kind(trainer.PpoTrainerConfig, "collectx.trainer.actor_critic:PpoTrainer"),
+        "impala": Kind(trainer.ImpalaTrainerConfig, "collectx.trainer.actor_critic:ImpalaTrainer"),
         "dqn": Kind(trainer.DqnTrainerConfig, "collectx.trainer.dqn:DqnTrainer"),
         "record": Kind(trainer.RecordTrainerConfig, "collectx.trainer.record:RecordTrainer"),
         "custom": Kind(trainer.CustomTrainerConfig, "collectx.trainer.custom:build"),
@@ -125,6 +125,23 @@ def implementation(group: str, name: str) -> Any:
     if not module:
         return None
     return getattr(import_module(module), attribute) if attribute else import_module(module)
+
+
+def why_not(kind: str, group: str = "backend") -> str | None:
+    """Checks whether a network backend, or a kind of another group, can work in this process; imports its libraries.
+
+    Returns:
+        Why not, in one clause, and what to do; None if it can.
+    """
+    alternative = "backend=gloo" if group == "backend" else f"another {group}"
+    install = f"pip install 'collectx[{kind}]', or use {alternative}"
+    try:
+        module = implementation(group, kind)
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed: {install}"
+    except Exception as error:
+        return f"its library cannot be loaded ({error}): {install}"
+    return module.why_not() if group == "backend" else None
 
 
 def packaged_values(group: str, name: str) -> dict[str, Any]:

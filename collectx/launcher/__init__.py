@@ -8,7 +8,7 @@ from collectx.config.derived import backend_of
 from collectx.config.registry import implementation
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
-from collectx.launcher.base import Launcher
+from collectx.launcher.base import InlineLauncher, Launcher
 
 
 def make_launcher(cfg: RunConfig, log_dir: Path | None) -> Launcher:
@@ -22,11 +22,13 @@ def make_launcher(cfg: RunConfig, log_dir: Path | None) -> Launcher:
             does not start the workers of this launcher.
     """
     backend = backend_of(cfg)
+    if backend == "inline":
+        return InlineLauncher()
     if backend == "mpi":
         from collectx.launcher.mpi import MpiLauncher
 
         return MpiLauncher(cfg.launcher.num_threads, cfg.collector.start_timeout_s, cfg.launcher.pin_cores, log_dir)
-    build = implementation("launcher", "inline" if backend == "inline" else cfg.launcher.kind)
+    build = implementation("launcher", cfg.launcher.kind)
     if build is None:
         raise LauncherError(f"launcher={cfg.launcher.kind} submits its workers as jobs: start it by `collectx run`.")
     return build(cfg, log_dir)

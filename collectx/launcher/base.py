@@ -95,6 +95,17 @@ class Launcher:
         return self._join_timeout
 
 
+class InlineLauncher(Launcher):
+    """`launcher=inline`: workers are generators in the trainer's process, which the inline transport advances. For
+    `collector=single`, and for debugging. The handle of a worker is its generator."""
+
+    is_local = True
+
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Iterator[None]:
+        function, arguments = entry
+        return function(*arguments)
+
+
 class WaitingWorkers(Launcher):
     """Workers that were started before the trainer, and wait for its announcement. They are not replaced."""
 

@@ -1,5 +1,5 @@
 """The collector classes, with TorchRL's names and keywords. Their base classes: `attributes.py`, what can be read;
-`base.py`, the methods of a collector; `stateful.py`, its state.
+`base.py`, the methods of a collector.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from collectx.library.keywords import (
 )
 from collectx.library.parse import signature_of
 from collectx.library.rules import worker_problems
-from collectx.library.stateful import StatefulCollector
 from collectx.library.workers import overrides_of_added
 
 
-class Collector(StatefulCollector):
+class Collector(BaseCollector):
     """Collects in this process, without workers (TorchRL's `Collector` or `SyncDataCollector`). Acts with the policy
     object itself, so its weights need not be published.
 
@@ -52,7 +51,7 @@ class Collector(StatefulCollector):
 
     @signature_of(SingleKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        StatefulCollector.__init__(self, SingleKeywords, arguments, keywords)
+        BaseCollector.__init__(self, SingleKeywords, arguments, keywords)
 
     @property
     def env(self) -> Any:
@@ -86,7 +85,7 @@ class Collector(StatefulCollector):
         self._ask("restart", mask.tolist())
 
 
-class MultiCollector(StatefulCollector):
+class MultiCollector(BaseCollector):
     """Collects in worker processes of this machine, over shared memory. Every worker has a copy of the policy.
 
     `sync=True`: a batch stacks one part of equal size per worker, `[workers, ...]`, collected with the newest weights.
@@ -95,7 +94,7 @@ class MultiCollector(StatefulCollector):
 
     @signature_of(MultiKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        StatefulCollector.__init__(self, MultiKeywords, arguments, keywords)
+        BaseCollector.__init__(self, MultiKeywords, arguments, keywords)
 
 
 class MultiSyncCollector(MultiCollector):
@@ -105,7 +104,7 @@ class MultiSyncCollector(MultiCollector):
 
     @signature_of(MultiSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        StatefulCollector.__init__(self, MultiSyncKeywords, arguments, keywords)
+        BaseCollector.__init__(self, MultiSyncKeywords, arguments, keywords)
 
 
 class MultiAsyncCollector(MultiCollector):
@@ -115,10 +114,10 @@ class MultiAsyncCollector(MultiCollector):
 
     @signature_of(MultiAsyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        StatefulCollector.__init__(self, MultiAsyncKeywords, arguments, keywords)
+        BaseCollector.__init__(self, MultiAsyncKeywords, arguments, keywords)
 
 
-class AsyncBatchedCollector(StatefulCollector):
+class AsyncBatchedCollector(BaseCollector):
     """Collects in worker processes of this machine that only step envs: one more process calls the policy, for the envs
     of all workers that wait for actions at a time. A batch comes from a single worker, the first that is ready. Weights
     act from the next call of the policy on; `("collector", "policy_version")` has the version of each frame."""
@@ -127,7 +126,7 @@ class AsyncBatchedCollector(StatefulCollector):
 
     @signature_of(AsyncBatchedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        StatefulCollector.__init__(self, AsyncBatchedKeywords, arguments, keywords)
+        BaseCollector.__init__(self, AsyncBatchedKeywords, arguments, keywords)
 
     @property
     def env(self) -> Any:
@@ -145,13 +144,13 @@ class AsyncCollector(MultiAsyncCollector):
         super().__init__([create_env_fn], *arguments, **keywords)
 
 
-class DistributedCollector(StatefulCollector):
+class DistributedCollector(BaseCollector):
     """Collects in workers on any host, over torch.distributed. A batch comes from a single worker, the first that is
     ready; with `sync=True` it stacks one part of every worker."""
 
     @signature_of(DistributedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        StatefulCollector.__init__(self, DistributedKeywords, arguments, keywords)
+        BaseCollector.__init__(self, DistributedKeywords, arguments, keywords)
 
 
 class DistributedSyncCollector(DistributedCollector):
@@ -161,7 +160,7 @@ class DistributedSyncCollector(DistributedCollector):
 
     @signature_of(DistributedSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        StatefulCollector.__init__(self, DistributedSyncKeywords, arguments, keywords)
+        BaseCollector.__init__(self, DistributedSyncKeywords, arguments, keywords)
 
     @property
     def update_interval(self) -> int:
@@ -169,7 +168,7 @@ class DistributedSyncCollector(DistributedCollector):
         return self._keywords.publish_interval
 
 
-class RPCCollector(StatefulCollector):
+class RPCCollector(BaseCollector):
     """Collects in workers on any host, over torch RPC. A batch comes from a single worker, the first that is ready;
     with `sync=True` it stacks one part of every worker.
 
@@ -178,17 +177,17 @@ class RPCCollector(StatefulCollector):
 
     @signature_of(RpcKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        StatefulCollector.__init__(self, RpcKeywords, arguments, keywords)
+        BaseCollector.__init__(self, RpcKeywords, arguments, keywords)
 
 
-class RayCollector(StatefulCollector):
+class RayCollector(BaseCollector):
     """Collects in actors of a Ray cluster, over gloo. A batch comes from a single worker, the first that is ready; with
     `sync=True` it stacks one part of every worker. The first collector connects this process to Ray, until the process
     ends or calls `ray.shutdown()`. Ray exchanges pickles."""
 
     @signature_of(RayKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
-        StatefulCollector.__init__(self, RayKeywords, arguments, keywords)
+        BaseCollector.__init__(self, RayKeywords, arguments, keywords)
 
     def add_collectors(
         self,

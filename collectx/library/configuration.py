@@ -23,10 +23,10 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.jobs.submitted_workers import PresubmittedJobs
-from collectx.launcher.slurm.array import slurm_resources
 from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords
 from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
+from collectx.library.submitit import slurm_resources
 from collectx.library.values import exploration_name
 from collectx.worker.spec import WorkerOverrides
 

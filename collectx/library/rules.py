@@ -18,7 +18,7 @@ from collectx.batch import Leaf
 from collectx.config import rules as config_rules
 from collectx.config.convert import out_of_range
 from collectx.config.derived import REMOTE
-from collectx.config.registry import limits_of
+from collectx.config.registry import limits_of, why_not
 from collectx.config.rules.backends import device_names, visible_devices, visible_problems
 from collectx.config.rules.launchers import gpu_problems, ray_gpus
 from collectx.config.schema.fields import Unset
@@ -42,7 +42,6 @@ from collectx.library.weights import MODELS, unknown_models
 from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
 from collectx.replay.buffer import ReplayBuffer
 from collectx.run.preflight import missing_device
-from collectx.transport.network.availability import why_not
 from collectx.user_objects import UserCollector
 
 Messages = Iterator[str]

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from collectx.config import rules
+from collectx.config import registry, rules
 from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, schedule_of
 from collectx.config.problem import Problem
 from collectx.config.schema.launcher import RayLauncherConfig, SlurmResources
@@ -19,7 +19,6 @@ from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run.reproduce import recorded_order, why_not_recorded
-from collectx.transport.network import availability
 
 
 def launcher_problems(cfg: RunConfig) -> list[str]:
@@ -62,7 +61,7 @@ def backend_problems(cfg: RunConfig) -> list[str]:
         return []
     from collectx.transport.network.addresses import local_addresses
 
-    reason = availability.why_not(backend)
+    reason = registry.why_not(backend)
     problems = [] if reason is None else [f"backend={backend} cannot work on this machine: {reason}."]
     if backend == "mpi" and cfg.launcher.kind in JOB_LAUNCHERS and "PMIX_NAMESPACE" not in os.environ:
         problems = [
@@ -132,7 +131,7 @@ def _backend(cfg: RunConfig) -> Iterator[Problem]:
     backend = cfg.backend.kind
     if backend not in NETWORK_BACKENDS or backend == "gloo" or cfg.launcher.kind in JOB_LAUNCHERS:
         return
-    if reason := availability.why_not(backend):
+    if reason := registry.why_not(backend):
         yield Problem("backend", f"cannot work on this machine: {reason}.", backend)
 
 
@@ -141,7 +140,7 @@ def _ray(cfg: RunConfig) -> Iterator[Problem]:
     launcher = cfg.launcher
     if not isinstance(launcher, RayLauncherConfig):
         return
-    if reason := availability.why_not("ray", "launcher"):
+    if reason := registry.why_not("ray", "launcher"):
         yield Problem("launcher", f"cannot work on this machine: {reason}.", "ray")
         return
     from collectx.launcher.ray import objections

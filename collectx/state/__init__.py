@@ -1,13 +1,13 @@
-"""The state of envs, as pickles that only workers read; and of the process's random generators, as plain data.
+"""The state of envs, as pickles that only workers read; and of the process's random generators, as plain data
+(`collectx.random_state`).
 
 pickles.py       `dumps`, `loads`, and why something cannot be pickled
 reducers.py      what pickling alone would lose or refuse: memory that is shared, closures, weak references, ...
 simulators.py    MuJoCo, and objects that the resuming process has: ALE, processes of envs, `load_state_dict`
 processes.py     envs in processes of Gymnasium's AsyncVectorEnv
-generators.py    the global random generators
 """
 
-from collectx.state.generators import load_generators, save_generators
+from collectx.random_state import load_generators, save_generators
 from collectx.state.pickles import dumps, loads, reason_not_saved
 from collectx.state.processes import ProcessState
 

@@ -9,7 +9,7 @@ import gymnasium
 import torch
 
 from collectx.errors import NotRestorable
-from collectx.state.generators import load_generators, save_generators
+from collectx.random_state import load_generators, save_generators
 from collectx.state.pickles import dumps, loads
 from collectx.state.simulators import SAVES_PROCESS
 

@@ -1,4 +1,4 @@
-"""What `PpoTrainer` and `ImpalaTrainer` share: the training loop, the critic, and batches as `[R, T]` tensors.
+"""The actor-critic trainers, PPO and IMPALA: their training loop, the critic, batches as `[R, T]` tensors, the losses.
 
 Runs in the trainer's process.
 """
@@ -24,6 +24,7 @@ from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
 from collectx.trainer.base import Collection, check_trainable, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
+from collectx.trainer.returns import gae, vtrace
 
 _ADVICE = (
     "it needs log-probabilities of actions. Use policy=mlp or policy=cnn, or give your module observation_keys and "
@@ -106,6 +107,70 @@ class ActorCriticTrainer(ABC):
             # The configuration may have changed; with annealing, it is set before each batch.
             self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate
         self.generator.set_state(state["generator"])
+
+
+class PpoTrainer(ActorCriticTrainer):
+    """`trainer.kind=ppo`: proximal policy optimisation (Schulman et al. 2017) with GAE, for sync collectors. Each batch
+    is used for `num_epochs` passes, after which the weights are published."""
+
+    _cfg: PpoTrainerConfig
+
+    def learn(self, batch: Transitions) -> torch.Tensor:
+        cfg = self._cfg
+        value, next_value = state_values(self.critic, batch)
+        advantage = gae(batch.reward, value, next_value, batch.done, cfg.gamma, cfg.gae_lambda)
+        target = (advantage + value).flatten()
+        observation, advantage = flat(batch.observation), advantage.flatten()
+        action, old_log_prob = flat([batch.action, batch.log_prob])
+        frames = len(advantage)
+        # Minibatches of equal size: a small last one would have a noisy gradient.
+        num_minibatches = max(1, round(frames / cfg.minibatch_size))
+        losses = []
+        for _ in range(cfg.num_epochs):
+            order = torch.randperm(frames, generator=self.generator).to(self.device)
+            for index in order.tensor_split(num_minibatches):
+                x = [tensor[index] for tensor in observation]
+                log_prob, entropy = self.policy.evaluate(x, action[index])
+                gain = advantage[index]
+                if cfg.normalize_advantage:
+                    gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
+                ratio = (log_prob - old_log_prob[index]).exp()
+                clipped = ratio.clamp(1 - cfg.clip_epsilon, 1 + cfg.clip_epsilon)
+                actor_loss = -torch.minimum(ratio * gain, clipped * gain).mean()
+                critic_loss = (self.critic(x) - target[index]).square().mean()
+                entropy = entropy.mean()
+                self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
+                losses.append(torch.stack((actor_loss, critic_loss, entropy)).detach())
+        return torch.stack(losses)
+
+
+class ImpalaTrainer(ActorCriticTrainer):
+    """`trainer.kind=impala`: policy gradient with V-trace advantages (Espeholt et al. 2018), a critic on V-trace
+    targets, an entropy bonus, for async collectors. Takes one gradient step per batch and publishes; the workers'
+    weights may be several versions old."""
+
+    _cfg: ImpalaTrainerConfig
+
+    def learn(self, batch: Transitions) -> torch.Tensor:
+        cfg = self._cfg
+        observation = flat(batch.observation)
+        log_prob, entropy = self.policy.evaluate(observation, flat([batch.action])[0])
+        value, next_value = state_values(self.critic, batch)
+        log_prob, entropy = log_prob.view(batch.reward.shape), entropy.mean()
+        target, advantage = vtrace(
+            log_prob.detach() - batch.log_prob,
+            batch.reward,
+            value,
+            next_value,
+            batch.done,
+            cfg.gamma,
+            cfg.rho_clip,
+            cfg.c_clip,
+        )
+        actor_loss = -(log_prob * advantage).mean()
+        critic_loss = (self.critic(observation) - target.flatten()).square().mean()
+        self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
+        return torch.stack((actor_loss, critic_loss, entropy)).detach().unsqueeze(0)
 
 
 class Critic(nn.Module):

@@ -20,17 +20,17 @@ import torch
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION, Slot, as_array
 from collectx.config.derived import acts_in_fixed_order
-from collectx.config.schema.inference import ServerInferenceConfig
+from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.env.base import EnvSpec
 from collectx.policy.base import Actor
 from collectx.policy.recurrent import spec_with_states
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.inference import Inference, make_inference
-from collectx.schedule.inference import FixedOrder, Order, ReadyOrder
 from collectx.state import load_generators, save_generators
 from collectx.transport.base import Request
 from collectx.transport.inference import ActionRequest, InferenceEnd
 from collectx.transport.shared_memory import SharedMemoryLink
+from collectx.worker.inference_order import FixedOrder, Order, ReadyOrder
 from collectx.worker.loop import reported
 from collectx.worker.spec import WorkerSpec, seed_policy
 

@@ -22,11 +22,11 @@ from worlds.toyworker import Toys, batch_spec
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
+from collectx.config.registry import why_not
 from collectx.errors import RendezvousError, WorkerTimeout
 from collectx.jobs import rendezvous
 from collectx.launcher.base import WaitingWorkers
 from collectx.run import RunFolder
-from collectx.transport.network.availability import why_not
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.link import join_trainer
 from collectx.transport.network.process_group import ConnectionStore

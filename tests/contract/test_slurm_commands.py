@@ -19,6 +19,7 @@ from collectx.jobs.status import NamedRun
 from collectx.launcher.slurm import array, commands, job, log_watcher, script
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
+from collectx.library.submitit import slurm_resources
 
 # What a task calls: SLURM starts another command.
 NOTHING = (print, ())
@@ -48,7 +49,7 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
     command("srun", 'echo "srun: $*"')
     command("sbatch", 'echo "17;cluster"')
     script = tmp_path / "jobs" / "worker.sh"
-    launcher = array.slurm_resources({}, 2)
+    launcher = slurm_resources({}, 2)
     launcher.setup.extend(["export GREETING='good day'", 'echo "$GREETING"'])
     launcher.srun["container-image"] = "a b"
     launcher.sbatch.update({"mail_type": "FAIL", "constraint": "intel&ib", "job-name": "mine", "qos": None})
@@ -66,7 +67,7 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
 
 
 def test_a_worker_that_slurm_has_ended_leaves_a_note(tmp_path):
-    workers = array.JobArray(array.slurm_resources({}, 1), tmp_path / "worker.sh", tmp_path, [], tmp_path / "jobs.txt")
+    workers = array.JobArray(slurm_resources({}, 1), tmp_path / "worker.sh", tmp_path, [], tmp_path / "jobs.txt")
     failed, timeout = (JobState(word, True, True) for word in ("FAILED", "TIMEOUT"))
     assert workers.is_ended_by_slurm("17_0", timeout)
     assert not workers.is_ended_by_slurm("17_0", failed)
@@ -170,7 +171,7 @@ def workers(folder, monkeypatch, command):
     command("srun", "exit 1")
     monkeypatch.setattr(commands, "hostnames", lambda nodes: nodes.split(","))
     environment = {"SLURM_JOB_ID": "100", "SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "2,1(x2)"}
-    cfg, logs = array.slurm_resources({"slurm_srun_args": ["--mpi=none"]}, 1), folder / "logs"
+    cfg, logs = slurm_resources({"slurm_srun_args": ["--mpi=none"]}, 1), folder / "logs"
     launcher = job.JobTasksLauncher(
         cfg, ["work"], environment, logs / "job.log", 0, lambda worker: logs / f"worker-{worker}.log", str(folder)
     )
@@ -328,7 +329,7 @@ def test_a_job_that_slurm_has_forgotten_is_looked_up_in_its_accounting(command):
 def test_a_failing_line_of_the_set_up_stops_the_job(tmp_path, command, lines, status, printed):
     command("srun", 'echo "srun: $*"')
     (tmp_path / "sourced").write_text("false\ntrue\n")
-    launcher = array.slurm_resources({"slurm_setup": lines}, 1)
+    launcher = slurm_resources({"slurm_setup": lines}, 1)
     (tmp_path / "script").write_text("\n".join(commands.body(launcher, ["work"])))
     done = subprocess.run(["bash", "script"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == status

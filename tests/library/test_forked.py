@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 from making import make
-from ways import GLOO_ASYNC, RAY_ASYNC, RPC_SYNC, SAME_FOR_ALL, SINGLE, over
+from ways import GLOO_ASYNC, RAY_ASYNC, RPC_SYNC, SHARED, SINGLE, over
 from worlds.cartpoles import cartpole
 
 import collectx
@@ -107,7 +107,7 @@ def _errors(collector):
     return errors
 
 
-@over((SINGLE, *SAME_FOR_ALL, GLOO_ASYNC, RPC_SYNC, RAY_ASYNC), smoke=True)
+@over((SINGLE, *SHARED, GLOO_ASYNC, RPC_SYNC, RAY_ASYNC), smoke=True)
 def test_a_collector_cannot_be_used_in_a_forked_process_by_any_method(way):
     with make(way, **OPTIONS) as collector:
         assert next(collector).numel() == 8
@@ -119,7 +119,7 @@ def test_a_collector_cannot_be_used_in_a_forked_process_by_any_method(way):
         assert next(collector).numel() == 8
 
 
-@over((SAME_FOR_ALL[0], GLOO_ASYNC), smoke=True)
+@over((SHARED[0], GLOO_ASYNC), smoke=True)
 def test_workers_end_at_once_while_a_forked_process_lives(way):
     with make(way, close_timeout_s=60.0, **OPTIONS) as collector:
         assert next(collector).numel() == 8

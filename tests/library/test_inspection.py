@@ -15,13 +15,13 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from making import by_worker, make
 from torch import nn
 from torch.profiler import ProfilerActivity
-from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SAME_FOR_ALL, SHARED_SYNC, SINGLE, WAYS, case, over
+from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
 from worlds.cartpoles import Constant, cartpole, cartpoles, with_pid
 
 from collectx import ProfileConfig
 from collectx.errors import WorkerDied
 
-ASKED = (*INLINE, *SAME_FOR_ALL)
+ASKED = (*INLINE, *SHARED)
 
 
 class Saved(gymnasium.Wrapper):
@@ -107,7 +107,7 @@ def test_workers_on_other_hosts_cannot_be_asked(way):
         collector.getattr_env("spec")
 
 
-@over(SAME_FOR_ALL)
+@over(SHARED)
 def test_what_cannot_travel_is_an_error_and_the_collection_goes_on(way):
     def create():
         env = cartpole()
@@ -123,7 +123,7 @@ def test_what_cannot_travel_is_an_error_and_the_collection_goes_on(way):
         assert len(list(collector)) == 3
 
 
-@over(SAME_FOR_ALL)
+@over(SHARED)
 def test_a_question_to_a_dead_worker_is_answered_by_its_death(way):
     with make(way, with_pid, num_workers=1, frames_per_batch=20) as collector:
         os.kill(collector.getattr_env("pid"), signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_a_question_to_a_dead_worker_is_answered_by_its_death(way):
             list(collector)
 
 
-@pytest.mark.parametrize(("way", "inner"), [*(case(way, 1) for way in (SINGLE, *SAME_FOR_ALL)), case(RAY_SYNC, 2)])
+@pytest.mark.parametrize(("way", "inner"), [*(case(way, 1) for way in (SINGLE, *SHARED)), case(RAY_SYNC, 2)])
 def test_hooks_are_called_where_batches_are_made(way, inner):
     """The second one writes how often the first was called in its process."""
     calls, seen = [], {}
@@ -165,7 +165,7 @@ def test_a_hook_can_be_replaced(way):
         assert collector.next()["next", "reward"].unique().tolist() == [1.0]
 
 
-@over(SAME_FOR_ALL)
+@over(SHARED)
 def test_init_fn_is_called_in_the_worker_before_the_env_is_made(way):
     def create():
         env = cartpole()
@@ -195,7 +195,7 @@ def test_stats():
             collector.stats("all")
 
 
-@over(SAME_FOR_ALL, smoke=True)
+@over(SHARED, smoke=True)
 def test_every_worker_has_counters_before_it_has_delivered_a_batch(way):
     with make(way, frames_per_batch=8) as collector:
         before = collector.stats(workers="both")

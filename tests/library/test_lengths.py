@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from making import make
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
-from ways import INLINE, INLINE_ASYNC, INLINE_SYNC, SAME_FOR_ALL, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
+from ways import INLINE, INLINE_ASYNC, INLINE_SYNC, SHARED, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
 from worlds.cartpoles import cartpole, cartpoles
 from worlds.clocks import Clock, slow_clock
 from worlds.spaceenv import SpaceEnv, read
@@ -222,7 +222,7 @@ def check_whole(rows):
         assert frames["next", "done"].flatten().tolist() == [False] * (len(frames) - 1) + [True]
 
 
-@over((*INLINE, *SAME_FOR_ALL))
+@over((*INLINE, *SHARED))
 def test_whole_trajectories_go_into_a_replay_buffer(way):
     buffer = ReplayBuffer(1000)
     keywords = {"frames_per_batch": 30, "total_frames": 240, "trajs_per_batch": 4, "trajs_per_write": 2}
@@ -253,7 +253,7 @@ def test_trajectories_that_are_broken_off_are_dropped(way, keywords):
 
 
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
-@over((*INLINE, *SAME_FOR_ALL))
+@over((*INLINE, *SHARED))
 def test_compact_batches_have_no_observation_below_next(way, autoreset):
     batches = []
     for compact in (False, True):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from making import make
 from tensordict import TensorDict
-from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SAME_FOR_ALL, SHARED_SYNC, WAYS, over
+from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, SHARED_SYNC, WAYS, over
 from worlds.cartpoles import Constant, cartpole, with_pid
 from worlds.faulty import FaultyEnv
 
@@ -22,7 +22,7 @@ from collectx.replay import PrioritizedSampler
 
 VERSION = ("collector", "policy_version")
 # Where workers write to a ReplayBuffer themselves.
-WRITING = (*INLINE[1:], *SAME_FOR_ALL)
+WRITING = (*INLINE[1:], *SHARED)
 
 
 class Frames:
@@ -115,7 +115,7 @@ def test_frames_continue_the_policy_versions_of_a_loaded_state(way):
 
 
 @pytest.mark.parametrize("kind", [Frames, partial(ReplayBuffer, 2000)], ids=["users", "shared"])
-@over((*INLINE, *SAME_FOR_ALL, GLOO_ASYNC, RPC_ASYNC))
+@over((*INLINE, *SHARED, GLOO_ASYNC, RPC_ASYNC))
 def test_a_started_collector_fills_its_buffer_in_the_background(way, kind, wait_until):
     buffer, policy = kind(), Constant()
     with make(way, policy=policy, frames_per_batch=20, replay_buffer=buffer) as collector:
@@ -137,7 +137,7 @@ def test_a_started_collector_fills_its_buffer_in_the_background(way, kind, wait_
 
 
 @pytest.mark.parametrize("kind", [Frames, partial(ReplayBuffer, 2000)], ids=["users", "shared"])
-@over((*INLINE, *SAME_FOR_ALL, GLOO_ASYNC))
+@over((*INLINE, *SHARED, GLOO_ASYNC))
 def test_a_pause_holds_as_long_as_its_block(way, kind, wait_until):
     """As long as another collector takes for many batches, which is not paused."""
     buffer, others = kind(), kind()
@@ -197,7 +197,7 @@ def test_a_started_collector_ends_by_itself_or_by_an_error_that_is_raised_once(l
                 collector.update_policy_weights_()
 
 
-@over([SAME_FOR_ALL[0], GLOO_ASYNC], smoke=True)
+@over([SHARED[0], GLOO_ASYNC], smoke=True)
 def test_a_shutdown_gives_up_a_batch_that_hangs_before_it_closes_what_its_thread_uses(way):
     keywords = {"on_worker_failure": "restart", "close_timeout_s": 0.5}
     create = partial(FaultyEnv, "sleeps", 5)
@@ -245,7 +245,7 @@ def test_start_needs_a_buffer():
         collector.start()
 
 
-@over(SAME_FOR_ALL)
+@over(SHARED)
 def test_new_frames_have_the_largest_priority(way, wait_until):
     buffer = ReplayBuffer(200_000, sampler=PrioritizedSampler(alpha=1.0))
     with make(way, frames_per_batch=20, replay_buffer=buffer) as collector:
@@ -260,7 +260,7 @@ def test_new_frames_have_the_largest_priority(way, wait_until):
             assert buffer.sample(200)["index"].min() >= count
 
 
-@over(SAME_FOR_ALL)
+@over(SHARED)
 def test_a_buffer_has_no_torn_frame_of_a_killed_worker(way, wait_until):
     buffer = ReplayBuffer(1000)
     keywords = {"replay_buffer": buffer, "on_worker_failure": "restart"}

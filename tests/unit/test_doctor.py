@@ -108,7 +108,7 @@ def test_slurm_in_each_state(queue, monkeypatch):
 
 
 def test_a_ray_cluster_that_does_not_answer(monkeypatch):
-    monkeypatch.setattr(doctor.availability, "why_not", lambda *kind: None)
+    monkeypatch.setattr(doctor.registry, "why_not", lambda *kind: None)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert levels("ray") == ["problem"]
 

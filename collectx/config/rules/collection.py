@@ -13,8 +13,8 @@ from collectx.config.derived import (
     schedule_of,
 )
 from collectx.config.problem import Problem
+from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
-from collectx.config.schema.inference import ServerInferenceConfig
 from collectx.config.schema.run import RunConfig
 
 # A process that is forked takes 256 descriptors at most, and the inference server a pipe to each worker.

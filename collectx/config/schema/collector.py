@@ -1,8 +1,9 @@
-"""Options of the group `collector`: the schedule, and how many frames."""
+"""Options of the groups `collector` (the schedule, and how many frames) and `inference` (which process calls the
+policy)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from collectx.config.schema.fields import (
     Section,
@@ -53,3 +54,16 @@ class EitherCollectorConfig(CollectorConfig):
     """Of a kind that can be both."""
 
     sync: bool = kept()
+
+
+@dataclass(kw_only=True)
+class InferenceConfig(Section):
+    kind: str = kept(field(default="local"))
+
+
+@dataclass(kw_only=True)
+class ServerInferenceConfig(InferenceConfig):
+    order: str = kept(one_of("auto", "fixed", "ready"))
+    max_batch: int | None = at_least(1)
+    min_batch: int = at_least(1)
+    timeout_s: float = at_least(0)

@@ -1,15 +1,14 @@
-"""The complete configuration: the groups, the seed, and the options of the run itself."""
+"""The complete configuration: the groups, the seed, and the options of the run itself and of its loggers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from collectx.config.schema.collector import CollectorConfig
+from collectx.config.schema.collector import CollectorConfig, InferenceConfig
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.fields import Section, above, at_least, kept, one_of, unsigned
-from collectx.config.schema.inference import InferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig
-from collectx.config.schema.logger import LoggerConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.trainer import TrainerConfig
 
@@ -46,6 +45,51 @@ class EvalOptions(Section):
     seed: int = field(default=1_000_000, metadata={"minimum": 0, "bits": 61})
     video: bool = False
     close_timeout_s: float = field(default=60.0, metadata={"minimum": 0})
+
+
+@dataclass(kw_only=True)
+class TensorBoardLoggerConfig(Section):
+    dir: str | None
+
+
+@dataclass(kw_only=True)
+class CsvLoggerConfig(Section):
+    file: str | None
+
+
+@dataclass(kw_only=True)
+class WandbLoggerConfig(Section):
+    project: str | None
+    entity: str | None
+    name: str | None
+    group: str | None
+    tags: list[str] = field(default_factory=list)
+    mode: str | None = field(default=None, metadata={"choices": ("online", "offline", "disabled")})
+
+
+@dataclass(kw_only=True)
+class MlflowLoggerConfig(Section):
+    tracking_uri: str | None
+    experiment: str | None
+    name: str | None
+
+
+@dataclass(kw_only=True)
+class CustomLoggerConfig(Section):
+    target: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class LoggerConfig(Section):
+    """The loggers of a run. These defaults apply if a configuration has no section `logger`; null: is not used."""
+
+    close_timeout_s: float = field(default=30.0, metadata={"minimum": 0})
+    tensorboard: TensorBoardLoggerConfig | None = None
+    csv: CsvLoggerConfig | None = None
+    wandb: WandbLoggerConfig | None = None
+    mlflow: MlflowLoggerConfig | None = None
+    custom: CustomLoggerConfig | None = None
 
 
 @dataclass(kw_only=True)

@@ -11,14 +11,10 @@ worker. The trainer submits a new job: with `launcher.requeue` after preemption 
 
 from __future__ import annotations
 
-import dataclasses
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from collectx.config.schema.launcher import SlurmResources, SubmititLauncherConfig
-from collectx.errors import ConfigError
+from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.launcher.slurm import commands
 
 
@@ -78,76 +74,3 @@ def note_of_end(jobs: Path, job: str) -> Path:
     """The file that a worker's process leaves in the folder `jobs` where SLURM ends its job (SIGTERM). A process that
     ends before the job is killed is a failed job for SLURM."""
     return jobs / f"ended.{job}"
-
-
-# submitit's parameters about how it starts and watches jobs.
-_UNSUPPORTED = (
-    "array_parallelism",
-    "nodes",
-    "ntasks_per_node",
-    "signal_delay_s",
-    "stderr_to_stdout",
-    "teardown",
-    "use_srun",
-)
-
-
-def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
-    """The launcher configuration of parameters of submitit's `AutoExecutor` (see `DistributedCollector`), which
-    submitit checks and translates.
-
-    Raises:
-        ConfigError: submitit does not know a parameter, or it is one that `collectx` decides.
-    """
-    requested = _translated(slurm_kwargs)
-    wrong = [
-        f"slurm_kwargs: {name}={requested[name]!r}: a worker is one task on one node, which collectx starts and "
-        "watches itself: leave it out."
-        for name in _UNSUPPORTED
-        if requested.get(name) not in (None, 1)
-    ]
-    if wrong:
-        raise ConfigError(wrong)
-    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(SlurmResources)}
-    values |= {"exclusive": False, "setup": [], "sbatch": {}, "srun": {}}
-    for name, value in requested.items():
-        if name in _UNSUPPORTED:
-            continue
-        if name in ("gpus_per_node", "num_gpus"):
-            values["gpus"] = value
-        elif name == "srun_args":
-            options = (word.removeprefix("--").partition("=") for word in value)
-            values["srun"] = {option: setting if has_value else True for option, has_value, setting in options}
-        elif name == "additional_parameters":
-            values["sbatch"] |= value
-        elif name in values and not (name == "exclusive" and isinstance(value, str)):
-            values[name] = str(value) if name == "time" else value
-        else:
-            values["sbatch"][name.replace("_", "-")] = value
-    return SubmititLauncherConfig(
-        kind="submitit",
-        num_threads=num_threads,
-        pin_cores=False,
-        python=None,
-        requeue=None,
-        max_requeues=20,
-        queue_timeout_s=3600.0,
-        **values,
-    )
-
-
-def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The parameters under sbatch's names, with `_` for `-`, without those that are None."""
-    if not slurm_kwargs:
-        return {}
-    import submitit
-
-    # submitit warns about names without the prefix `slurm_`, which it accepts.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            executor = submitit.AutoExecutor(Path(), cluster="slurm")
-            executor.update_parameters(**slurm_kwargs)
-        except (NameError, ValueError, TypeError, AssertionError, RuntimeError) as error:
-            raise ConfigError([f"slurm_kwargs: {error}"]) from error
-    return {name: value for name, value in executor.parameters.items() if value is not None}

@@ -15,7 +15,6 @@ from typing import Any
 
 from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
-from collectx.launcher.slurm.explanations import ADVICE, REASONS
 
 # A busy controller takes tens of seconds; one that takes longer is down.
 COMMAND_S = 60.0
@@ -28,6 +27,38 @@ _GUARD = (
     """trap 'status=$?; if [ "${#BASH_SOURCE[@]}" -le 1 ]; then echo "collectx: a line of launcher.setup ended with """
     """status $status: $BASH_COMMAND; a line may fail where it ends with || true" >&2; exit "$status"; fi' ERR"""
 )
+
+
+# Explanations of SLURM's reasons.
+_REASONS = {
+    "Priority": "Priority: others are before it",
+    "Resources": "Resources: what it asks for is in use",
+    "PartitionConfig": "PartitionConfig: no node of the partition has what it asks for: ask for less, or choose "
+    "another",
+    "PartitionTimeLimit": "PartitionTimeLimit: launcher.time is more than the partition allows",
+    "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
+    "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
+    "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets others go first",
+    "JobArrayTaskLimit": "JobArrayTaskLimit: as many points run as launcher.max_parallel allows",
+    "JobHeldUser": "JobHeldUser: it is held until `scontrol release`",
+    "BeginTime": "BeginTime: its start is set to a later time; SLURM does so for two minutes when it requeues a job",
+    "None": "",
+}
+
+# Remedies by a part of sbatch's message.
+_ADVICE = {
+    "accounting storage": "SLURM keeps no record of ended jobs",
+    "account": "choose another with launcher.account (`sacctmgr show associations user=$USER` lists yours)",
+    "partition": "choose another with launcher.partition (`sinfo` lists them)",
+    "qos": "choose another with launcher.qos",
+    "time limit": "ask for less with launcher.time",
+    "feature": "choose another with launcher.constraint (`sinfo -o %f` lists them)",
+    "memory": "ask for less with launcher.mem",
+    "node configuration": "no node has so much: ask for less launcher.cpus_per_task, launcher.gpus or launcher.mem",
+    "configuration source": 'this machine is in no SLURM cluster: use launcher=local (in Python: launcher="mp")',
+    "contact slurm controller": "SLURM does not answer: try again later",
+    "timed out": "SLURM does not answer: try again later",
+}
 
 
 @dataclass(frozen=True)
@@ -172,7 +203,8 @@ def _read_states(rows: Iterable[Sequence[str]], jobs: Sequence[str]) -> dict[str
     for part, word, reason, nodes in rows:
         job, _, number = part.partition("+")
         if number in ("", "0"):
-            states_by_job[job] = JobState(word, word in _OVER, word not in _WAITING, REASONS.get(reason, reason), nodes)
+            reason = _REASONS.get(reason, reason)
+            states_by_job[job] = JobState(word, word in _OVER, word not in _WAITING, reason, nodes)
     return {job: states_by_job[job] for job in jobs if job in states_by_job}
 
 
@@ -278,7 +310,7 @@ def release(jobs: Sequence[str]) -> None:
         _run(["scontrol", "release", jobs[0].partition("_")[0]])
     except LauncherError:
         # scontrol also fails for a job that it has released and that cannot start yet.
-        if any(state.reason == REASONS["JobHeldUser"] for state in queued(jobs).values()):
+        if any(state.reason == _REASONS["JobHeldUser"] for state in queued(jobs).values()):
             raise
 
 
@@ -312,7 +344,7 @@ def _run(command: Sequence[str]) -> str:
         message = "; ".join(line.strip() for line in done.stderr.splitlines())
         if not message:
             raise NoMessage(f"{name}: exit status {done.returncode}")
-        advice = next((text for part, text in ADVICE.items() if part in message.lower()), None)
+        advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
         raise LauncherError(message + (f": {advice}." if advice else ""))
     return done.stdout
 

@@ -78,7 +78,7 @@ class PairConfig:
 
     Attributes:
         timeout_s: a connection over a cut cable breaks within about this time.
-        backend: a kind of network backend; it must be available (`collectx.transport.network.availability`).
+        backend: a kind of network backend; it must be available (`collectx.config.registry.why_not`).
         devices: of the trainer's end and of the worker's: where the bytes lie while they travel; only for nccl.
         options: of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; only for rpc.
     """

@@ -6,10 +6,10 @@ import pytest
 import torch
 from composing import composed, examine
 
+from collectx.config import registry
 from collectx.config.derived import backend_of
 from collectx.config.warnings import warnings_of
 from collectx.run import preflight
-from collectx.transport.network import availability
 
 METER = "trainer=meter collector.preemptive_threshold"
 ENDLESS = "collector.total_frames=-1"
@@ -104,7 +104,7 @@ BROKEN = {
 @pytest.fixture
 def every_backend(monkeypatch):
     """As on a machine on which all backends work."""
-    monkeypatch.setattr(availability, "why_not", lambda *kind: None)
+    monkeypatch.setattr(registry, "why_not", lambda *kind: None)
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -145,7 +145,7 @@ def test_an_inline_launcher_accepts_the_inline_backend(collector):
 
 
 def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_elsewhere(monkeypatch):
-    monkeypatch.setattr(availability, "why_not", lambda backend, group="backend": f"{backend} is broken")
+    monkeypatch.setattr(registry, "why_not", lambda backend, group="backend": f"{backend} is broken")
     problems = examine("backend=ucc seed=-1")[1]
     assert len(problems) == 2
     assert "backend=ucc cannot work on this machine: ucc is broken." in problems

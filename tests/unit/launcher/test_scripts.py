@@ -8,8 +8,8 @@ from composing import composed
 
 from collectx.config.registry import from_dict
 from collectx.errors import ConfigError
-from collectx.launcher.slurm.array import slurm_resources
 from collectx.launcher.slurm.script import script
+from collectx.library.submitit import slurm_resources
 
 
 def options_of(text):

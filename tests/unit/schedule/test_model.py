@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-from collectx.schedule.asynchronous import AsyncSchedule
+from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.base import Schedule
-from collectx.schedule.bounded_lag import BoundedLagSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Arrival

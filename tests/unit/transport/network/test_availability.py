@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from collectx.transport.network.availability import why_not
+from collectx.config.registry import why_not
 
 
 @pytest.mark.skipif(torch.distributed.is_ucc_available(), reason="torch is built with UCC")

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from collectx.schedule.inference import FixedOrder, ReadyOrder
 from collectx.transport.inference import END, ActionRequest
+from collectx.worker.inference_order import FixedOrder, ReadyOrder
 
 
 def request(worker, step, group=0, incarnation=0):

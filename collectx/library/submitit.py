@@ -1,0 +1,73 @@
+"""submitit's parameters of SLURM jobs, as the launcher's configuration."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from collectx.config.registry import packaged_values
+from collectx.config.schema.launcher import SubmititLauncherConfig
+from collectx.errors import ConfigError
+
+# submitit's parameters about how it starts and watches jobs.
+_UNSUPPORTED = (
+    "array_parallelism",
+    "nodes",
+    "ntasks_per_node",
+    "signal_delay_s",
+    "stderr_to_stdout",
+    "teardown",
+    "use_srun",
+)
+
+
+def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
+    """The launcher configuration of parameters of submitit's `AutoExecutor` (see `DistributedCollector`), which
+    submitit checks and translates.
+
+    Raises:
+        ConfigError: submitit does not know a parameter, or it is one that `collectx` decides.
+    """
+    requested = _translated(slurm_kwargs)
+    wrong = [
+        f"slurm_kwargs: {name}={requested[name]!r}: a worker is one task on one node, which collectx starts and "
+        "watches itself: leave it out."
+        for name in _UNSUPPORTED
+        if requested.get(name) not in (None, 1)
+    ]
+    if wrong:
+        raise ConfigError(wrong)
+    values = packaged_values("launcher", "submitit") | {"num_threads": num_threads}
+    for name, value in requested.items():
+        if name in _UNSUPPORTED:
+            continue
+        if name in ("gpus_per_node", "num_gpus"):
+            values["gpus"] = value
+        elif name == "srun_args":
+            options = (word.removeprefix("--").partition("=") for word in value)
+            values["srun"] = {option: setting if has_value else True for option, has_value, setting in options}
+        elif name == "additional_parameters":
+            values["sbatch"] |= value
+        elif name in values and not (name == "exclusive" and isinstance(value, str)):
+            values[name] = str(value) if name == "time" else value
+        else:
+            values["sbatch"][name.replace("_", "-")] = value
+    return SubmititLauncherConfig(**values)
+
+
+def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The parameters under sbatch's names, with `_` for `-`, without those that are None."""
+    if not slurm_kwargs:
+        return {}
+    import submitit
+
+    # submitit warns about names without the prefix `slurm_`, which it accepts.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            executor = submitit.AutoExecutor(Path(), cluster="slurm")
+            executor.update_parameters(**slurm_kwargs)
+        except (NameError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+            raise ConfigError([f"slurm_kwargs: {error}"]) from error
+    return {name: value for name, value in executor.parameters.items() if value is not None}

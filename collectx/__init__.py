@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collectx.library.collectors import RPCDataCollector as RPCDataCollector
     from collectx.library.collectors import SyncDataCollector as SyncDataCollector
     from collectx.library.collectors import aSyncDataCollector as aSyncDataCollector
-    from collectx.library.profiling import ProfileConfig as ProfileConfig
     from collectx.library.slurm import DEFAULT_SLURM_CONF as DEFAULT_SLURM_CONF
     from collectx.library.slurm import submitit_delayed_launcher as submitit_delayed_launcher
     from collectx.library.unified import service_backend as service_backend
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from collectx.policy.random import RandomPolicy as RandomPolicy
     from collectx.replay import ReplayBuffer as ReplayBuffer
     from collectx.run.trained import load_policy as load_policy
+    from collectx.worker.profiling import ProfileConfig as ProfileConfig
 
 __version__ = "0.1.0"
 
@@ -51,44 +51,28 @@ __version__ = "0.1.0"
 # when a worker is started.
 filter_warnings_subprocess = True
 
-# The module of each public name.
-_MODULES = {
-    "AsyncBatchedCollector": "library.collectors",
-    "AsyncCollector": "library.collectors",
-    "BaseCollector": "library.collectors",
-    "Collector": "library.collectors",
-    "DEFAULT_SLURM_CONF": "library.slurm",
-    "DataCollectorBase": "library.collectors",
-    "DistributedCollector": "library.collectors",
-    "DistributedDataCollector": "library.collectors",
-    "DistributedSyncCollector": "library.collectors",
-    "DistributedSyncDataCollector": "library.collectors",
-    "DistributedWeightUpdater": "library.updaters",
-    "MultiAsyncCollector": "library.collectors",
-    "MultiCollector": "library.collectors",
-    "MultiProcessedWeightUpdater": "library.updaters",
-    "MultiSyncCollector": "library.collectors",
-    "MultiSyncDataCollector": "library.collectors",
-    "MultiaSyncDataCollector": "library.collectors",
-    "ProfileConfig": "library.profiling",
-    "RPCCollector": "library.collectors",
-    "RPCDataCollector": "library.collectors",
-    "RPCWeightUpdater": "library.updaters",
-    "RandomPolicy": "policy.random",
-    "RayCollector": "library.collectors",
-    "RayWeightUpdater": "library.updaters",
-    "RemoteModuleWeightUpdater": "library.updaters",
-    "ReplayBuffer": "replay",
-    "SyncDataCollector": "library.collectors",
-    "VanillaWeightUpdater": "library.updaters",
-    "WeightUpdaterBase": "library.updaters",
-    "aSyncDataCollector": "library.collectors",
-    "service_backend": "library.unified",
-    "adapt": "policy.adapt",
-    "load_policy": "run.trained",
-    "split_trajectories": "collector.trajectories",
-    "submitit_delayed_launcher": "library.slurm",
+# The public names of each module.
+_NAMES = {
+    "collector.trajectories": "split_trajectories",
+    "library.collectors": (
+        "AsyncBatchedCollector AsyncCollector BaseCollector Collector DataCollectorBase DistributedCollector "
+        "DistributedDataCollector DistributedSyncCollector DistributedSyncDataCollector MultiAsyncCollector "
+        "MultiCollector MultiSyncCollector MultiSyncDataCollector MultiaSyncDataCollector RPCCollector "
+        "RPCDataCollector RayCollector SyncDataCollector aSyncDataCollector"
+    ),
+    "library.slurm": "DEFAULT_SLURM_CONF submitit_delayed_launcher",
+    "library.unified": "service_backend",
+    "library.updaters": (
+        "DistributedWeightUpdater MultiProcessedWeightUpdater RPCWeightUpdater RayWeightUpdater "
+        "RemoteModuleWeightUpdater VanillaWeightUpdater WeightUpdaterBase"
+    ),
+    "policy.adapt": "adapt",
+    "policy.random": "RandomPolicy",
+    "replay": "ReplayBuffer",
+    "run.trained": "load_policy",
+    "worker.profiling": "ProfileConfig",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_MODULES]
 

@@ -166,11 +166,6 @@ class Layout:
             offset += -(-rows * row_nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.nbytes = offset
 
-    @property
-    def num_frames(self) -> int:
-        """Frames in one slot."""
-        return self.rows * self.steps
-
     def runs(self, first: int, rows: int) -> list[slice]:
         """The byte ranges of `rows` rows from `first` on, leaf after leaf."""
         offsets = zip(self._offsets, self._row_nbytes, strict=True)

@@ -159,9 +159,11 @@ class Assembler:
 
     def take(self) -> TensorDictBase | None:
         """Returns `trajs_per_batch` ended trajectories; None if there are fewer."""
-        chosen = self._next(self._count)
-        if chosen is None or self._format == "cat":
-            return None if chosen is None else _joined(chosen)
+        if len(self._ended) < self._count:
+            return None
+        chosen = [self._ended.popleft() for _ in range(self._count)]
+        if self._format == "cat":
+            return _joined(chosen)
         return _pad(_joined(chosen), torch.tensor([len(each) for each in chosen], device=chosen[0].device))
 
     def take_ended(self) -> list[TensorDictBase]:
@@ -178,11 +180,6 @@ class Assembler:
         while self._ended:
             size = len(self._ended) if count is None else min(count, len(self._ended))
             yield _joined([self._ended.popleft() for _ in range(size)])
-
-    def _next(self, count: int) -> list[TensorDictBase] | None:
-        if len(self._ended) < count:
-            return None
-        return [self._ended.popleft() for _ in range(count)]
 
 
 def _saved(frames: TensorDictBase) -> tuple[dict[str, Any], int, str, list]:

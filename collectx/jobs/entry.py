@@ -109,7 +109,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
         os.environ,
         files.log("job"),
         int((files.jobs / "log_begin").read_text()),
-        lambda worker: files.log(f"worker-{worker}"),
+        files.worker_log,
         folder,
         WORKERS if slurm.kind == "submitit_delayed" else None,
         lambda endpoint: announce_trainer(files, endpoint, token),
@@ -166,7 +166,7 @@ def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
 
 def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: UserObjects | None = None) -> int:
     """Runs a worker until the trainer closes it; its output goes to its log in the run folder."""
-    log = files.log(f"worker-{worker}")
+    log = files.worker_log(worker)
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for standard in (1, 2):

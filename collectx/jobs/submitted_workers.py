@@ -48,7 +48,7 @@ def submitted_workers(
     watcher = JobWatcher(
         scheduler,
         num_workers_of(cfg.collector),
-        lambda worker: files.log(f"worker-{worker}"),
+        files.worker_log,
         cfg.collector.close_timeout_s,
         show,
         lambda endpoint: announce_trainer(files, endpoint, token),
@@ -94,7 +94,7 @@ def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequen
     files, token = jobs.files(), secrets.token_hex(8)
     JobSpec(cfg, token=token).write(files, objects)
     return WaitingWorkers(
-        lambda worker: files.log(f"worker-{worker}"),
+        files.worker_log,
         lambda endpoint: announce_trainer(files, endpoint, token),
         ("queue_timeout_s", jobs.queue_timeout_s),
     )

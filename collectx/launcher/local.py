@@ -50,7 +50,8 @@ _DESCRIPTORS, _JOINING, _CONNECTIONS, _WORKER_DESCRIPTORS = 256, 32, 2, 4
 _RETRY_S = (0.1, 1.0)
 # Bytes of the path of a Unix socket (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
 MAX_TEMPORARY_PATH = 103 - 32
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# OpenMP and BLAS size their thread pools by these variables when they are loaded; `num_threads` sets torch's threads.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # The id of this process while the fork server can be forked from it.
 _preloaded: list[int] = []
 _spawn = util.spawnv_passfds
@@ -69,11 +70,10 @@ def _choose_socket_folder() -> None:
 
 
 @contextlib.contextmanager
-def _one_thread(*variables: str) -> Iterator[None]:
-    """OpenMP and BLAS size their thread pools by these variables when they are loaded; `num_threads` sets torch's
-    threads."""
+def environment(**variables: str) -> Iterator[None]:
+    """Sets environment variables inside the block."""
     saved = {name: os.environ.get(name) for name in variables}
-    os.environ.update(dict.fromkeys(variables, "1"))
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -88,7 +88,7 @@ def preload() -> None:
     """Imports what workers need, with one thread of NumPy's BLAS. The next `warm_up` then forks the server from this
     process. Does nothing where torch is imported already, or on other systems than Linux."""
     if sys.platform == "linux" and "torch" not in sys.modules:
-        with _one_thread("OPENBLAS_NUM_THREADS"):
+        with environment(OPENBLAS_NUM_THREADS="1"):
             for module in PRELOAD:
                 import_module(module)
         _preloaded.append(os.getpid())
@@ -97,7 +97,7 @@ def preload() -> None:
 def warm_up() -> None:
     """Starts the fork server, which imports in the background unless `preload` has. Does not block. Later calls do
     nothing."""
-    with _one_thread(*_THREAD_VARIABLES), _forked_if_preloaded():
+    with environment(**_ONE_THREAD), _forked_if_preloaded():
         # The server of a worker uses the temporary folder of the trainer, and must not remove it.
         is_trainers = multiprocessing.parent_process() is None
         modules = [*PRELOAD, "collectx.launcher.fork_server"] if is_trainers else PRELOAD

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from collectx.launcher.base import AnyHandle, Entry
-from collectx.launcher.local import LocalLauncher, set_up_process
+from collectx.launcher.local import LocalLauncher, environment, set_up_process
 from collectx.transport.network.mpi import MPI, initialize, mpi_path, spawned
 
 
@@ -29,15 +29,8 @@ class MpiLauncher(LocalLauncher):
             RuntimeError: MPI could not start it.
         """
         initialize()
-        old = os.environ.get("PATH")
-        os.environ["PATH"] = mpi_path()
-        try:
+        with environment(PATH=mpi_path()):
             child = MPI.COMM_SELF.Spawn(sys.executable, ["-c", f"from {__name__} import serve; serve()"], maxprocs=1)
-        finally:
-            if old is None:
-                del os.environ["PATH"]
-            else:
-                os.environ["PATH"] = old
         child.Set_errhandler(MPI.ERRORS_RETURN)
         _send(child, pickle.dumps((sys.path, self.process_setup(worker))))
         # Its pickle may refer to modules on this process's path.

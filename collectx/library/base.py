@@ -35,7 +35,6 @@ from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
 from collectx.library.parse import parse, signature_of
-from collectx.library.profiling import ProfileConfig
 from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.updaters import WeightUpdaterBase
@@ -44,6 +43,7 @@ from collectx.library.workers import overrides_of_workers, trainers_policy
 from collectx.policy.random import RandomPolicy
 from collectx.transport.base import Reset
 from collectx.user_objects import UserEnvConfig
+from collectx.worker.profiling import ProfileConfig
 from collectx.worker.requests import load_into
 from collectx.worker.spec import env_seed
 
@@ -408,7 +408,7 @@ class BaseCollector(ReadableCollector):
         config = ProfileConfig(*arguments, **options).complete(min(self._collector.workers))
         if problems := config.problems(self._collector.workers):
             raise ValueError(" ".join(problems))
-        self._ask("profile", per_worker=dict.fromkeys(config.workers or (), config.arguments))
+        self._ask("profile", per_worker=dict.fromkeys(config.workers or (), (config,)))
         self._profile_config = config
 
     @property

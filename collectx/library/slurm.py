@@ -177,6 +177,6 @@ def _follow(jobs: Sequence[str], files: RunFolder) -> None:
         has_joined = any(event["event"] == "worker_joined" for event in files.read_events())
         for index, state in enumerate(others):
             if state.is_over and state.word != "COMPLETED" and not has_joined:
-                log = files.log(f"worker-{index}")
+                log = files.worker_log(index)
                 raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {log}")
         time.sleep(pause_s)

@@ -6,7 +6,6 @@ Used by the rollout, in the worker's process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from collectx.policy.fast_call import Acceleration
 from collectx.policy.recurrent import StateSpec
 
 
-class Actor(Protocol):
+class Actor:
     """A policy ready to act.
 
     Attributes:
@@ -29,15 +28,16 @@ class Actor(Protocol):
             does not observe after the env's observation.
     """
 
-    module: nn.Module | None
+    module: nn.Module | None = None
     device: torch.device
     leaves: tuple[Leaf, ...]
-    states: tuple[StateSpec, ...]
+    states: tuple[StateSpec, ...] = ()
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """One forward: `observation` has one tensor `[E, *shape]` per observation leaf, on `device`. Returns a tensor
         `[E, *leaf.shape]` per leaf of `leaves`, or `[*leaf.shape]` where the group is one env (`EnvSpec.is_single`).
         Called under `torch.inference_mode`, with the exploration type set. The next call may overwrite the result."""
+        raise NotImplementedError
 
     def reset(self) -> None:
         """Discards random numbers that were drawn in advance. Called after a new seed."""

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import nn
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, steps_per_draw
-from collectx.policy.fast_call import Acceleration
-from collectx.policy.recurrent import StateSpec
+from collectx.policy.base import Actor
 from collectx.policy.spaces import action_space
 
 if TYPE_CHECKING:
@@ -56,11 +54,8 @@ class RandomPolicy:
         return td.update(action) if isinstance(action, TensorDictBase) else td.set(self.action_key, action)
 
 
-class RandomActor:
+class RandomActor(Actor):
     """Samples actions, always on the CPU. See `collectx.policy.base.Actor`."""
-
-    module: nn.Module | None = None
-    states: tuple[StateSpec, ...] = ()
 
     def __init__(self, spec: EnvSpec):
         self.device = torch.device("cpu")
@@ -74,9 +69,6 @@ class RandomActor:
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return next(self._actions)
-
-    def accelerate(self, acceleration: Acceleration) -> None:
-        pass
 
 
 class _SpaceDraws(Iterator[Sequence[torch.Tensor]]):

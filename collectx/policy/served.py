@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from collectx.batch import Leaf
-from collectx.policy.fast_call import Acceleration
+from collectx.policy.base import Actor
 from collectx.policy.recurrent import StateSpec
 
 
 @dataclass
-class ServedActor:
+class ServedActor(Actor):
     """See `collectx.policy.base.Actor`. `act` is not called: the server writes the outputs."""
 
     leaves: tuple[Leaf, ...]
     states: tuple[StateSpec, ...]
     module: nn.Module | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        pass
-
-    def accelerate(self, acceleration: Acceleration) -> None:
-        raise NotImplementedError

@@ -16,10 +16,10 @@ from torch import nn
 from collectx.batch import Key, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, SpaceError
+from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.fast_call import Acceleration, fast_callable
 from collectx.policy.heads import Head, head_for
-from collectx.policy.recurrent import StateSpec
 from collectx.policy.spaces import input_space
 
 ACTION_LOG_PROB: Key = ("action_log_prob",)
@@ -104,13 +104,11 @@ class StochasticPolicy(nn.Module):
         return self.head.evaluate(self(observation), action)
 
 
-class StochasticActor:
+class StochasticActor(Actor):
     """Acts with a `StochasticPolicy`. Writes a log-probability only with exploration type RANDOM.
 
     See `collectx.policy.base.Actor` for the attributes.
     """
-
-    states: tuple[StateSpec, ...] = ()
 
     def __init__(self, policy: StochasticPolicy, spec: EnvSpec, device: torch.device, exploration: ExplorationType):
         self.module: nn.Module | None = policy.to(device)
@@ -136,9 +134,6 @@ class StochasticActor:
             x = self._encode([observation[i] for i in self._indices])
         raw = self._forward(x)
         return self._sample(raw) if self._random else (self._mode(raw),)
-
-    def reset(self) -> None:
-        pass
 
     def accelerate(self, acceleration: Acceleration) -> None:
         self._forward = acceleration.capture(acceleration.compile_call(self._network))

@@ -16,6 +16,7 @@ from torch import nn
 from collectx.batch import Key, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
+from collectx.policy.base import Actor
 from collectx.policy.call_plan import CallOptions, CallPlan, Output, key_names, make_steps, read_outputs
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration, structure
@@ -25,7 +26,7 @@ from collectx.policy.weights import FlatWeights
 from collectx.random_state import preserve_random_state
 
 
-class UserActor:
+class UserActor(Actor):
     """See `collectx.policy.base.Actor` for the other attributes, `collectx.policy.make_actor` for the arguments.
 
     Attributes:
@@ -39,8 +40,6 @@ class UserActor:
             has another shape than in the first call, or values that its dtype cannot represent, and for an observation
             that the policy overwrites in a later call only.
     """
-
-    leaves: tuple[Leaf, ...]
 
     def __init__(
         self,
@@ -64,9 +63,6 @@ class UserActor:
             value = values[number]
             outputs.append(value if value.dtype is dtype and value.shape == shape else output.convert(value))
         return outputs
-
-    def reset(self) -> None:
-        pass
 
     def accelerate(self, acceleration: Acceleration) -> None:
         self._acceleration = acceleration

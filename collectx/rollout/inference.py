@@ -21,15 +21,8 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
     if actor.device.type == "cuda":
         return CudaInference(actor, spec)
     act = actor.act
-    if any(same_size_integer(leaf.dtype) is not None for leaf in actor.leaves):
-
-        def infer_all(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
-            for array, value in zip(out, act(observation), strict=True):
-                array[...] = as_array(value)
-
-        return infer_all
-
-    if spec.num_envs == 1:
+    has_other_dtypes = any(same_size_integer(leaf.dtype) is not None for leaf in actor.leaves)
+    if spec.num_envs == 1 and not has_other_dtypes:
         numbers = [leaf.shape == () for leaf in actor.leaves]
 
         def infer_one(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
@@ -42,9 +35,11 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
 
         return infer_one
 
+    convert = as_array if has_other_dtypes else torch.Tensor.numpy
+
     def infer(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
         for array, value in zip(out, act(observation), strict=True):
-            array[...] = value.numpy()
+            array[...] = convert(value)
 
     return infer
 

@@ -61,30 +61,36 @@ class EventLog:
         self._notices.close()
 
 
+# The messages of events that are one sentence with the event's fields; see `format_event`.
+_MESSAGES = {
+    "worker_failed": "worker {worker} failed: {type}: {message}",
+    "worker_dropped": "the run continues without worker {worker} (collector.on_worker_failure=drop): {num_workers} "
+    "left",
+    "checkpoint_failed": "no checkpoint could be written: {message}",
+    "logger_failed": "logger {logger} gets no more lines: {message}",
+    "logger_slow": "logger {logger} is slower than the run: lines are left out while {waiting} wait for it",
+    "requeued": "the job is requeued: {reason}",
+    "cancelled": "the job is cancelled: {reason}",
+    "evaluation_failed": "the policy is not evaluated any more: {message}",
+    "jobs": "{message}",
+    "peer_refused": "refused a connection from {address}: {reason}",
+}
+
+
 def format_event(name: str, fields: dict[str, Any]) -> str | None:
     """The message for the user about an event of `events.jsonl`; None where the event has none."""
+    if name in _MESSAGES:
+        return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")
-    if name == "worker_failed":
-        return f"worker {worker} failed: {fields['type']}: {fields['message']}"
     if name == "worker_restarted":
         time, after = _nth(fields["life"]), fields.get("after")
         why = "as SLURM has ended its job" if after == "JobEnded" else f"after {after}"
         return f"worker {worker} is restarted for the {time} time, {why}"
-    if name == "worker_dropped":
-        left = fields["num_workers"]
-        return f"the run continues without worker {worker} (collector.on_worker_failure=drop): {left} left"
     if name == "worker_ready" and fields["batches"]:
         reason = fields["new_episodes"]
         begins = "" if reason is None else f"; it begins new episodes: {reason}"
         counts = f"{fields['num_workers']} of {fields['of']} workers"
         return f"worker {worker} joins after {fields['batches']} batches: {counts}{begins}"
-    if name == "checkpoint_failed":
-        return f"no checkpoint could be written: {fields['message']}"
-    if name == "logger_failed":
-        return f"logger {fields['logger']} gets no more lines: {fields['message']}"
-    if name == "logger_slow":
-        waiting = fields["waiting"]
-        return f"logger {fields['logger']} is slower than the run: lines are left out while {waiting} wait for it"
     if name == "not_saved":
         return (
             f"the trainer was interrupted within batch {fields['batches'] - 1}: neither a checkpoint nor final.pt is "
@@ -102,18 +108,10 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
             for reason, which in workers.items()
         )
         return f"continues after {fields['batches']} batches, {fields['frames']} frames{begin}"
-    if name in ("requeued", "cancelled"):
-        return f"the job is {name}: {fields['reason']}"
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"
         return f"{where}: mean return {fields['mean_return']:.6g} (95 % interval {low:.6g} to {high:.6g})"
-    if name == "evaluation_failed":
-        return f"the policy is not evaluated any more: {fields['message']}"
-    if name == "jobs":
-        return str(fields["message"])
-    if name == "peer_refused":
-        return f"refused a connection from {fields['address']}: {fields['reason']}"
     return None
 
 

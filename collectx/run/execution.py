@@ -109,15 +109,12 @@ def _run(
     point: ResumePoint | None,
 ) -> None:
     """From the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
-    if cfg.launcher.kind == "local" and backend_of(cfg) != "inline":
+    has_processes = cfg.launcher.kind == "local" and backend_of(cfg) != "inline"
+    if has_processes or cfg.eval.every_batches is not None:
         from collectx.launcher import local
 
-        local.preload()
-        with signals.ignored_by_children():
-            local.warm_up()
-    elif cfg.eval.every_batches is not None:
-        from collectx.launcher import local
-
+        if has_processes:
+            local.preload()
         with signals.ignored_by_children():
             local.warm_up()
     if point is None:

@@ -141,6 +141,10 @@ class RunFolder:
         """The log file of a role, `trainer`, `job` or `worker-0`."""
         return self.logs / f"{role}.log"
 
+    def worker_log(self, worker: int) -> Path:
+        """The log file of a worker."""
+        return self.log(f"worker-{worker}")
+
     def node_note(self, job: str) -> Path:
         """The file into which the batch script of a job writes its node, which is also that of the trainer."""
         return self.jobs / f"node.{job}"

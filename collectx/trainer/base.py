@@ -98,13 +98,6 @@ class MeterTrainer:
         for _ in collection:
             pass
 
-    def state_dict(self) -> dict:
-        """Returns an empty dict."""
-        return {}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Does nothing."""
-
 
 def check_trainable(
     cfg: LearningTrainerConfig, policy: Callable | None, spec: EnvSpec, attributes: Sequence[str], advice: str

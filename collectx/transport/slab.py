@@ -67,18 +67,14 @@ class Slab:
     def _map(self, spec: BatchSpec, shared: SharedMemory | None) -> None:
         self.spec = spec
         self._shared = shared
-        places = SlabLayout(spec)
-        self.region_layout = places.region
-        self._weights_stride = places.weights_nbytes
-        self._weights_start = places.weights_start
-        self._regions_start = places.regions_start
+        self._layout = places = SlabLayout(spec)
         if shared is None:
             # A page takes no memory until it is written: individual weights are rare.
             private = mmap.mmap(-1, places.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._memory = torch.frombuffer(private, dtype=torch.uint8)
         else:
             self._memory = shared.map(places.nbytes)
-        header = self._memory[: self._weights_start].numpy()
+        header = self._memory[: places.weights_start].numpy()
         pointers_nbytes = places.pointers_nbytes
         # One for the shared weights, then one for the individual weights of each worker.
         self._pointers: memoryview = header[: (1 + spec.num_workers) * _POINTER_BYTES].view(np.int64).data
@@ -98,10 +94,10 @@ class Slab:
         self._shared = None
 
     def region(self, worker: int, slot: int) -> torch.Tensor:
-        """The bytes of the region that holds the slot, as `region_layout` lays them out."""
+        """The bytes of the region that holds the slot, as `SlabLayout.region` lays them out."""
         index = slot if self.spec.stacked else worker * self.spec.num_slots + slot
-        start = self._regions_start + index * self.region_layout.nbytes
-        return self._memory[start : start + self.region_layout.nbytes]
+        start = self._layout.regions_start + index * self._layout.region.nbytes
+        return self._memory[start : start + self._layout.region.nbytes]
 
     def gather(self, parts: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
         """See `Transport.gather`; `parts` are (worker, slot)."""
@@ -113,14 +109,14 @@ class Slab:
         return concatenate(
             self.spec,
             [
-                (self.region(*part), self.region_layout.runs(part[0] * rows if self.spec.stacked else 0, rows))
+                (self.region(*part), self._layout.region.runs(part[0] * rows if self.spec.stacked else 0, rows))
                 for part in parts
             ],
         )
 
     def slot(self, worker: int, slot: int) -> Slot:
         """One worker's slot: `[rows, steps, *shape]` views of the slab."""
-        region = self.region_layout.slot(self.region(worker, slot))
+        region = self._layout.region.slot(self.region(worker, slot))
         return region.narrow(worker * self.spec.rows, self.spec.rows) if self.spec.stacked else region
 
     @property
@@ -175,7 +171,7 @@ class Slab:
         return pointer >> 1
 
     def _weights(self, owner: int, pointer: int) -> torch.Tensor:
-        start = self._weights_start + (2 * owner + pointer % 2) * self._weights_stride
+        start = self._layout.weights_start + (2 * owner + pointer % 2) * self._layout.weights_nbytes
         return self._memory[start : start + self.spec.weights_nbytes]
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from collectx.batch import as_key, nest
 from collectx.errors import NotRestorable, ShapeError
@@ -22,6 +21,7 @@ from collectx.rollout.served import ServedRollout
 from collectx.state import dumps, load_generators, loads, save_generators
 from collectx.transport.base import Link, Request
 from collectx.user_objects import Hooks
+from collectx.worker.profiling import ProfileConfig, Profiling
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -63,7 +63,7 @@ class RequestHandler:
         self._hooks = hooks
         self._batches = batches
         self.weights = weights
-        self._profiling: _Profiling | None = None
+        self._profiling: Profiling | None = None
 
     @property
     def _envs(self) -> Sequence[Any]:
@@ -117,9 +117,9 @@ class RequestHandler:
         """Replaces one hook."""
         self._hooks = replace(self._hooks, **{name: hook})
 
-    def profile(self, *arguments: Any) -> None:
-        """See `_Profiling`."""
-        self._profiling = _Profiling(self._worker, *arguments)
+    def profile(self, config: ProfileConfig) -> None:
+        """Profiles the next batches."""
+        self._profiling = Profiling(self._worker, config)
 
     def end_profile(self) -> None:
         """Ends profiling before its last batch."""
@@ -238,40 +238,3 @@ def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> 
         else:
             raise ShapeError(f"post_collect_hook adds {name}, which is {type(value).__name__}: it may add tensors only")
     return added
-
-
-class _Profiling:
-    """torch's profiler over `num_batches` batches, of which the first `num_warmup` are not recorded."""
-
-    def __init__(
-        self,
-        worker: int,
-        num_batches: int,
-        num_warmup: int,
-        save_path: str,
-        activities: Sequence[str],
-        options: dict[str, Any],
-        on_trace_ready: Callable | None,
-    ):
-        path = save_path.format(worker_idx=worker)
-        chosen = [getattr(ProfilerActivity, name.upper()) for name in activities]
-        self._num_left = num_batches
-        self._profile = profile(
-            activities=[each for each in chosen if each in torch.profiler.supported_activities()],
-            schedule=schedule(wait=0, warmup=num_warmup, active=num_batches - num_warmup, repeat=1),
-            on_trace_ready=on_trace_ready or (lambda done: done.export_chrome_trace(path)),
-            **options,
-        )
-        self._profile.start()
-
-    def step(self) -> bool:
-        """Counts a batch; returns False after the last one."""
-        self._profile.step()
-        self._num_left -= 1
-        if self._num_left == 0:
-            self.end()
-        return self._num_left > 0
-
-    def end(self) -> None:
-        """Writes the trace."""
-        self._profile.stop()

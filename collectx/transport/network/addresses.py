@@ -5,12 +5,12 @@ addresses are chosen.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import ipaddress
 import socket
 from collections.abc import Sequence
 from typing import Any
 
+from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 
 _BACKLOG = 1024
@@ -35,7 +35,8 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
     if interface is not None:
         addresses = by_interface.get(interface)
         if not addresses:
-            raise ConfigError([_no_such_interface(interface, sorted(filter(by_interface.get, by_interface)))])
+            others = did_you_mean(interface, sorted(filter(by_interface.get, by_interface)))
+            raise ConfigError([f"backend.interface={interface}: no such network interface with an address{others}"])
         # A link-local address of IPv6 is only valid together with the name of an interface of the other host.
         return tuple(address for address in addresses if not _is_link_local(address)) or tuple(addresses)
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -49,13 +50,6 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
     named = _resolved(socket.gethostname())
     usable.sort(key=lambda address: (":" in address, address not in named))
     return tuple(usable) or ("127.0.0.1",)
-
-
-def _no_such_interface(interface: str, names: Sequence[str]) -> str:
-    match = difflib.get_close_matches(interface, names, n=1)
-    suggestion = f"; did you mean {match[0]}?" if match else ";"
-    known = ", ".join(names)
-    return f"backend.interface={interface}: no such network interface with an address{suggestion} (there are {known})."
 
 
 def _is_link_local(address: str) -> bool:

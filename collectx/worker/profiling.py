@@ -1,4 +1,4 @@
-"""The configuration of `enable_profile`. Used in the trainer's process; `worker/requests.py` does the profiling."""
+"""Profiles of workers: the configuration of `enable_profile`, and the profiler in a worker's process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import ProfilerActivity, supported_activities
+from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
 
 _ACTIVITIES = ("cpu", "cuda")
 _FILE = "collector_profile_{worker_idx}.json"
@@ -81,10 +81,37 @@ class ProfileConfig:
             problems.append(f"activities={self.activities}: unknown activity {invalid[0]!r}; use 'cpu' or 'cuda'.")
         return problems
 
-    @property
-    def arguments(self) -> tuple:
-        """The arguments of `collectx.worker.requests.RequestHandler.profile`."""
-        names = ("record_shapes", "profile_memory", "with_stack", "with_flops")
-        options = {name: getattr(self, name) for name in names}
-        schedule = (self.num_rollouts, self.warmup_rollouts, self.save_path, self.activities)
-        return *schedule, options, self.on_trace_ready
+
+class Profiling:
+    """torch's profiler over the next `num_rollouts` batches of a worker."""
+
+    def __init__(self, worker: int, config: ProfileConfig):
+        path = str(config.get_save_path(worker))
+        self._num_left = config.num_rollouts
+        self._profile = profile(
+            activities=config.get_activities(),
+            schedule=schedule(
+                wait=0,
+                warmup=config.warmup_rollouts,
+                active=config.num_rollouts - config.warmup_rollouts,
+                repeat=1,
+            ),
+            on_trace_ready=config.on_trace_ready or (lambda done: done.export_chrome_trace(path)),
+            record_shapes=config.record_shapes,
+            profile_memory=config.profile_memory,
+            with_stack=config.with_stack,
+            with_flops=config.with_flops,
+        )
+        self._profile.start()
+
+    def step(self) -> bool:
+        """Counts a batch; returns False after the last one."""
+        self._profile.step()
+        self._num_left -= 1
+        if self._num_left == 0:
+            self.end()
+        return self._num_left > 0
+
+    def end(self) -> None:
+        """Writes the trace."""
+        self._profile.stop()

@@ -35,6 +35,8 @@ JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
 _NUM_LOG_LINES = 40
 # How long a worker may take to exit after collector.close_timeout_s.
 _EXIT_S = 5.0
+# How long a process that has locked a folder may take to write its snapshot.
+_SNAPSHOT_S = 10.0
 # States of a job that has started, is not running, and has not ended.
 _TRANSITIONS = {
     "COMPLETING": "SLURM ends its processes",
@@ -99,11 +101,15 @@ class NamedRun:
 
 
 def named_run(run: RunFolder) -> NamedRun:
-    """A run with the configuration that it was begun or resumed with last.
+    """Returns a run with the configuration that it was begun or resumed with last. Waits for the configuration of a run
+    that is starting.
 
     Raises:
         ConfigError: the configuration cannot be read.
     """
+    deadline = time.monotonic() + _SNAPSHOT_S
+    while not run.meta.exists() and is_locked(run) and time.monotonic() < deadline:
+        time.sleep(0.05)
     return NamedRun(run.path.name, run.path, saved_config(run))
 
 
@@ -230,6 +236,8 @@ def status_of_process(files: RunFolder) -> RunStatus:
     try:
         host = json.loads(files.meta.read_text())["host"]
     except (OSError, ValueError, KeyError, TypeError):
+        if is_locked(files):
+            return RunStatus(Status.RUNNING, "it is starting")
         return RunStatus(Status.FAILED, "it left neither a snapshot nor a result")
     if host == socket.gethostname():
         if is_locked(files):

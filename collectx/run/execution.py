@@ -88,12 +88,12 @@ def _write_result(files: RunFolder, record: Record, signals: Signals) -> Result:
     files.rendezvous.unlink(missing_ok=True)
     files.secret.unlink(missing_ok=True)
     signals.seal()
+    try:
+        write_json(files.result, record.result(files.path).as_json())
+    except OSError as error:
+        record.end(error)
     result = record.result(files.path)
     display.log_errors(record.errors, files.log("trainer"))
-    try:
-        write_json(files.result, result.as_json())
-    except OSError as error:
-        printing.message(f"{files.result} could not be written: {error.strerror or error}")
     if record.config_error is None:
         display.print_result(result, record.errors, files.log("trainer"))
     return result

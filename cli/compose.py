@@ -1,6 +1,6 @@
 """Composes groups, files and overrides into one typed configuration. No run folder, no process, no logging.
 
-Called by the subcommands and in each job of a sweep; `compose` is for tests, benchmarks and users of the library.
+`compose` is for tests, benchmarks and users of the library.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Several points race at a time and are measured in turns, so that another program
 point is dropped after 2 measurements if it is not in the faster half of those that were measured twice, and so after 4
 (successive halving). At the end the fastest point and the configuration as given are measured again, in turns.
 
-Runs in the process of the command; a measurement is `collectx run` in a new process group.
+A measurement is `collectx run` in a new process group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The form of batches, and the metadata of a delivered batch. Made by the collector; read by progress, metrics and the
-event log.
-"""
+"""The form of batches, and the metadata of a delivered batch."""
 
 from __future__ import annotations
 

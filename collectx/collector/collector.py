@@ -1,4 +1,4 @@
-"""The collector: a schedule over a transport. Yields batches and publishes weights, in the trainer's process."""
+"""The collector: a schedule over a transport. Yields batches and publishes weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From plain data to the schema: types, ranges, missing values and unknown keys, all problems at once.
-
-Called by the command line for a complete configuration, by the Python classes for their keywords.
-"""
+"""From plain data to the schema: types, ranges, missing values and unknown keys, all problems at once."""
 
 from __future__ import annotations
 

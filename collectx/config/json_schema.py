@@ -1,7 +1,7 @@
 """A JSON schema of the configuration, for editors that complete and check YAML.
 
-Called by `collectx schema`. Types and ranges are those of the dataclasses; defaults and descriptions are the values and
-the comments of the packaged YAML files.
+Types and ranges are those of the dataclasses; defaults and descriptions are the values and the comments of the packaged
+YAML files.
 """
 
 from __future__ import annotations

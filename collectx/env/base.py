@@ -1,7 +1,6 @@
 """The interface of env adapters.
 
-An adapter drives a *group* of `num_envs` envs in one process. It is called by the rollout, in the worker's process,
-from one thread.
+An adapter drives a *group* of `num_envs` envs in one process. The rollout calls it from one thread.
 
     call                  writes                                        afterwards
     reset(seeds, out)     out[leaf][e] for every env                    every env is at its first observation

@@ -1,7 +1,7 @@
 """Ends runs, and waits for their end.
 
 A run of this host ends by the first signal of its trainer's process, whose id is in the lock file, a job by SIGINT to
-its tasks, and by scancel where that is not enough. Called by `collectx cancel`.
+its tasks, and by scancel where that is not enough.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The runs in folders and their status, from the folder and, for a job, from SLURM.
 
-A run whose process is dead is never "running". Used by `collectx status`, by what watches and ends runs, and before a
-folder is written to.
+A run whose process is dead is never "running".
 """
 
 from __future__ import annotations

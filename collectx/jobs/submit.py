@@ -1,7 +1,6 @@
 """Submits runs as SLURM jobs, runs with equal resources as one job array, and watches them.
 
-A run whose job is still queued or running is only watched. Called when Hydra has composed all points of a sweep, or one
-run.
+A run whose job is still queued or running is only watched.
 """
 
 from __future__ import annotations

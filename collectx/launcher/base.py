@@ -1,7 +1,6 @@
 """The launcher interface: where the workers of a collector run, and how they are started and named in messages.
 
-Implemented by the modules of this package; used by the collector, in the trainer's process. Does not depend on what a
-worker does.
+Does not depend on what a worker does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`launcher=ray`: workers are Ray actors. Imports ray.
 
-Used in the trainer's process; `Actor` runs in a worker's. Ray starts and ends workers; batches and weights travel
-by a network backend.
+`Actor` runs in a worker's process. Ray starts and ends workers; batches and weights travel by a network backend.
 """
 
 from __future__ import annotations

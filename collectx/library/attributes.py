@@ -1,6 +1,6 @@
 """What can be read of a collector: TorchRL's attributes, counters, and attributes of the workers' envs.
 
-Base class of `collectx.library.base.BaseCollector`, which has the methods. Used in the trainer's process.
+Base class of `collectx.library.base.BaseCollector`, which has the methods.
 """
 
 from __future__ import annotations

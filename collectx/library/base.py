@@ -2,7 +2,7 @@
 
     arguments --parse--> keywords --> RunConfig --rules--> overrides per worker --> collector.compose.build --> batches
 
-Runs in the trainer's process. `delivery` converts batches to the form that the user asked for.
+`delivery` converts batches to the form that the user asked for.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Delivers batches in the form that the user asked for, or writes them to a replay buffer. Runs in the trainer's
-process, in the thread that iterates.
+"""Delivers batches in the form that the user asked for, or writes them to a replay buffer. Runs in the thread that
+iterates.
 """
 
 from __future__ import annotations

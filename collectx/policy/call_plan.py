@@ -8,8 +8,6 @@ and converted. The cheapest form that gives the same result:
       forward(td), forward(tensordict)          outputs of the frame before (`TensorDictStep`)
     anything else                             the policy, with the observation's tensors; it returns the action, or a
                                                 tuple of the action and further outputs (`ArgumentsStep`)
-
-Used by the actor (`collectx.policy.user_actor`), in the worker's process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The trainable built-in policies (an encoder of the observation, a network, a head) and their actor.
 
-Built from the configuration in every process: the trainer's copy learns, the workers' copies act.
+The trainer's copy learns, the workers' copies act.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A `TensorDictModule` becomes its inner module, a sequence the list of its parts. The forward of a module that draws or
 changes actions, such as the last module of a `ProbabilisticActor`, is called with a dict in place of the TensorDict.
-All other modules are called with a TensorDict (`collectx.policy.call_plan`). Used in the worker's process.
+All other modules are called with a TensorDict (`collectx.policy.call_plan`).
 """
 
 from __future__ import annotations

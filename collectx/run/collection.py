@@ -4,7 +4,7 @@
                              |   ^                   |
           metrics.jsonl <----+   +--- log, publish --+
 
-Called from the main thread of the trainer's process only.
+Called from the main thread only.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     collect   the trainer takes batches from the collector
     finish    the last lines, the checkpoint; the workers are closed -> result.json
 
-Called by the command line, or by `collectx.jobs.entry` in a job. torch is imported here, or with what the fork server
-of local workers needs.
+torch is imported here, or with what the fork server of local workers needs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Passes the lines of `metrics.jsonl` to the loggers of a run, one thread for each logger. A logger that fails or hangs
 does not end or delay the run.
-
-Used in the trainer's process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The result of a run as plain data, and the record from which it is made.
-
-Used by execution.py in the trainer's process, and by the command line.
-"""
+"""The result of a run as plain data, and the record from which it is made."""
 
 from __future__ import annotations
 

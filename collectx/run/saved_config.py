@@ -3,8 +3,6 @@ change, and how configurations are compared.
 
     snapshot/config.yaml             with which the run began
     snapshot/config-000000050.yaml   from its batch 50 on, if a resume changed the configuration there
-
-Used in the trainer's process, by the command line, and by what submits jobs.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ run as SIGINT does, and the earlier handler is called when the run has ended: su
                  signal, it raises
     shielded     the first and the second signal are only counted
     sealed       nothing raises: the result is being written and shown
-
-Used by execution.py, in the trainer's process.
 """
 
 from __future__ import annotations

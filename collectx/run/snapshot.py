@@ -1,7 +1,6 @@
 """The snapshot of a run: its resolved configuration, and the packages, commits and machine. JSON and YAML only.
 
-Written in the trainer's process before workers start, and by the command line when it submits a run as a
-job; read by `collectx reproduce`.
+Written before workers start or, for a job, when the job is submitted.
 """
 
 from __future__ import annotations

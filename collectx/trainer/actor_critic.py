@@ -1,7 +1,4 @@
-"""What `PpoTrainer` and `ImpalaTrainer` share: the training loop, the critic, and batches as `[R, T]` tensors.
-
-Runs in the trainer's process.
-"""
+"""What `PpoTrainer` and `ImpalaTrainer` share: the training loop, the critic, and batches as `[R, T]` tensors."""
 
 from __future__ import annotations
 

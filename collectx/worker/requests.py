@@ -1,5 +1,5 @@
 """Replies to the trainer's requests between two batches (env attributes, saved state, profiles), and calls the user's
-hooks around batches. In the worker's process.
+hooks around batches.
 """
 
 from __future__ import annotations

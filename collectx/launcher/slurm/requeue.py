@@ -10,7 +10,7 @@ itself after SIGTERM as failed: an interrupted run asks for the requeue itself.
     the trainer's node is lost: SLURM takes it out of a job that may lose nodes, which continues
         a worker whose connection is gone: `end_after_loss` -> the job is pending, or cancelled
 
-Used in the trainer's process, in that of a worker, and at submission.
+Also used in the worker's process (`end_after_loss`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The worker's end of the network transport. Runs in the worker's process; the trainer's end is
-`collectx/transport/network/transport.py`.
-"""
+"""The worker's end of the network transport. The trainer's end is `collectx/transport/network/transport.py`."""
 
 from __future__ import annotations
 

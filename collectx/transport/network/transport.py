@@ -18,7 +18,7 @@ weights and never wait.
 Both ends post their receives as early as possible, so that gloo fills the memory in the background while envs step and
 the trainer learns. The trainer sleeps in one epoll over the connections; an idle worker costs nothing.
 
-In the trainer's process. The worker's end is `collectx/transport/network/link.py`.
+This is the trainer's end. The worker's end is `collectx/transport/network/link.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collectx.config.registry import DEFAULTS, GROUPS, KINDS, limits_of, package
 from collectx.config.schema.fields import incomplete, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, RunConfig
 
-# What a YAML file says where the user has to choose.
+# The value in a YAML file where the user has to choose.
 UNSET = "???"
 
 

@@ -107,7 +107,7 @@ class Writer(ABC):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        """What the format cannot hold of the run's frames, each with what to do."""
+        """Returns the properties of the run's frames that the format cannot hold, each with what to do."""
         return []
 
     @abstractmethod

@@ -179,7 +179,7 @@ def first_observations(env: Env, seeds: Sequence[int]) -> dict[Key, torch.Tensor
 
 
 def steps_per_draw(num_elements: int) -> int:
-    """For how many steps random actions are drawn at once, as one draw costs more than the step of a small env.
+    """Returns for how many steps random actions are drawn at once, as one draw costs more than the step of a small env.
 
     Args:
         num_elements: elements of one step's actions.

@@ -98,11 +98,7 @@ def _wait(runs: Sequence[RunFolder]) -> bool:
 
 
 def _process(run: RunFolder) -> int | None:
-    """The id of the trainer's process; None where the run has ended meanwhile.
-
-    Raises:
-        ConfigError: it is not a process of this host, or one of another user.
-    """
+    """The id of the trainer's process; None where the run has ended meanwhile."""
     pid, host = holder(run)
     if pid is None and statuses([run])[0].has_ended:
         return None

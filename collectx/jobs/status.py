@@ -98,11 +98,7 @@ class NamedRun:
 
 
 def named_run(run: RunFolder) -> NamedRun:
-    """A run with the configuration that it was begun or resumed with last.
-
-    Raises:
-        ConfigError: the configuration cannot be read.
-    """
+    """A run with the configuration that it was begun or resumed with last."""
     return NamedRun(run.path.name, run.path, saved_config(run))
 
 
@@ -204,7 +200,7 @@ def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
 
 
 def _requeue_reason(files: RunFolder) -> str:
-    """Why the job has been requeued by its last processes; empty where it was not."""
+    """Returns why the job has been requeued by its last processes; empty where it was not."""
     *_, last = ({}, *files.read_events())
     return f"requeued ({last['reason']})" if last.get("event") == "requeued" else ""
 
@@ -269,11 +265,7 @@ def waiting_workers(files: RunFolder) -> list[str]:
 
 
 def numbers_of(files: RunFolder) -> dict[str, Any] | None:
-    """The numbers of a run, named as in `result.json`; None before its first batch.
-
-    Raises:
-        DamagedFile: a file cannot be read.
-    """
+    """The numbers of a run, named as in `result.json`; None before its first batch."""
     if (result := files.read_result()) is not None:
         return result
     numbers = MetricsTail(files.metrics, -1)

@@ -36,9 +36,6 @@ class RayLauncher(Launcher):
     Args:
         cfg: its `remote_configs` may grow as workers are added.
         start_timeout_s: `collector.start_timeout_s`.
-
-    Raises:
-        LauncherError: there is no such cluster, or it has not the resources for the workers.
     """
 
     def __init__(self, cfg: RayLauncherConfig, num_workers: int, start_timeout_s: float):

@@ -26,11 +26,7 @@ ACTION_LOG_PROB: Key = ("action_log_prob",)
 
 
 class Flatten(nn.Module):
-    """Converts observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened.
-
-    Raises:
-        ConfigError: there is no leaf.
-    """
+    """Converts observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened."""
 
     def __init__(self, leaves: Sequence[Leaf], space: spaces.Space):
         super().__init__()

@@ -55,11 +55,7 @@ class Step:
         self.function, self.reads, self.writes = function, reads, writes
 
     def results(self, result: Any) -> Sequence[torch.Tensor]:
-        """The outputs in what the function returned, one for each key of `writes`.
-
-        Raises:
-            ShapeError: there are others.
-        """
+        """The outputs in what the function returned, one for each key of `writes`."""
         if not isinstance(result, tuple) or len(result) != len(self.writes):
             raise NotTensors(f"a module of the policy returned {type(result).__name__} for {len(self.writes)} out_keys")
         return result

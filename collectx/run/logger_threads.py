@@ -124,9 +124,6 @@ def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str,
 
     Args:
         frames: how many frames the checkpoint has that the run continues from; None: the run begins.
-
-    Raises:
-        ConfigError: `logger.custom.target` does not exist.
     """
     options = cfg.logger
     config = flat(asdict(cfg))

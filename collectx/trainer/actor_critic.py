@@ -1,4 +1,7 @@
-"""What `PpoTrainer` and `ImpalaTrainer` share: the training loop, the critic, and batches as `[R, T]` tensors."""
+"""What `PpoTrainer` and `ImpalaTrainer` share: the training loop, the critic, and batches as `[R, T]` tensors.
+
+Runs in the trainer's process.
+"""
 
 from __future__ import annotations
 
@@ -156,11 +159,7 @@ class Transitions:
 
     @classmethod
     def of(cls, batch: TensorDict, observation_keys: Sequence[Key], device: torch.device) -> Transitions:
-        """Merges all batch dimensions but the last, which is time. Copies only tensors that are on another device.
-
-        Raises:
-            ConfigError: the batch has no log-probabilities.
-        """
+        """Merges all batch dimensions but the last, which is time. Copies only tensors that are on another device."""
         size = batch.batch_size
 
         def get(*key: str) -> torch.Tensor:

@@ -40,7 +40,7 @@ def is_requeue_wanted(launcher: JobLauncherConfig, preempts: Callable[[str | Non
 
 
 def num_requeues(environment: Mapping[str, str]) -> int:
-    """How often SLURM has started the job of this process before."""
+    """Returns how often SLURM has started the job of this process before."""
     return int(environment.get("SLURM_RESTART_COUNT", 0))
 
 
@@ -73,9 +73,6 @@ def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
 def end_after_loss(node: str, cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
     """Requeues or cancels the job of this process if SLURM has taken `node`, that of the trainer, out of it; returns
     "requeued" or "cancelled", or an empty string if it has not. Blocks for a few commands.
-
-    Raises:
-        LauncherError: SLURM does not answer.
     """
     job = job_id(environment)
     state = commands.states([job]).get(job)

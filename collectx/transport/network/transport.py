@@ -79,7 +79,7 @@ class NetworkTransport:
         self._config = PairConfig(timeout_s, backend, tuple(devices), dict(options or {}))
         self._supervisor = supervisor
         self._workers = supervisor.workers
-        # Of each worker and slot. It outlives the worker, as its last batches may not have been gathered yet.
+        # By worker and slot. Outlives the worker, whose last batches may not have been gathered yet.
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
         # Slots whose FULL has arrived, perhaps before their last bytes, and replies that were sent after them.
         self._announced: list[tuple[RemoteProcess, Arrival | Reply]] = []

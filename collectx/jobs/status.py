@@ -1,7 +1,6 @@
 """The runs in folders and their status, from the folder and, for a job, from SLURM.
 
-A run whose process is dead is never "running". Used by `collectx status`, by what watches and ends runs, and before a
-folder is written to.
+A run whose process is dead is never "running".
 """
 
 from __future__ import annotations
@@ -103,9 +102,6 @@ class NamedRun:
 def named_run(run: RunFolder) -> NamedRun:
     """Returns a run with the configuration that it was begun or resumed with last. Waits for the configuration of a run
     that is starting.
-
-    Raises:
-        ConfigError: the configuration cannot be read.
     """
     deadline = time.monotonic() + _SNAPSHOT_S
     while not run.meta.exists() and is_locked(run) and time.monotonic() < deadline:
@@ -211,7 +207,7 @@ def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
 
 
 def _requeue_reason(files: RunFolder) -> str:
-    """Why the job has been requeued by its last processes; empty where it was not."""
+    """Returns why the job has been requeued by its last processes; empty where it was not."""
     *_, last = ({}, *files.read_events())
     return f"requeued ({last['reason']})" if last.get("event") == "requeued" else ""
 
@@ -278,11 +274,7 @@ def waiting_workers(files: RunFolder) -> list[str]:
 
 
 def numbers_of(files: RunFolder) -> dict[str, Any] | None:
-    """The numbers of a run, named as in `result.json`; None before its first batch.
-
-    Raises:
-        DamagedFile: a file cannot be read.
-    """
+    """The numbers of a run, named as in `result.json`; None before its first batch."""
     if (result := files.read_result()) is not None:
         return result
     numbers = MetricsTail(files.metrics, -1)

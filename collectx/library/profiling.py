@@ -1,4 +1,4 @@
-"""The configuration of `enable_profile`. Used in the trainer's process; `worker/requests.py` does the profiling."""
+"""The configuration of `enable_profile`; `worker/requests.py` does the profiling."""
 
 from __future__ import annotations
 

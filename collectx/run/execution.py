@@ -4,8 +4,7 @@
     collect   the trainer takes batches from the collector
     finish    the last lines, the checkpoint; the workers are closed -> result.json
 
-Called by the command line, or by `collectx.jobs.entry` in a job. torch is imported here, or with what the fork server
-of local workers needs.
+torch is imported here, or with what the fork server of local workers needs.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def _run(
     signals: Signals,
     point: ResumePoint | None,
 ) -> None:
-    """From the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
+    """Runs from the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
     if cfg.launcher.kind == "local" and backend_of(cfg) != "inline":
         from collectx.launcher import local
 
@@ -192,7 +191,8 @@ class _Execution:
         frames = None if self._point is None else self._record.statistics.frames
         self._make_loggers = logger_threads.factories(cfg, self._files, frames)
         spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
-        # Of what a policy's initialisation or a user's trainer draws from; envs and workers have separate seeds.
+        # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
+        # separate seeds.
         random.seed(cfg.seed)
         np.random.seed(cfg.seed % 2**32)
         torch.manual_seed(cfg.seed)

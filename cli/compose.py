@@ -1,6 +1,6 @@
 """Composes groups, files and overrides into one typed configuration. No run folder, no process, no logging.
 
-Called by the subcommands and in each job of a sweep; `compose` is for tests, benchmarks and users of the library.
+`compose` is for tests, benchmarks and users of the library.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _launcher_problems(problems: Sequence[str], hydra: DictConfig, cfg: RunConfi
 
 @contextmanager
 def _resolving_hydra(node: DictConfig) -> Iterator[None]:
-    """In the block, `${hydra:...}` has the values of `node`."""
+    """Resolves `${hydra:...}` to the values of `node` within the block."""
     instance = HydraConfig.instance()
     before = instance.cfg
     with read_write(node.hydra), open_dict(node.hydra):

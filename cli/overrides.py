@@ -1,6 +1,6 @@
 """Parses the overrides of a command line one by one, so that every wrong one is reported and not only the first.
 
-Called by the composer before Hydra. Values are checked after the composition.
+Values are checked after the composition.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _reproduce(arguments: Arguments) -> int:
         overrides = (*overrides, f"run.max_batches={len(digests)}")
     reason = _order_problem(old, collector, overrides)
     if collector.get("min_workers") is not None:
-        # Which workers take part would depend on when they are ready: waits for all of them.
+        # Waits for all workers: otherwise the ones that take part would depend on when they are ready.
         overrides = ("collector.min_workers=null", *overrides)
     if reason is None:
         overrides = (*overrides, f"++collector.order_of={quoted(old.path)}")

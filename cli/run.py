@@ -91,7 +91,7 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
         with config_errors(ValueError, CollectxError), suppress(SystemExit), redirect_stdout(io.StringIO()) as printed:
             call_hydra([*words, *filter(None, flags)], config_name=composer.config_name, config_dir=composer.config_dir)
     except ConfigError as error:
-        # Of a value that refers to nothing, Hydra does not say the key.
+        # Hydra does not name the key whose value refers to nothing.
         named = [text for text in composer.examine(words).problems if error.problems[0] in text]
         raise ConfigError(named or error.problems) from error
     text = printed.getvalue()
@@ -110,9 +110,6 @@ def prepare(
 
     Args:
         check_machine: see `machine_problems` of `sweep.prepare`; None: what a run here needs.
-
-    Raises:
-        ConfigError: with every problem.
     """
     check_machine = check_machine or machine_problems
     if not is_multirun and not any(each.is_sweep_override() for each in parsed(checked.overrides)):
@@ -177,7 +174,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
 
 
 def _submitit_errors() -> tuple[type[Exception], ...]:
-    """What submitit raises where SLURM refuses its jobs, if a launcher has imported it."""
+    """Returns the exceptions that submitit raises where SLURM refuses its jobs, if a launcher has imported it."""
     utils = sys.modules.get("submitit.core.utils")
     return () if utils is None else (utils.UncompletedJobError,)
 
@@ -200,9 +197,6 @@ def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
 def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | None:
     """Checks whether the run in a folder, if there is one, can be continued with `cfg`. Returns its result if it is
     completed.
-
-    Raises:
-        ConfigError: it cannot, or it belongs to another user and `trusted` is false.
     """
     if not files.has_run:
         return None
@@ -216,7 +210,7 @@ def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | N
 
 
 def _unreadable(checkpoints: Sequence[Path]) -> list[str]:
-    """What is wrong with each checkpoint's manifest; empty if one of them can be read."""
+    """Returns the problems of each checkpoint's manifest; empty if one of them can be read."""
     problems: list[str] = []
     for path in checkpoints:
         try:
@@ -229,11 +223,7 @@ def _unreadable(checkpoints: Sequence[Path]) -> list[str]:
 
 
 def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
-    """Checks the folder of a run before Hydra writes to it. The folders of the points of a sweep are checked later.
-
-    Raises:
-        ConfigError: see `locked`; or a job that writes to the folder has not ended, which holds no lock in the queue.
-    """
+    """Checks the folder of a run before Hydra writes to it. The folders of the points of a sweep are checked later."""
     if not files.path.is_dir():
         return
     (status,) = statuses([files])

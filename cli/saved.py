@@ -34,11 +34,7 @@ def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[Run
 
 
 def read_snapshot(path: Path) -> dict[str, Any]:
-    """The saved configuration in a file as plain data, without the part of Hydra, such as the run folder.
-
-    Raises:
-        DamagedFile: it cannot be read.
-    """
+    """The saved configuration in a file as plain data, without the part of Hydra, such as the run folder."""
     return {key: value for key, value in saved_config.read_config(path).items() if key != "hydra"}
 
 

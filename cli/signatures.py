@@ -1,7 +1,6 @@
 """Checks the names of keyword arguments that a configuration passes to classes and functions of Gymnasium and of the
-user. It imports them, as the run is about to; what cannot be imported is reported by the run.
-
-Called before a run is started, when its code is trusted.
+user. It imports them, as the run is about to, so the run's code must be trusted. What cannot be imported is reported by
+the run.
 """
 
 from __future__ import annotations

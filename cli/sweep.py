@@ -70,9 +70,6 @@ def prepare(
         is_multirun: whether the command line has the flag.
         machine_problems: checks a valid configuration against this machine; the second argument is whether to print
             warnings.
-
-    Raises:
-        ConfigError: with every problem of every point, each once.
     """
     try:
         mode = ["hydra.mode=MULTIRUN"] if is_multirun else []

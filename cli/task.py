@@ -116,9 +116,6 @@ def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
     Args:
         hydra: Hydra's part of the configuration.
         name: of a point; None: that of its folder.
-
-    Raises:
-        ConfigError: the configuration is wrong.
     """
     cfg, problems, _ = typed(node, hydra)
     if problems := [*problems, *preflight.rule_problems(cfg)]:
@@ -131,11 +128,7 @@ def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
 
 
 def objective(files: RunFolder, name: str, key: str, is_needed: bool) -> float | None:
-    """The entry `key` of the result of a point, the return value of its job.
-
-    Raises:
-        PointFailed: the point has failed, or `is_needed` and there is no such entry.
-    """
+    """The entry `key` of the result of a point, the return value of its job."""
     result = files.read_result() or {"status": Status.FAILED, "exit_reason": "it left no result"}
     value = result.get(key)
     if result["status"] != Status.COMPLETED:

@@ -96,11 +96,7 @@ def _flag(arguments: Arguments, name: str) -> list[str]:
 
 
 def _output(arguments: Arguments) -> Path:
-    """The path of the experiment file.
-
-    Raises:
-        UsageError: an experiment of that path could not be chosen, or the file was not written by this command.
-    """
+    """The path of the experiment file."""
     folder = arguments.config_dir or "conf"
     file = Path(arguments.flags.get("output", os.path.join(folder, "experiment", "tuned.yaml")))
     is_found = arguments.config_dir is None or file.absolute().parent.parent == Path(folder).absolute()

@@ -5,8 +5,6 @@ being envs and steps being time, so that a slot is one memcpy in shared memory a
 
     | observation | next.observation | action | next.reward | ... |      each starts on a 64-byte boundary
      [E, T, ...]    [E, T, ...]        [E, T, ...]
-
-Runs in the trainer and in every worker.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 A checkpoint is written to a folder of another name, which is renamed when its files are on the disk. Digests detect
 files that were truncated or changed by accident, not on purpose.
 
-Used for runs (collectx/run/checkpointer.py) and replay buffers (`ReplayBuffer.dumps`), in the trainer's process, and by
-the command line. Importing this module does not import torch.
+Used for runs (collectx/run/checkpointer.py) and replay buffers (`ReplayBuffer.dumps`). Importing this module does not
+import torch.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from collectx.transport.network.addresses import local_addresses
 _GB, _MB = 10**9, 10**6
 # A local run with this number of workers has to be possible.
 _NUM_WORKERS = 64
-# What Docker gives a container.
+# Docker's default for a container.
 _SMALL_SHM = 64 * 2**20
 _CONNECT_S = 2.0
 _SKEW_S = 2.0

@@ -1,19 +1,5 @@
 """The exceptions of collectx.
 
-    CollectxError
-    |-- ConfigError           the configuration is wrong; carries all its problems (exit status 2); a ValueError
-    |   `-- DamagedFile       a file of a run folder cannot be read
-    |-- SpaceError            a Gymnasium space that cannot be stored as tensors
-    |-- RendezvousError       trainer and worker did not connect, or could not authenticate
-    |-- NotRestorable         the state of an env cannot be saved, or does not fit
-    |-- LauncherError         a scheduler refused or ended a job, or does not answer
-    |   `-- JobEnded          a scheduler ends the job of a worker, which has not failed
-    |-- WorkerError           a worker is gone, or did not answer in time
-    |   |-- WorkerDied        the process ended without reporting an error (killed, out of memory, segfault)
-    |   `-- WorkerTimeout     nothing arrived within the named timeout
-    |-- ShapeError            an env or a policy returned what its spec does not allow; a ValueError
-    `-- TrainingDiverged      a loss or a weight of a built-in trainer is not finite
-
 An exception raised by user code in a worker keeps its type: the trainer raises the original exception with the remote
 traceback as a note (`RemoteFailure`).
 """
@@ -206,7 +192,7 @@ class RemoteFailure:
         return cls(pickled, name, message, traceback_of(error), arguments, attributes)
 
     def to_json(self) -> bytes:
-        """As plain data, for connections on which nothing is unpickled."""
+        """Returns plain data, for connections on which nothing is unpickled."""
         names = ("type_name", "message", "traceback", "arguments", "attributes")
         return json.dumps({name: getattr(self, name) for name in names}).encode()
 

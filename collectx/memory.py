@@ -96,7 +96,7 @@ class BatchMemory:
         return self.empty(memory.numel(), memory.device).copy_(memory)
 
 
-# Of this process.
+# The memory of the batches of this process.
 batch_memory = BatchMemory()
 
 

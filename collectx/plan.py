@@ -1,4 +1,4 @@
-"""What runs would start, allocate, send, write and request, without starting them: `collectx plan`.
+"""Plans of runs (`collectx plan`): their processes, memory, messages, files and requested resources. Starts no run.
 
 Reads the spaces of the env, which makes one env in this process, as `collectx run` does before it starts workers. A
 plan is plain data, by sections; keys that end in `_bytes` are bytes.

@@ -7,7 +7,7 @@ Several points race at a time and are measured in turns, so that another program
 point is dropped after 2 measurements if it is not in the faster half of those that were measured twice, and so after 4
 (successive halving). At the end the fastest point and the configuration as given are measured again, in turns.
 
-Runs in the process of the command; a measurement is `collectx run` in a new process group.
+A measurement is `collectx run` in a new process group.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FEWEST_TURNS, _MOST_TURNS = 3, 5
 # Quantiles of Student's distribution for 95 %, two-sided, by the number of turns.
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 _POLL_S = 0.05
-# What is added to a run that is measured.
+# Overrides of a run that is measured.
 _ENDLESS = (
     *("collector.total_frames=-1", "run.max_batches=null", "run.resume=never", "run.overwrite=false", "logger=[]"),
     *("checkpoint.every_batches=null", "checkpoint.every_min=null", "checkpoint.grace_s=0"),
@@ -166,7 +166,7 @@ def _rows(cfg: RunConfig, values: Mapping[str, Any]) -> int:
 
 
 def changes(cfg: RunConfig, values: Values) -> list[str]:
-    """What changes for the trainer with a point, in words."""
+    """Returns the changes for the trainer with a point, in words."""
     now = {"env.num_envs": cfg.env.num_envs, "collector.num_workers": cfg.collector.num_workers}
     before, after = _rows(cfg, now), _rows(cfg, now | values)
     frames = cfg.collector.frames_per_batch
@@ -205,7 +205,7 @@ def search(
     """
     race = _Race(points, is_valid, seed)
     began_s = clock()
-    # Of every measurement, also of those that failed.
+    # The duration of every measurement, also of those that failed.
     costs_s: list[float] = []
 
     def measured(point: Point) -> float | None:

@@ -1,4 +1,6 @@
-"""Collectors: a schedule over a transport. `build` composes one from a configuration."""
+"""Collectors: a schedule over a transport. `build` composes one from a configuration. They run in the trainer's
+process; the collector of a nested worker runs in the worker's (`collectx/worker/nested.py`).
+"""
 
 from collectx.collector.batch_info import BatchInfo as BatchInfo
 from collectx.collector.collector import Collector as Collector

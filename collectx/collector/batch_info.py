@@ -1,6 +1,4 @@
-"""The form of batches, and the metadata of a delivered batch. Made by the collector; read by progress, metrics and the
-event log.
-"""
+"""The form of batches, and the metadata of a delivered batch."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ from collectx.transport.base import Arrival, BatchSpec
 
 
 def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
-    """The dimensions of the envs in one worker's part of a batch, without time: those of its group of envs, of whatever
-    size, and none for a single env. The groups of several processes of one worker are one dimension."""
+    """Returns the dimensions of the envs in one worker's part of a batch, without time: `[]` for a single env, `[E]` or
+    the env's batch size for a group of envs, `[P * E]` for a worker with P processes.
+    """
     rows = rows_per_env(collector)
     return spec.policy_shape if rows == 1 else (rows * spec.num_envs,)
 

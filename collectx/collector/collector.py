@@ -1,4 +1,4 @@
-"""The collector: a schedule over a transport. Yields batches and publishes weights, in the trainer's process."""
+"""The collector: a schedule over a transport. Yields batches and publishes weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._next_parts: tuple[Arrival, ...] | None = None
         # Parts that were delivered and whose slots are not released.
         self._delivered: tuple[Arrival, ...] = ()
-        # The batches of a loaded state that are not delivered, by the negative number that their parts have as a slot.
+        # Undelivered batches of a loaded state, by the negative slot number of their parts.
         self._restored: dict[int, torch.Tensor] = {}
         self.policy_version = -1
         self.total_frames = spec.total_frames
@@ -83,9 +83,6 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
     def grant_next_batch(self) -> None:
         """Grants the slots of the next batch without blocking, as `next` does before it waits. Does nothing while too
         few workers are ready. Invalidates the memory of the last batch if `zero_copy` is set.
-
-        Raises:
-            RuntimeError: see `next`.
         """
         with self.owner:
             if 0 <= self._spec.total_frames <= self.num_frames or self.pool.must_wait_for_workers:
@@ -213,7 +210,8 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         return self.publish_weights({None: FlatWeights(policy).write})
 
     def publish_weights(self, writes: Writes) -> int:
-        """As `publish`, of weights that functions write, for all workers or for some; see `Transport.publish`.
+        """Publishes weights that functions write, for all workers or for some, as `publish` does; see
+        `Transport.publish`.
 
         Raises:
             NotImplementedError: for some workers, with `collector.overlap=1` or `inference=server`.
@@ -263,9 +261,6 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         Args:
             wait_for_workers: whether to block until the granted slots are filled. If False and a slot is being filled,
                 the state has no states of workers.
-
-        Raises:
-            Exception: a worker is gone, as in `next`.
         """
         everyone = dict.fromkeys(self.pool.askable, ())
         replies = self.ask("state", per_worker=everyone) if wait_for_workers or not self._has_granted_slots else {}

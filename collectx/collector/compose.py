@@ -142,11 +142,7 @@ def build(
 
 
 def batch_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> BatchSpec:
-    """The slots and weights that `build` with the same arguments allocates. Starts no process.
-
-    Raises:
-        ConfigError, ShapeError: as by `build`.
-    """
+    """The slots and weights that `build` with the same arguments allocates. Starts no process."""
     options = cfg.collector
     schedule = _make_schedule(options, num_workers_of(options), None, wait_for_all=False)
     spec = RolloutOptions.of(options).env_spec(spec)
@@ -242,7 +238,7 @@ def _config_of_workers(cfg: RunConfig) -> RunConfig:
 
 
 def _served(cfg: RunConfig, actor: Actor) -> ServedActor | None:
-    """What workers know of a policy that the inference server calls; None if they act themselves."""
+    """Returns the policy as workers know it if the inference server calls it; None if they act themselves."""
     is_served = isinstance(cfg.inference, ServerInferenceConfig) and not isinstance(actor, RandomActor)
     return ServedActor(actor.leaves, actor.states) if is_served else None
 

@@ -29,13 +29,13 @@ class WorkerPool:
         num_workers: how many workers the run begins with.
         min_workers: how many workers have to be ready before a batch is requested, as long as others are starting.
         first_incarnations: the incarnations with which workers begin, by index; 0 where there is none.
-        first_requests: returns the first requests to a worker, at least one. None: workers are ready as soon as they
-            are started.
-        server_role: of the inference server, which has the index after the last worker's; None: there is none.
+        first_requests: returns the first requests to a worker, at least one. `None` if workers are ready as soon
+            as they are started.
+        server_role: of the inference server, which has the index after the last worker's; `None` if there is none.
 
     Attributes:
         records: of all workers that were ever started, by index, and of the inference server.
-        server: the record of the inference server; None: there is none.
+        server: the record of the inference server; `None` if there is none.
         num_ready, num_starting: how many workers are in these states.
         num_awaited: replies to come to the last `request`.
     """
@@ -206,7 +206,7 @@ class WorkerPool:
         self._events("worker_failed", worker=worker.index, type=type(error).__name__, message=text_of(error))
         if is_final or worker is self.server:
             raise error
-        num_restarts = sum(each.num_restarts for each in self.records)
+        num_restarts = sum(record.num_restarts for record in self.records)
         action = self._failure_policy.decide(worker, error, self.num_alive - 1, num_restarts)
         if action is Action.END_RUN:
             raise error

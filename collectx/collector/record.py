@@ -26,7 +26,7 @@ class WorkerState(Enum):
 
 @dataclass(frozen=True)
 class Role:
-    """What processes of one kind do.
+    """The task of processes of one kind.
 
     Attributes:
         name: what messages call such a process.
@@ -83,7 +83,7 @@ class WorkerRecord:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name of the worker in messages."""
         return f"{self.role.name} {self.index}"
 
     def take_reset(self) -> Reset | None:
@@ -93,7 +93,7 @@ class WorkerRecord:
 
 
 class Action(Enum):
-    """What to do about a worker that is gone.
+    """The reaction to a worker that is gone.
 
     RESTART: start a replacement, which counts as a restart.
     REQUEUE: start a replacement; a scheduler has ended the worker's job, which is not a failure.

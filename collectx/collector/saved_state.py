@@ -55,9 +55,9 @@ def save_batch(parts: Iterable[Arrival], memory: torch.Tensor) -> dict[str, Any]
     """Returns a batch: its bytes, and the worker and the report of each part."""
     saved = []
     for part in parts:
-        report = {each.name: getattr(part.report, each.name) for each in fields(BatchReport)}
+        report = {field.name: getattr(part.report, field.name) for field in fields(BatchReport)}
         # Copies: the arrays may be views of one message, which torch.save refuses for two dtypes.
-        tensors = {name: torch.from_numpy(each.copy()) for name, each in report.items() if isinstance(each, np.ndarray)}
+        tensors = {name: torch.from_numpy(data.copy()) for name, data in report.items() if isinstance(data, np.ndarray)}
         saved.append({"worker": part.worker, "report": report | tensors})
     return {"parts": saved, "memory": memory.cpu()}
 

@@ -1,4 +1,4 @@
-"""Batches of whole trajectories, and masks for padded batches. Used in the trainer's process on delivered batches."""
+"""Batches of whole trajectories, and masks for padded batches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From plain data to the schema: types, ranges, missing values and unknown keys, all problems at once.
-
-Called by the command line for a complete configuration, by the Python classes for their keywords.
-"""
+"""From plain data to the schema: types, ranges, missing values and unknown keys, all problems at once."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from collectx.config.registry import DEFAULTS, GROUPS, KINDS, limits_of, package
 from collectx.config.schema.fields import incomplete, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, RunConfig
 
-# What a YAML file says where the user has to choose.
+# The value in a YAML file where the user has to choose.
 UNSET = "???"
 
 

@@ -1,4 +1,4 @@
-"""The type and the range of one value, from YAML or from Python. Used by `collectx.config.check`."""
+"""The type and the range of one value, from YAML or from Python."""
 
 from __future__ import annotations
 

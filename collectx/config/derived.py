@@ -1,4 +1,4 @@
-"""What follows from a configuration: schedule, backend, numbers of workers and tasks."""
+"""Schedule, backend, and numbers of workers and tasks that follow from a configuration."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
 
 
 def why_no_nccl(cfg: RunConfig) -> str | None:
-    """Why batches cannot be sent from GPU to GPU; None if they can."""
+    """Returns why batches cannot be sent from GPU to GPU; None if they can."""
     devices = cfg.devices
     ends = {name: getattr(devices, name) or devices.device or "cpu" for name in ("policy_device", "storing_device")}
     for name, device in ends.items():

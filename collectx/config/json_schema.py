@@ -1,7 +1,7 @@
 """A JSON schema of the configuration, for editors that complete and check YAML.
 
-Called by `collectx schema`. Types and ranges are those of the dataclasses; defaults and descriptions are the values and
-the comments of the packaged YAML files.
+Types and ranges are those of the dataclasses; defaults and descriptions are the values and the comments of the packaged
+YAML files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collectx.config.schema.fields import BITS, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, LoggerConfig
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
-# What stands for a value in a file that others complete.
+# Placeholders for a value in a file that others complete.
 _OPEN = {"type": "string", "pattern": r"^(\?\?\?$|\$\{)"}
 _SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _NULL = {"type": "null"}
@@ -64,7 +64,7 @@ def _logger(name: str, cls: Any) -> dict[str, Any]:
 
 
 def group_schema(group: str) -> dict[str, Any]:
-    """Of a choice of one group, a file `<group>/<name>.yaml`."""
+    """Returns the schema of one file `<group>/<name>.yaml`."""
     return {"$schema": _DRAFT, **_choices(group)}
 
 
@@ -96,7 +96,7 @@ def _section(cls: Any, defaults: dict[str, Any], comments: dict[str, str], prefi
 
 
 def _option(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
-    """Of one option: a value of its type within its limits, or an interpolation."""
+    """Returns the schema of one option: a value of its type within its limits, or an interpolation."""
     if hint is Any:
         return {}
     also = [{"const": value} for value in limits.get("also", ())]

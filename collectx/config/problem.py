@@ -1,4 +1,4 @@
-"""What is wrong with an option, and how a message says it to users of YAML and of Python."""
+"""Problems with options, and their messages to users of YAML and of Python."""
 
 from __future__ import annotations
 

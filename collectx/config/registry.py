@@ -47,7 +47,7 @@ class Kind:
     implementation: str = ""
 
 
-# What `kind:` may say in each group; `devices` has no kinds.
+# The values of `kind:` in each group; `devices` has no kinds.
 KINDS: dict[str, dict[str, Kind]] = {
     "env": {
         "gym": Kind(env.GymEnvConfig, "collectx.env.gym:build"),

@@ -1,4 +1,4 @@
-"""Warnings about configurations that can run. Called by the command line."""
+"""Warnings about configurations that can run."""
 
 from __future__ import annotations
 

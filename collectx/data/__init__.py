@@ -8,7 +8,8 @@ shard_writers.py    the formats memmap and parquet, which `load` reads
 minari.py           the format of the library minari
 lerobot.py          the layout v3.0 of the library lerobot
 
-pyarrow and minari are imported when a format that needs them is used.
+The trainer's process and `collectx export` write data sets; any process reads them. pyarrow and minari are imported
+when a format that needs them is used.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
 
 A flush writes files to `_new` and renames them when they are on the disk, so that a process that is killed leaves whole
 episodes that the format's own library reads: all of the flushes before, and all or none of the last one.
-
-Used in the trainer's process, by `collectx export`, and by what reads data sets.
 """
 
 from __future__ import annotations
@@ -109,7 +107,7 @@ class Writer(ABC):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        """What the format cannot hold of the run's frames, each with what to do."""
+        """Returns the properties of the run's frames that the format cannot hold, each with what to do."""
         return []
 
     @abstractmethod

@@ -220,7 +220,7 @@ def _features(run: RecordedRun) -> dict[str, tuple[Key, tuple[str, int]]]:
 
 
 def _statistics_of(values: np.ndarray) -> dict[str, np.ndarray]:
-    """Of an episode's values `[frames, numbers]`."""
+    """Returns the statistics of one feature of an episode, `[frames, numbers]`."""
     values = values.astype(np.float64)
     found = {what: getattr(values, what)(axis=0) for what in _STATISTIC_NAMES[:-1]}
     return found | {"count": np.array([len(values)])}

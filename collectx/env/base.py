@@ -1,7 +1,6 @@
 """The interface of env adapters.
 
-An adapter drives a *group* of `num_envs` envs in one process. It is called by the rollout, in the worker's process,
-from one thread.
+An adapter drives a *group* of `num_envs` envs in one process. The rollout calls it from one thread.
 
     call                  writes                                        afterwards
     reset(seeds, out)     out[leaf][e] for every env                    every env is at its first observation
@@ -180,7 +179,7 @@ def first_observations(env: Env, seeds: Sequence[int]) -> dict[Key, torch.Tensor
 
 
 def steps_per_draw(num_elements: int) -> int:
-    """For how many steps random actions are drawn at once, as one draw costs more than the step of a small env.
+    """Returns for how many steps random actions are drawn at once, as one draw costs more than the step of a small env.
 
     Args:
         num_elements: elements of one step's actions.

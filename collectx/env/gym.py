@@ -152,11 +152,7 @@ class OneGymEnv(GymEnv):
 
 
 def reward_number(reward: Any, e: int) -> float:
-    """The reward of env `e` of a group, which is a number or has one element.
-
-    Raises:
-        ShapeError: it is something else.
-    """
+    """Returns the reward of env `e` of a group, which must be a number or have one element."""
     try:
         array = np.asarray(reward)
     except ValueError:

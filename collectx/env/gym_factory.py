@@ -100,7 +100,7 @@ def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
 
 
 def _constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """What makes the envs, and the arguments that it is called with."""
+    """Returns the function or the class that makes the envs, and its arguments."""
     if cfg.id is None:
         return resolve(cfg.entry_point, "env.entry_point"), {"num_envs": cfg.num_envs, **cfg.kwargs}
     spec = gymnasium.spec(cfg.id.rpartition(":")[2])

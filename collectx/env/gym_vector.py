@@ -199,7 +199,7 @@ class CheckedEnv(gymnasium.Wrapper):
         index = multiprocessing.current_process().name.rpartition("-")[2]  # of an AsyncVectorEnv's process
         self._index = int(index) if index.isdigit() else None
         self._observation: ObservationLeaves | None = None
-        # What cannot be stored is an error of the worker, which has the name of the option.
+        # The worker reports an observation that cannot be stored, as it knows the name of the option.
         with contextlib.suppress(CollectxError):
             self._observation = ObservationLeaves(env.observation_space, exclude_keys)
             self._leaves = [(leaf, numpy_dtype(leaf)) for leaf in self._observation.leaves]
@@ -223,11 +223,7 @@ class CheckedEnv(gymnasium.Wrapper):
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The rewards, if each has one element, which AsyncVectorEnv keeps.
-
-    Raises:
-        ShapeError: otherwise.
-    """
+    """Returns the rewards of an AsyncVectorEnv, which keeps their dimension; each must have one element."""
     if name != "reward" or np.shape(value) != (*shape, 1):
         raise ShapeError(
             f"{name}: expected shape {shape}, one value for each env, got shape {np.shape(value)}: the vector env must "

@@ -66,11 +66,7 @@ class InfoKeys:
         )
 
     def values(self, info: Mapping) -> list[Any]:
-        """One value for each of `leaves`, from one env's info.
-
-        Raises:
-            ShapeError: an entry lacks a part.
-        """
+        """One value for each of `leaves`, from one env's info."""
         values: list[Any] = []
         for name, entry in self._entries.items():
             zeros = (np.zeros(leaf.shape, bool) for leaf in entry.leaves)
@@ -79,11 +75,7 @@ class InfoKeys:
         return values
 
     def batched_values(self, info: Mapping, num_envs: int) -> list[np.ndarray]:
-        """One array `[num_envs, *shape]` for each of `leaves`, from a vector env's info; owned by the caller.
-
-        Raises:
-            ShapeError: an entry lacks a part.
-        """
+        """One array `[num_envs, *shape]` for each of `leaves`, from a vector env's info; owned by the caller."""
         values: list[np.ndarray] = []
         for name, entry in self._entries.items():
             is_present = np.full(num_envs, name in info)

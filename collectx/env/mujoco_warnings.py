@@ -1,7 +1,7 @@
 """MuJoCo's warnings, each once per process: MuJoCo repeats them for every model that it loads and every unstable step.
 
-Called where envs are made, in the process that steps them. The processes of an async vector env inherit the
-handler and the warnings that were shown; so do workers that write to the same terminal (`launcher/local.py`).
+The processes of an async vector env inherit the handler and the warnings that were shown; so do workers that write to
+the same terminal (`launcher/local.py`).
 """
 
 from __future__ import annotations

@@ -121,9 +121,6 @@ def exclude_parts(space: Space, names: Sequence[str]) -> Space:
 
     Args:
         names: paths of the parts, joined by dots: `mission`, `inner.text`; "observation" is a space that is no Dict.
-
-    Raises:
-        ConfigError: no part has one of the names.
     """
     if not names:
         return space

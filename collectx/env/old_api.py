@@ -1,4 +1,4 @@
-"""Names the API of Gym before 0.26, which an env may still have. Called where its `step` or `reset` has failed."""
+"""Names the API of Gym before 0.26, which an env may still have, when its `step` or `reset` has failed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`auto_register_policy_transforms`: appends the transforms that a recurrent policy needs to an env of TorchRL.
 
-Called in every process that makes envs. Imports torchrl, which the env has imported before.
+Imports torchrl, which the env has imported before.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _METHODS = ("step_async", "step_wait", "reset", "seed", "env_is_wrapped")
 
 def is_vec_env(value: Any) -> bool:
     """Whether `value` is a VecEnv, and not a class or a function that makes one."""
-    # Of its class: envs of TorchRL look for unknown attributes in the envs below.
+    # Looks in the class, as envs of TorchRL look for unknown attributes in the envs below.
     has_methods = all(callable(getattr(type(value), name, None)) for name in _METHODS)
     return has_methods and not isinstance(value, type | VectorEnv)
 

@@ -115,11 +115,7 @@ def parts_of(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, Space]]:
 
 
 def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
-    """Of one text, `[length]`, or of a sequence of them, `[E, length]`.
-
-    Raises:
-        ShapeError: a text is longer than `length`, or is none.
-    """
+    """Returns the code points of one text, `[length]`, or of a sequence of texts, `[E, length]`."""
     array = np.asarray(texts)
     if array.dtype.kind != "U" or np.char.str_len(array).max(initial=0) > length:
         raise ShapeError(

@@ -9,6 +9,7 @@ the processes of a job, and workers that are jobs.
     submitted_workers(cfg, ...)    workers that are jobs, for a trainer in this process  (submitted_workers.py)
     python -m collectx.jobs.entry  the process of a job: trainer or worker               (entry.py)
 
-Called by the command line and by the Python classes. `collectx.run` imports nothing from here. It only has the names of
-the files of jobs in a run folder, the messages of their events, and the handling of the signals that SLURM sends.
+Runs in the process of the command or of the user's script, or in the processes of a job where the table says so.
+`collectx.run` imports nothing from here. It only has the names of the files of jobs in a run folder, the messages of
+their events, and the handling of the signals that SLURM sends.
 """

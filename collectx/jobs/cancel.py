@@ -1,7 +1,7 @@
 """Ends runs, and waits for their end.
 
 A run of this host ends by the first signal of its trainer's process, whose id is in the lock file, a job by SIGINT to
-its tasks, and by scancel where that is not enough. Called by `collectx cancel`.
+its tasks, and by scancel where that is not enough.
 """
 
 from __future__ import annotations
@@ -98,11 +98,7 @@ def _wait(runs: Sequence[RunFolder]) -> bool:
 
 
 def _process(run: RunFolder) -> int | None:
-    """The id of the trainer's process; None where the run has ended meanwhile.
-
-    Raises:
-        ConfigError: it is not a process of this host, or one of another user.
-    """
+    """The id of the trainer's process; None where the run has ended meanwhile."""
     pid, host = holder(run)
     if pid is None and statuses([run])[0].has_ended:
         return None

@@ -1,4 +1,4 @@
-"""Prints the logs of a run, and what is added to them until it has ended. Called by `collectx logs`."""
+"""Prints the logs of a run, and what is added to them until it has ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The runs in folders and their status, from the folder and, for a job, from SLURM.
 
-A run whose process is dead is never "running". Used by `collectx status`, by what watches and ends runs, and before a
-folder is written to.
+A run whose process is dead is never "running".
 """
 
 from __future__ import annotations
@@ -35,6 +34,8 @@ JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
 _NUM_LOG_LINES = 40
 # How long a worker may take to exit after collector.close_timeout_s.
 _EXIT_S = 5.0
+# How long a process that has locked a folder may take to write its snapshot.
+_SNAPSHOT_S = 10.0
 # States of a job that has started, is not running, and has not ended.
 _TRANSITIONS = {
     "COMPLETING": "SLURM ends its processes",
@@ -99,11 +100,12 @@ class NamedRun:
 
 
 def named_run(run: RunFolder) -> NamedRun:
-    """A run with the configuration that it was begun or resumed with last.
-
-    Raises:
-        ConfigError: the configuration cannot be read.
+    """Returns a run with the configuration that it was begun or resumed with last. Waits for the configuration of a run
+    that is starting.
     """
+    deadline = time.monotonic() + _SNAPSHOT_S
+    while not run.meta.exists() and is_locked(run) and time.monotonic() < deadline:
+        time.sleep(0.05)
     return NamedRun(run.path.name, run.path, saved_config(run))
 
 
@@ -205,7 +207,7 @@ def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
 
 
 def _requeue_reason(files: RunFolder) -> str:
-    """Why the job has been requeued by its last processes; empty where it was not."""
+    """Returns why the job has been requeued by its last processes; empty where it was not."""
     *_, last = ({}, *files.read_events())
     return f"requeued ({last['reason']})" if last.get("event") == "requeued" else ""
 
@@ -230,6 +232,8 @@ def status_of_process(files: RunFolder) -> RunStatus:
     try:
         host = json.loads(files.meta.read_text())["host"]
     except (OSError, ValueError, KeyError, TypeError):
+        if is_locked(files):
+            return RunStatus(Status.RUNNING, "it is starting")
         return RunStatus(Status.FAILED, "it left neither a snapshot nor a result")
     if host == socket.gethostname():
         if is_locked(files):
@@ -270,11 +274,7 @@ def waiting_workers(files: RunFolder) -> list[str]:
 
 
 def numbers_of(files: RunFolder) -> dict[str, Any] | None:
-    """The numbers of a run, named as in `result.json`; None before its first batch.
-
-    Raises:
-        DamagedFile: a file cannot be read.
-    """
+    """The numbers of a run, named as in `result.json`; None before its first batch."""
     if (result := files.read_result()) is not None:
         return result
     numbers = MetricsTail(files.metrics, -1)

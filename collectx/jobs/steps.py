@@ -3,8 +3,6 @@ is submitted.
 
     bash jobs/step.sh --- srun --jobid=17 --overlap --- task 0: the trainer
                                                    \\-- task r: worker r - 1
-
-Called by submit.py, which submits runs as jobs elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Submits runs as SLURM jobs, runs with equal resources as one job array, and watches them.
 
-A run whose job is still queued or running is only watched. Called when Hydra has composed all points of a sweep, or one
-run.
+A run whose job is still queued or running is only watched.
 """
 
 from __future__ import annotations
@@ -120,11 +119,7 @@ def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
 
 
 def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
-    """Returns the jobs of earlier submissions that have not ended, by run folder; prints a line for each.
-
-    Raises:
-        ConfigError: such a job has another configuration, or SLURM does not answer.
-    """
+    """Returns the jobs of earlier submissions that have not ended, by run folder; prints a line for each."""
     submitted = {run.folder: job for run in runs if (job := read_job(RunFolder(run.folder))) is not None}
     states = query_slurm(submitted.values())
     if isinstance(states, LauncherError):

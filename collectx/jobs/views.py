@@ -107,7 +107,7 @@ class RunsDisplay:
         if run.status.status is Status.QUEUED:
             return Text(f"job {run.job} is in the queue for {clock(now_s - run.since_s)}")
         view, size = run.sampler.view(now_s), self._console.size
-        # What is left below the other lines of the panel.
+        # The lines that are left below the others of the panel.
         height = min(_CHART[1], size.height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
         is_drawn = height >= _LEAST_HEIGHT and self._console.encoding.startswith("utf")
         drawn = charts(run.statistics.curve, min(size.width, _CHART[0]), height) if is_drawn else None

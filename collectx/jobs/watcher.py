@@ -40,7 +40,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """In the block, SIGTERM raises `Terminated` in the main thread."""
+    """Makes SIGTERM raise `Terminated` in the main thread within the block."""
 
     def raise_terminated(signum: int, frame: object) -> None:
         raise Terminated
@@ -245,7 +245,7 @@ class Watcher:
 
 
 def _failure_text(run: WatchedRun) -> str:
-    """Why a run has failed; where it has left a result, with the last traceback of the trainer's log."""
+    """Returns why a run has failed; where it has left a result, with the last traceback of the trainer's log."""
     try:
         log = run.files.log("trainer").read_text(errors="replace").rstrip() if run.files.result.exists() else ""
     except OSError:

@@ -1,4 +1,4 @@
-"""Launchers: where workers run. `make_launcher` chooses one by the configuration."""
+"""Launchers: where workers run. `make_launcher` chooses one by the configuration. They run in the trainer's process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The launcher interface: where the workers of a collector run, and how they are started and named in messages.
 
-Implemented by the modules of this package; used by the collector, in the trainer's process. Does not depend on what a
-worker does.
+Does not depend on what a worker does.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collectx.transport.processes import Handle, Limit
 
 # The function that a process calls, and its arguments.
 Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-# What is known of a started process: `Handle`, or the generator of an inline worker.
+# A started process: `Handle`, or the generator of an inline worker.
 AnyHandle: TypeAlias = Handle | Iterator[None]
 
 _LAST_WORDS_BYTES = 2000
@@ -91,7 +90,7 @@ class Launcher:
         return f"{name} ({'; '.join(words)})" if words else name
 
     def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
-        """How long `worker` may take to connect; see `Launcher`."""
+        """Returns how long `worker` may take to connect; see `Launcher`."""
         return self._join_timeout
 
 

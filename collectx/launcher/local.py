@@ -126,7 +126,7 @@ def _forked_if_preloaded() -> Iterator[None]:
 
 
 def _fork_server(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -> int:
-    """As `multiprocessing.util.spawnv_passfds`, for `python -c COMMAND`, without a new Python."""
+    """Starts `python -c COMMAND` as `multiprocessing.util.spawnv_passfds` does, without a new Python."""
     if not arguments[-1].startswith("from multiprocessing.forkserver import main"):
         return _spawn(path, arguments, passed)  # the resource tracker
     sys.stdout.flush()
@@ -183,7 +183,7 @@ def _end_server_at_exit(trainer: int) -> None:
 
 
 def descriptors(num_workers: int) -> int:
-    """How many file descriptors the trainer's process may need for local workers and its libraries."""
+    """Returns how many file descriptors the trainer's process may need for local workers and its libraries."""
     return _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
 
 

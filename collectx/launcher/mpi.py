@@ -1,7 +1,7 @@
 """Starts workers through MPI, for `backend=mpi` with `launcher=local`: a forked process cannot join the trainer's MPI
 universe. Imports mpi4py.
 
-`MpiLauncher` is used in the trainer's process, `serve` is the main function of the worker's.
+`serve` is the main function of a worker's process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`launcher=ray`: workers are Ray actors. Imports ray.
 
-Used in the trainer's process; `Actor` runs in a worker's. Ray starts and ends workers; batches and weights travel
-by a network backend.
+`Actor` runs in a worker's process. Ray starts and ends workers; batches and weights travel by a network backend.
 """
 
 from __future__ import annotations
@@ -37,9 +36,6 @@ class RayLauncher(Launcher):
     Args:
         cfg: its `remote_configs` may grow as workers are added.
         start_timeout_s: `collector.start_timeout_s`.
-
-    Raises:
-        LauncherError: there is no such cluster, or it has not the resources for the workers.
     """
 
     def __init__(self, cfg: RayLauncherConfig, num_workers: int, start_timeout_s: float):

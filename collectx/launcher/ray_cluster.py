@@ -115,7 +115,7 @@ def describe_request(config: Mapping[str, Any]) -> str:
 
 
 def _requested(config: Mapping[str, Any]) -> dict[str, float]:
-    """By Ray's names of resources. An actor without `num_cpus` needs no core."""
+    """Returns requested resources by Ray's names. An actor without `num_cpus` needs no core."""
     requested = {str(name): float(count) for name, count in (config.get("resources") or {}).items()}
     for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory")):
         if config.get(key):

@@ -1,6 +1,6 @@
-"""What can be read of a collector: TorchRL's attributes, counters, and attributes of the workers' envs.
+"""The readable part of a collector: TorchRL's attributes, counters, and attributes of the workers' envs.
 
-Base class of `collectx.library.base.BaseCollector`, which has the methods. Used in the trainer's process.
+Base class of `collectx.library.base.BaseCollector`, which has the methods.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ReadableCollector:
     policy: Any
     # Whether `shutdown` was called.
     closed: bool = False
-    # Of TorchRL; here they have no other values.
+    # TorchRL's attributes that have no other values here.
     get_weights_fn = None
     local_init_rb = True
     verbose = False
@@ -132,8 +132,9 @@ class ReadableCollector:
 
     @property
     def env_path(self) -> str:
-        """What steps an env of TorchRL: "gymnasium", the env below it, or "torchrl: ", its own `_step`, and the reason;
-        otherwise empty."""
+        """How an env of TorchRL is stepped: "gymnasium", by the env below it, or "torchrl: " and the reason, by its own
+        `_step`; otherwise empty.
+        """
         return self._spec.path
 
     def _per_worker(self, names: str | list[str | None] | None) -> Any:
@@ -218,12 +219,12 @@ class ReadableCollector:
 
     @property
     def create_env_kwargs(self) -> Any:
-        """As passed to the constructor; a list with one dict per worker, if there are workers."""
+        """The argument of the constructor; a list with one dict per worker, if there are workers."""
         return self._by_worker(self._keywords.create_env_kwargs, {})
 
     @property
     def policy_factory(self) -> Any:
-        """As passed to the constructor; a list with one per worker, if there are workers."""
+        """The argument of the constructor; a list with one per worker, if there are workers."""
         return self._by_worker(self._keywords.policy_factory, None)
 
     def _by_worker(self, value: Any, default: Any) -> Any:
@@ -246,7 +247,7 @@ class ReadableCollector:
 
     @property
     def trust_policy(self) -> bool:
-        """As passed to the constructor; by default, whether the policy is a `RandomPolicy`."""
+        """The argument of the constructor; by default, whether the policy is a `RandomPolicy`."""
         trusted = self._keywords.trust_policy
         return isinstance(self.policy, RandomPolicy) if trusted is None else trusted
 

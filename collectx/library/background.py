@@ -1,6 +1,4 @@
-"""Collecting in a background thread, in the trainer's process. Other threads use the collector between two batches,
-inside `hold()`. Used by `collectx.library.base`.
-"""
+"""Collecting in a background thread. Other threads use the collector between two batches, inside `hold()`."""
 
 from __future__ import annotations
 

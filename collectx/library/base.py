@@ -2,7 +2,7 @@
 
     arguments --parse--> keywords --> RunConfig --rules--> overrides per worker --> collector.compose.build --> batches
 
-Runs in the trainer's process. `delivery` converts batches to the form that the user asked for.
+`delivery` converts batches to the form that the user asked for.
 """
 
 from __future__ import annotations
@@ -137,8 +137,9 @@ class BaseCollector(ReadableCollector):
         return self
 
     async def __anext__(self) -> TensorDictBase:
-        """As `__next__`, in a thread: the event loop continues while the batch is collected. A batch whose waiting task
-        was cancelled is returned by the next call. Do not use the collector otherwise meanwhile."""
+        """Collects as `__next__` does, in a thread: the event loop continues while the batch is collected. A batch
+        whose waiting task was cancelled is returned by the next call. Do not use the collector otherwise meanwhile.
+        """
         if self._ahead is None:
             self._ahead = asyncio.ensure_future(asyncio.to_thread(next, self, _END))
         try:

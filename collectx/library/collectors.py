@@ -279,7 +279,7 @@ class RayCollector(BaseCollector):
 
 
 def _signature(cls: type) -> inspect.Signature:
-    """That of the constructor."""
+    """Returns the signature of the constructor, for the class."""
     parameters = [*inspect.signature(cls.__init__).parameters.values()]  # type: ignore[misc]
     return inspect.Signature(parameters[1:])
 

@@ -80,7 +80,7 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
 def in_python(problem: Problem, keywords: Keywords) -> str:
     """The message of a problem of the configuration with the names that Python has for options and choices."""
     names = dict(CHOICES)
-    # Of two keywords for one option, messages name the first one.
+    # Messages name the first one of two keywords for one option.
     for field in reversed([field for field in dataclasses.fields(keywords) if "path" in field.metadata]):
         path, convert = field.metadata["path"], field.metadata["convert"]
         choices = field.metadata.get("choices") or limits_of(path).get("choices", ())

@@ -1,5 +1,5 @@
-"""Delivers batches in the form that the user asked for, or writes them to a replay buffer. Runs in the trainer's
-process, in the thread that iterates.
+"""Delivers batches in the form that the user asked for, or writes them to a replay buffer. Runs in the thread that
+iterates.
 """
 
 from __future__ import annotations
@@ -86,11 +86,7 @@ class Delivery:
         return batch
 
     def _add(self, batch: TensorDict, parts: Sequence[dict[str, torch.Tensor]]) -> None:
-        """Adds what the hooks of the workers have added to their parts.
-
-        Raises:
-            ShapeError: the parts do not have the same keys, shapes and dtypes.
-        """
+        """Adds what the hooks of the workers have added to their parts."""
         forms = [{name: (*value.shape[2:], value.dtype) for name, value in added.items()} for added in parts]
         if any(form != forms[0] for form in forms):
             raise ShapeError(f"the post_collect_hook of the workers adds different keys, shapes or dtypes: {forms}")

@@ -60,9 +60,6 @@ def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str])
     Args:
         cfg: the configuration that they make.
         problems: the problems that were found before.
-
-    Raises:
-        ConfigError: with all problems.
     """
     messages = [*problems]
     for rule in RULES:
@@ -320,7 +317,7 @@ def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Map
 
 
 def _call_problems(collector: UserCollector) -> Messages:
-    """Why the class cannot be called with its keyword arguments."""
+    """Yields why the class cannot be called with its keyword arguments."""
     with contextlib.suppress(ValueError):  # a class in C may have no signature
         try:
             inspect.signature(collector.create).bind(

@@ -1,5 +1,5 @@
 """The class that `Collector(..., backend=..., num_collectors=...)` makes, and `service_backend`, the default of
-`backend` within a block. Used in the trainer's process.
+`backend` within a block.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """TorchRL's weight updaters by name, for scripts that derive from them. An updater supplies the weights and their
-mapping; the collector's transport sends them. Used in the trainer's process.
+mapping; the collector's transport sends them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The forms of weights that `update_policy_weights_` accepts, and TorchRL's weight updaters. Runs in the trainer's
-process.
-"""
+"""The forms of weights that `update_policy_weights_` accepts, and TorchRL's weight updaters."""
 
 from __future__ import annotations
 

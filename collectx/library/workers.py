@@ -1,5 +1,5 @@
-"""What each worker of a collector builds, from the keywords of the constructor: env, policy, device, hooks, and the
-user's collector. The rest is the same for all workers, and in the configuration of the run.
+"""The env, policy, device, hooks and user's collector of each worker, from the keywords of the constructor. The rest is
+the same for all workers, and in the configuration of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collectx.worker.spec import WorkerOverrides
 
 
 def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[WorkerOverrides]:
-    """What each worker has instead of what `cfg` says. Each has an env."""
+    """Returns the overrides of `cfg` for each worker. Each has an env."""
     num_workers = cfg.collector.num_workers
     has_both = keywords.policy is not None and keywords.policy_factory is not None
     lists = (keywords.create_env_fn, keywords.create_env_kwargs, keywords.policy_factory)

@@ -34,8 +34,8 @@ __all__ = [
     "make_actor",
 ]
 
-# Of TorchRL or of this package. Replaced by `RandomActor`, as its actions have the shape of one env's spec and actors
-# act for groups of envs.
+# The class of TorchRL or of this package. Replaced by `RandomActor`, as its actions have the shape of one env's spec
+# and actors act for groups of envs.
 _RANDOM_POLICY = "RandomPolicy"
 
 

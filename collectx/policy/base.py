@@ -1,7 +1,4 @@
-"""The interface of actors: policies as the rollout calls them, with fixed keys, dtypes and device.
-
-Used by the rollout, in the worker's process.
-"""
+"""The interface of actors: policies as the rollout calls them, with fixed keys, dtypes and device."""
 
 from __future__ import annotations
 

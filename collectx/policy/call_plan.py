@@ -8,8 +8,6 @@ and converted. The cheapest form that gives the same result:
       forward(td), forward(tensordict)          outputs of the frame before (`TensorDictStep`)
     anything else                             the policy, with the observation's tensors; it returns the action, or a
                                                 tuple of the action and further outputs (`ArgumentsStep`)
-
-Used by the actor (`collectx.policy.user_actor`), in the worker's process.
 """
 
 from __future__ import annotations
@@ -47,9 +45,6 @@ class CallPlan:
 
     Attributes:
         numbers: of the values of `outputs`.
-
-    Raises:
-        ShapeError: no step writes one of `outputs`.
     """
 
     def __init__(self, steps: Sequence[Step], spec: EnvSpec, outputs: Sequence[Output] = ()):
@@ -128,9 +123,6 @@ def make_steps(policy: Callable, spec: EnvSpec, options: CallOptions, written: S
 
     Args:
         written: what an earlier plan of the policy has written; empty: a step may learn this in its first call.
-
-    Raises:
-        ConfigError: the policy reads keys that the env does not write.
     """
     observed = [leaf.key for leaf in spec.observation]
     if not options.skip_signature_check and not takes_tensordict(policy):
@@ -359,11 +351,7 @@ class Output:
 
 
 def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Output]:
-    """The records of a policy's first outputs, actions first.
-
-    Raises:
-        ConfigError, ShapeError: see `UserActor`.
-    """
+    """The records of a policy's first outputs, actions first."""
     actions = {leaf.key: leaf for leaf in spec.action}
     missing = [key for key in actions if key not in outputs]
     if missing:
@@ -426,11 +414,7 @@ def _is_choice(value: torch.Tensor, shape: tuple[int, ...], leaf: Leaf, spec: En
 
 
 def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.Tensor:
-    """The one-hot action of an index, or of the largest score; `shape` includes the group's dimensions.
-
-    Raises:
-        ShapeError: a score is NaN, or there is no action with that index.
-    """
+    """The one-hot action of an index, or of the largest score; `shape` includes the group's dimensions."""
     (num_actions,) = leaf.shape
     name = key_names([leaf.key])
     if value.is_floating_point():
@@ -446,11 +430,7 @@ def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.T
 
 
 def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
-    """An action in the leaf's dtype. Floating-point actions are rounded to its precision.
-
-    Raises:
-        ShapeError: an integer or bool dtype cannot represent a value.
-    """
+    """An action in the leaf's dtype. Floating-point actions are rounded to its precision."""
     cast = value.to(leaf.dtype)
     if leaf.dtype.is_floating_point or torch.promote_types(value.dtype, leaf.dtype) == leaf.dtype:
         return cast

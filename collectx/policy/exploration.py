@@ -58,11 +58,7 @@ def _with_medians(context: AbstractContextManager) -> Iterator[None]:
 
 
 def _median(distribution: Any) -> Any:
-    """The median of each component.
-
-    Raises:
-        AttributeError: the distribution has no inverse distribution function.
-    """
+    """Returns the median of each component; raises `AttributeError`, as a missing property, if it is not known."""
     import torch
     from torch.distributions import Independent
 

@@ -1,6 +1,6 @@
 """The trainable built-in policies (an encoder of the observation, a network, a head) and their actor.
 
-Built from the configuration in every process: the trainer's copy learns, the workers' copies act.
+The trainer's copy learns, the workers' copies act.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ ACTION_LOG_PROB: Key = ("action_log_prob",)
 
 
 class Flatten(nn.Module):
-    """Converts observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened.
-
-    Raises:
-        ConfigError: there is no leaf.
-    """
+    """Converts observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened."""
 
     def __init__(self, leaves: Sequence[Leaf], space: spaces.Space):
         super().__init__()

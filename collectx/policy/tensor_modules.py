@@ -2,7 +2,7 @@
 
 A `TensorDictModule` becomes its inner module, a sequence the list of its parts. The forward of a module that draws or
 changes actions, such as the last module of a `ProbabilisticActor`, is called with a dict in place of the TensorDict.
-All other modules are called with a TensorDict (`collectx.policy.call_plan`). Used in the worker's process.
+All other modules are called with a TensorDict (`collectx.policy.call_plan`).
 """
 
 from __future__ import annotations
@@ -55,11 +55,7 @@ class Step:
         self.function, self.reads, self.writes = function, reads, writes
 
     def results(self, result: Any) -> Sequence[torch.Tensor]:
-        """The outputs in what the function returned, one for each key of `writes`.
-
-        Raises:
-            ShapeError: there are others.
-        """
+        """The outputs in what the function returned, one for each key of `writes`."""
         if not isinstance(result, tuple) or len(result) != len(self.writes):
             raise NotTensors(f"a module of the policy returned {type(result).__name__} for {len(self.writes)} out_keys")
         return result

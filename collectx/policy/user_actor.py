@@ -1,7 +1,7 @@
 """The actor over a user's policy.
 
-Keys, shapes and casts are fixed when the actor is made, in the worker's process, by one forward on first observations
-of the env (`EnvSpec.example_observation`). How the policy is called: `collectx.policy.call_plan`.
+Keys, shapes and casts are fixed when the actor is made, by one forward on first observations of the env
+(`EnvSpec.example_observation`). How the policy is called: `collectx.policy.call_plan`.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Ring:
         return [self._arrays[key].take(position, axis=0) for key in keys]
 
     def frames(self, index: np.ndarray) -> dict[Key, torch.Tensor]:
-        """As `read`, all leaves as tensors."""
+        """Reads frames as `read` does, all leaves as tensors."""
         arrays = self.read(index, *(leaf.key for leaf in self.leaves))
         return {leaf.key: as_tensor(array, leaf.dtype) for leaf, array in zip(self.leaves, arrays, strict=True)}
 

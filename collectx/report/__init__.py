@@ -4,5 +4,5 @@
     draw.py    `Run`s and `Group`s -> figures of matplotlib
     page.py    figures, tables and page.html.j2 -> files
 
-Called by the command line, for running and ended runs. Needs the extra `report`.
+Made in the process of the command, for running and ended runs. Needs the extra `report`.
 """

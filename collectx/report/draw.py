@@ -21,7 +21,7 @@ from collectx.run.statistics import RETURN_WINDOW, TIMES
 
 # Texts and axes; in the page they have the colour of its text.
 _INK = "#1c2024"
-# Of Okabe and Ito, which colour-blind readers can tell apart, on a white or a black ground.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, on a white or a black ground.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 _LINES = ("-", "--", ":", "-.")
 _SHARES = dict(zip(TIMES, ("#0072B2", "#56B4E9", "#A3ABB5", "#E69F00"), strict=True))
@@ -107,7 +107,7 @@ def curves(groups: Sequence[Group]) -> Iterator[Plot]:
 
 
 def scalars(groups: Sequence[Group]) -> Iterator[Plot]:
-    """What the trainers have logged: one figure with a plot for each scalar."""
+    """Yields one figure with a plot for each scalar that the trainers have logged."""
     names = sorted({name for group in groups for run in group.runs for name in run.scalars})
     if not names:
         return

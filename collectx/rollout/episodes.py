@@ -24,7 +24,7 @@ class Episodes:
     def __init__(self, first_env: int, num_envs: int, total_envs: int, incarnation: int = 0):
         self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + incarnation * 2**32 * total_envs
         self._total_envs = total_envs
-        # Of the current episodes.
+        # Returns and lengths of the current episodes.
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
         self._arrays = {"traj_ids": self._ids, "returns": self._returns, "lengths": self._lengths}

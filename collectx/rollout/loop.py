@@ -29,7 +29,7 @@ from collectx.transport.base import BatchReport, Stop
 
 # Returns whether the current batch ends early.
 EndsEarly = Callable[[], bool | int]
-# What the policy reads in a step, and what it writes: one `[E, *shape]` for each leaf.
+# Inputs and outputs of the policy in a step: one `[E, *shape]` for each leaf.
 PolicyInput = tuple[torch.Tensor, ...]
 PolicyOutput = tuple[np.ndarray, ...]
 
@@ -71,7 +71,7 @@ class SlotViews:
             arrays[key] if (key := ("next", *leaf.key)) in arrays else np.zeros_like(arrays[leaf.key])
             for leaf in spec.observation
         ]
-        # What `set_truncated` sets in the last frames.
+        # The arrays that `set_truncated` sets in the last frames.
         self.cuts = [self.truncated, self.done, *(self.next_observation[index] for index in spec.agents_cuts)]
         self._actor = [arrays[leaf.key] for leaf in actor_leaves]
         self.next_only: list[np.ndarray] = []
@@ -84,8 +84,9 @@ class SlotViews:
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
 
     def step_arrays(self) -> Iterator[tuple[PolicyInput, PolicyOutput, StepArrays]]:
-        """For each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the policy
-        writes; the arrays that the env writes."""
+        """Returns for each step the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the
+        policy writes; the arrays that the env writes.
+        """
         rewards = self.by_step(self.next_only)
         outputs = map(
             StepArrays,
@@ -99,11 +100,11 @@ class SlotViews:
         return zip(*self.policy_arrays(), outputs, strict=True)
 
     def policy_arrays(self) -> tuple[Iterator[PolicyInput], Iterator[PolicyOutput]]:
-        """For each step, what the policy reads and what it writes; see `step_arrays`."""
+        """Returns for each step the arrays that the policy reads and those that it writes; see `step_arrays`."""
         return self.by_step([tensor.unbind(0) for tensor in self._policy_input]), zip(*self._actor, strict=True)
 
     def by_step(self, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        """For each step, the part of every leaf; empty tuples without leaves."""
+        """Returns for each step the part of every leaf; empty tuples without leaves."""
         return zip(*leaves, strict=True) if leaves else repeat((), self.steps)
 
 
@@ -286,7 +287,7 @@ class Rollout:
         return None
 
     def _graph(self) -> dict[str, Any]:
-        """What changes with the steps of the envs, and may share objects with them."""
+        """Returns the objects that change with the steps of the envs, and may share objects with them."""
         return {"own": {name: vars(self)[name] for name in self._saved}, "actors": self._random_actors()}
 
     def _take(self, attributes: dict[str, Any]) -> None:
@@ -294,7 +295,7 @@ class Rollout:
         vars(self).update(attributes)
 
     def _outside(self) -> list[Any]:
-        """What envs may refer to that is not their state."""
+        """Returns the objects that envs may refer to and that are not their state."""
         return [] if self._actor.module is None else [*self._actor.module.modules()]
 
     def _random_actors(self) -> list[RandomActor]:

@@ -16,11 +16,7 @@ from collectx.rollout.options import RolloutOptions
 
 
 def wrapped(env: Env, options: RolloutOptions) -> Env:
-    """`env` with the wrappers that `options` require.
-
-    Raises:
-        ConfigError: the group does not allow it; see `RolloutOptions.env_spec`.
-    """
+    """`env` with the wrappers that `options` require."""
     spec = options.env_spec(env.spec)
     return env if options.max_frames_per_traj is None else TimeLimitEnv(env, spec, options.max_frames_per_traj)
 

@@ -4,7 +4,8 @@
     RunFolder(path)              every file name of a run folder            (folder.py)
     Status                       the state of a run                         (result.py)
 
-Called by the command line. Importing this package imports neither torch nor rich: names are imported on first use.
+The command line also uses the modules that read a run folder. Importing this package imports neither torch nor rich:
+names are imported on first use.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                              |   ^                   |
           metrics.jsonl <----+   +--- log, publish --+
 
-Called from the main thread of the trainer's process only.
+Called from the main thread only.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RunCollection:
         self._masked = masked
         self._assembler = assembler
         self._max_batches = max_batches
-        # Of each worker, when its last complete entry was written, and its totals then.
+        # For each worker: the time of its last complete entry, and its totals at that time.
         self._written = {worker: (-math.inf, copy(totals)) for worker, totals in statistics.workers.items()}
         self._lines = JsonLines(folder.metrics)
         self._loggers = loggers
@@ -229,7 +229,7 @@ def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
 
 
 def _sums(before: WorkerTotals, now: WorkerTotals) -> dict[str, Any]:
-    """What a complete entry of a worker has of its parts since the one before."""
+    """Returns the sums in a complete entry of a worker, over its parts since the entry before."""
     episodes = now.episodes - before.episodes
     return {
         "lag": now.lag,

@@ -105,7 +105,7 @@ class Progress:
 
 
 def _html(panel: RenderableType) -> Any:
-    """What a notebook shows."""
+    """Returns the panel as a notebook shows it."""
     from IPython.display import HTML
 
     console = Console(file=io.StringIO(), record=True, force_jupyter=False, width=120)
@@ -256,7 +256,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
 
 
 def _how_to_continue(folder: Path) -> str:
-    """What a run that has failed can be continued from."""
+    """Returns the command that continues a failed run from its checkpoint, or how to write checkpoints."""
     if Checkpoints(RunFolder(folder).checkpoints).all():
         return f"from its newest checkpoint, the run continues with: collectx resume {folder}"
     options = "checkpoint.every_batches or checkpoint.every_min"

@@ -29,7 +29,7 @@ from collectx.user_objects import UserPolicyConfig
 
 # Steps of every env between two looks at what has ended.
 _STEPS = 64
-# Of the bootstrap interval.
+# The number of resamples for the bootstrap interval.
 _RESAMPLES = 10_000
 
 
@@ -53,7 +53,7 @@ class Evaluation:
         return float(low), float(high)
 
     def as_json(self) -> dict[str, Any]:
-        """What `eval.json` has."""
+        """Returns the content of `eval.json`."""
         facts = {
             "mean_return": self.mean_return,
             "interval": self.interval,

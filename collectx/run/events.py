@@ -1,5 +1,6 @@
 """The event log of a run: joins, deaths, checkpoints and signals, one line each, in the order in which they happened.
-Called in the trainer's process from any thread."""
+Any thread may write to it.
+"""
 
 from __future__ import annotations
 

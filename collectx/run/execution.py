@@ -4,8 +4,7 @@
     collect   the trainer takes batches from the collector
     finish    the last lines, the checkpoint; the workers are closed -> result.json
 
-Called by the command line, or by `collectx.jobs.entry` in a job. torch is imported here, or with what the fork server
-of local workers needs.
+torch is imported here, or with what the fork server of local workers needs.
 """
 
 from __future__ import annotations
@@ -88,12 +87,12 @@ def _write_result(files: RunFolder, record: Record, signals: Signals) -> Result:
     files.rendezvous.unlink(missing_ok=True)
     files.secret.unlink(missing_ok=True)
     signals.seal()
+    try:
+        write_json(files.result, record.result(files.path).as_json())
+    except OSError as error:
+        record.end(error)
     result = record.result(files.path)
     display.log_errors(record.errors, files.log("trainer"))
-    try:
-        write_json(files.result, result.as_json())
-    except OSError as error:
-        printing.message(f"{files.result} could not be written: {error.strerror or error}")
     if record.config_error is None:
         display.print_result(result, record.errors, files.log("trainer"))
     return result
@@ -108,7 +107,7 @@ def _run(
     signals: Signals,
     point: ResumePoint | None,
 ) -> None:
-    """From the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
+    """Runs from the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
     has_processes = cfg.launcher.kind == "local" and backend_of(cfg) != "inline"
     if has_processes or cfg.eval.every_batches is not None:
         from collectx.launcher import local
@@ -189,7 +188,8 @@ class _Execution:
         frames = None if self._point is None else self._record.statistics.frames
         self._make_loggers = logger_threads.factories(cfg, self._files, frames)
         spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
-        # Of what a policy's initialisation or a user's trainer draws from; envs and workers have separate seeds.
+        # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
+        # separate seeds.
         random.seed(cfg.seed)
         np.random.seed(cfg.seed % 2**32)
         torch.manual_seed(cfg.seed)

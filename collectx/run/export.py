@@ -81,11 +81,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Greedy(nn.Module):
-    """Observations `[B, *shape]` and states to actions and next states, for any B.
-
-    Raises:
-        ConfigError: the policy needs steps that depend on B.
-    """
+    """Observations `[B, *shape]` and states to actions and next states, for any B."""
 
     def __init__(self, policy: LoadedPolicy):
         super().__init__()

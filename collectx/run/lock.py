@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _HAS_OFD = sys.platform == "linux"
-# Of Linux's fcntl.h; Pythons that were built with glibc's headers before 2.20 have no names for them.
+# The numbers in Linux's fcntl.h: Pythons that were built with glibc's headers before 2.20 have no names for them.
 _OFD_GETLK, _OFD_SETLK = 36, 37
 _HELD = (errno.EACCES, errno.EAGAIN)
 # struct flock of 64-bit Linux, without its padding: type, whence, start, length (0: the whole file), pid.

@@ -1,7 +1,5 @@
 """Passes the lines of `metrics.jsonl` to the loggers of a run, one thread for each logger. A logger that fails or hangs
 does not end or delay the run.
-
-Used in the trainer's process.
 """
 
 from __future__ import annotations
@@ -126,9 +124,6 @@ def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str,
 
     Args:
         frames: how many frames the checkpoint has that the run continues from; None: the run begins.
-
-    Raises:
-        ConfigError: `logger.custom.target` does not exist.
     """
     options = cfg.logger
     config = flat(asdict(cfg))

@@ -1,7 +1,7 @@
 """Checks of a configuration that depend on this machine (commands, devices, networks), or on the folder of another run.
 The others are in `collectx/config/rules/`.
 
-Called in the process that starts a run, before any worker starts. torch is imported only where it is needed.
+They are made before any worker starts. torch is imported only where it is needed.
 """
 
 from __future__ import annotations

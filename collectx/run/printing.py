@@ -121,8 +121,9 @@ def print_sweep(
 
 
 def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objective: str) -> list[tuple[str, ...]]:
-    """For points that differ in their seeds alone, mean and spread of the objective over those that have completed;
-    empty if no seeds were swept, or no point has an objective."""
+    """Returns mean and spread of the objective over points that differ in their seeds alone and have completed; empty
+    if no seeds were swept, or no point has an objective.
+    """
     values: dict[str, list[float]] = {}
     names = [_SEED.sub("", name).strip(",") for name, _, _ in rows]
     if len(set(names)) == len(names):

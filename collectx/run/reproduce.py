@@ -1,5 +1,6 @@
-"""What a run folder records for `collectx reproduce`: digests of the batches, to compare two runs, and for an async run
-the order of their delivery, to repeat it. Imports nothing heavy."""
+"""The records in a run folder for `collectx reproduce`: digests of the batches, to compare two runs, and for an async
+run the order of their delivery, to repeat it. Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def _digests(folder: str | Path) -> Iterator[str]:
 
 
 def recorded_order(folder: str | Path) -> list[tuple[int, int, int]]:
-    """For each batch its worker, the policy version at its start, and the newest version at its delivery.
+    """Returns for each batch its worker, the policy version at its start, and the newest version at its delivery.
 
     Raises:
         ValueError: the order cannot be repeated; the message has the reason.
@@ -95,7 +96,7 @@ def recorded_order(folder: str | Path) -> list[tuple[int, int, int]]:
 
 
 def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, int, int]]:
-    """As `recorded_order`, of lines of the `metrics.jsonl` at `path`."""
+    """Returns the same as `recorded_order`, from the lines of the `metrics.jsonl` at `path`."""
     batches = []
     for line in lines:
         parts = line.get("workers", ())

@@ -1,7 +1,4 @@
-"""The result of a run as plain data, and the record from which it is made.
-
-Used by execution.py in the trainer's process, and by the command line.
-"""
+"""The result of a run as plain data, and the record from which it is made."""
 
 from __future__ import annotations
 
@@ -231,8 +228,9 @@ _has_started_a_run = False
 
 
 def _command_start_s() -> float:
-    """When the command started: the start of this process for its first run (resolution 10 ms), the current time for
-    later runs of a sweep, and where the operating system has no start times."""
+    """Returns when the command started: the start of this process for its first run (resolution 10 ms), the current
+    time for later runs of a sweep, and where the operating system has no start times.
+    """
     global _has_started_a_run
     now_s = time.monotonic()
     first, _has_started_a_run = not _has_started_a_run, True

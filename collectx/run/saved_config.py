@@ -3,8 +3,6 @@ change, and how configurations are compared.
 
     snapshot/config.yaml             with which the run began
     snapshot/config-000000050.yaml   from its batch 50 on, if a resume changed the configuration there
-
-Used in the trainer's process, by the command line, and by what submits jobs.
 """
 
 from __future__ import annotations
@@ -60,9 +58,6 @@ class Change:
 def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
     """The newest configuration that gives the same batches as the first one, and the first change that ends this; None
     if all batches of the run can be repeated.
-
-    Raises:
-        DamagedFile: a file cannot be read.
     """
     (_, path), *others = files.configs
     changes = []
@@ -79,11 +74,7 @@ def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
 
 
 def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
-    """The result of the run in a folder, if it is completed and `cfg` does not change what ended it; otherwise None.
-
-    Raises:
-        DamagedFile: its result cannot be read.
-    """
+    """The result of the run in a folder, if it is completed and `cfg` does not change what ended it; otherwise None."""
     result = files.read_result()
     if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
         return None
@@ -172,11 +163,7 @@ def check_folder(files: RunFolder) -> None:
 
 
 def run_config(files: RunFolder) -> RunConfig:
-    """As `saved_config`, of a folder that a user names.
-
-    Raises:
-        ConfigError: as by `check_folder` too.
-    """
+    """Returns the same as `saved_config`, for a folder that a user names."""
     check_folder(files)
     return saved_config(files)
 

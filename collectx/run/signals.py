@@ -9,8 +9,6 @@ run as SIGINT does, and the earlier handler is called when the run has ended: su
                  signal, it raises
     shielded     the first and the second signal are only counted
     sealed       nothing raises: the result is being written and shown
-
-Used by execution.py, in the trainer's process.
 """
 
 from __future__ import annotations
@@ -123,7 +121,7 @@ class Signals:
             raise RunStopped(self.last)
 
     def defer(self, grace_s: float, note: Callable[[], None]) -> None:
-        """From now on the first signal raises in `check` only, or after `grace_s` seconds.
+        """Defers the first signal: from now on it raises in `check` only, or after `grace_s` seconds.
 
         Args:
             note: called in another thread when that signal comes; one that takes long at the end of the `with` block is
@@ -138,13 +136,13 @@ class Signals:
             raise RunStopped(self.last)
 
     def shield(self) -> None:
-        """From now on only a third signal raises."""
+        """Makes only a third signal raise from now on."""
         self._end_grace()
         self._shielded = True
         self._raise_at = max(self._raise_at, PATIENCE)
 
     def seal(self) -> None:
-        """From now on no signal raises."""
+        """Makes no signal raise from now on."""
         self._shielded = self._sealed = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:

@@ -1,7 +1,6 @@
 """The snapshot of a run: its resolved configuration, and the packages, commits and machine. JSON and YAML only.
 
-Written in the trainer's process before workers start, and by the command line when it submits a run as a
-job; read by `collectx reproduce`.
+Written before workers start or, for a job, when the job is submitted.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "cwd": os.getcwd(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
-        # Of submitit, whose job of SLURM is that of one run.
+        # The job is that of one run only with submitit's launcher.
         **({"job": requeue.job_id(os.environ)} if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" else {}),
         "platform": platform.platform(),
         "num_cpus": num_cores(),
@@ -109,11 +108,7 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
 
 
 def check_format(folder: RunFolder) -> None:
-    """Checks that this version of collectx reads the run folder. It reads its own format and earlier ones.
-
-    Raises:
-        ConfigError: a newer version has written the folder.
-    """
+    """Checks that this version of collectx reads the run folder. It reads its own format and earlier ones."""
     meta = read_meta(folder)
     if (found := meta.get("format", 1)) > FORMAT:
         version = (meta.get("packages") or {}).get("collectx", "a newer one")
@@ -186,7 +181,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _diff(folder: Path) -> bytes | None:
-    """What tracked files of the checkout add to the commit, in a form that `git apply` reads."""
+    """Returns the changes of tracked files of the checkout since the commit, in a form that `git apply` reads."""
     return _git("diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD", folder=folder)
 
 

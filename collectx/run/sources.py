@@ -35,7 +35,8 @@ def targets(cfg: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def digests(cfg: RunConfig) -> dict[str, str]:
-    """For each `key=import path` of `targets` the digest of its module's file, of all Python files for a package.
+    """Returns for each `key=import path` of `targets` the digest of its module's file, of all Python files for a
+    package.
 
     Leaves out those of installed packages, and those without a source file.
     """

@@ -181,7 +181,7 @@ class Statistics:
 
 # Most points of `MetricsTail.curve`.
 _MOST_POINTS = 2000
-# Of a longer `metrics.jsonl`, the end is read: some thousand batches. A million lines would take 15 s.
+# Only the end of a longer `metrics.jsonl` is read, some thousand batches: a million lines would take 15 s.
 _NEWEST_BYTES = 1 << 22
 
 
@@ -300,7 +300,7 @@ class Sampler:
         if samples and now.frames < samples[-1][1].frames:
             samples.clear()  # a restarted job continues from an earlier checkpoint
         if now.batches:
-            # Of samples without new frames, the first and the last.
+            # Keeps the first and the last of consecutive samples without new frames.
             if len(samples) > 2 and samples[-2][1].frames == samples[-1][1].frames == now.frames:
                 samples.pop()
             samples.append((now_s, now))

@@ -167,7 +167,7 @@ class LoadedPolicy:
 
     @property
     def states(self) -> list[StateSpec]:
-        """What a recurrent policy carries from step to step."""
+        """The states that a recurrent policy carries from step to step."""
         return [state for state in self._actor(1).states if state.initial is not None]
 
     def act(self, inputs: Sequence[torch.Tensor], rows: int, any_rows: bool = False) -> tuple[torch.Tensor, ...]:

@@ -68,7 +68,7 @@ def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] =
 
 
 def reason_not_saved(value: Any, name: str) -> str | None:
-    """Why `value` cannot be saved, or not be made anew; None if it can."""
+    """Returns why `value` cannot be saved, or not be made anew; None if it can."""
     try:
         saved = dumps(value, name)
         _Unpickler(saved, _kept(value, ()), (), loads_kept=False).read()

@@ -118,7 +118,7 @@ class ReducingPickler(cloudpickle.Pickler):
         if type(base) is np.ndarray and base.base is None and (base.flags.c_contiguous or base.flags.f_contiguous):
             if not array.dtype.hasobject:
                 return _view, self._place(array, base)
-            # Of the array, of `base`, and of the argument: nothing else refers to it.
+            # The references are the array's, `base`'s and the argument's: nothing else refers to it.
             if sys.getrefcount(base) > 3:
                 raise NotRestorable("an array of objects that is a view of another one cannot be saved")
             return NotImplemented

@@ -44,8 +44,9 @@ def kept_of(value: Any) -> Kept | None:
 
 
 def simulator_reducer(kind: type) -> Callable[[Any, dict[bytes, bytes]], Any] | None:
-    """How objects of a class are reduced for pickling; None: as others are. The function takes the object, and the
-    contents that were pickled before: equal ones are pickled once."""
+    """Returns how objects of a class are reduced for pickling; None: as others are. The function takes the object, and
+    the contents that were pickled before: equal ones are pickled once.
+    """
     return _REDUCERS.get((kind.__module__.partition(".")[0], kind.__name__))
 
 

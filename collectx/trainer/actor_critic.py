@@ -224,11 +224,7 @@ class Transitions:
 
     @classmethod
     def of(cls, batch: TensorDict, observation_keys: Sequence[Key], device: torch.device) -> Transitions:
-        """Merges all batch dimensions but the last, which is time. Copies only tensors that are on another device.
-
-        Raises:
-            ConfigError: the batch has no log-probabilities.
-        """
+        """Merges all batch dimensions but the last, which is time. Copies only tensors that are on another device."""
         size = batch.batch_size
 
         def get(*key: str) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""`trainer.check_finite`: ends a run in which a loss or a weight is not finite, before the weights are published.
-
-Used by the built-in trainers after the gradient steps on a batch or a sample, in the trainer's process.
-"""
+"""`trainer.check_finite`: ends a run in which a loss or a weight is not finite, before the weights are published."""
 
 from __future__ import annotations
 

@@ -29,11 +29,7 @@ from collectx.trainer.base import Collection
 
 
 class RecordTrainer:
-    """See the module's docstring.
-
-    Raises:
-        ConfigError: the format cannot hold the env's frames, or its package is not installed.
-    """
+    """See the module's docstring."""
 
     def __init__(
         self, cfg: RecordTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device

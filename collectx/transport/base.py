@@ -29,7 +29,7 @@ from collectx.batch import Layout, Leaf, Slot
 
 # Fills a flat uint8 buffer of `BatchSpec.weights_nbytes` bytes with weights.
 Write: TypeAlias = Callable[[torch.Tensor], object]
-# By worker; or with the key None alone: for all workers.
+# Functions by worker, or one for all workers, with the key None.
 Writes: TypeAlias = Mapping[int | None, Write]
 
 # Where the weights of a version are, as a transport keeps them.
@@ -66,7 +66,7 @@ class BatchSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data, for workers on other hosts."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self) if attribute.init}
         return values | {"leaves": [leaf.to_json() for leaf in self.leaves]}
 
     @classmethod
@@ -83,7 +83,7 @@ class BatchSpec:
 
 @dataclass(slots=True, eq=False)
 class BatchReport:
-    """What a worker reports about a batch that it has filled.
+    """A worker's report about a batch that it has filled.
 
     Attributes:
         policy_version: the version of the weights that acted first.
@@ -142,7 +142,7 @@ PLAIN_REQUESTS = ("ready", "state", "load")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """What the method that a request has named has returned or raised."""
+    """The value that the method of a request has returned, or the error that it has raised."""
 
     worker: int
     value: Any = None

@@ -1,7 +1,5 @@
 """Additions to `multiprocessing.connection.Connection`: a reader that never waits for the rest of a message, so that a
 sender that is stopped in the middle of one does not stop the receiver; and socket options.
-
-Used by the transports between processes.
 """
 
 from __future__ import annotations

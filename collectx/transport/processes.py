@@ -82,7 +82,7 @@ def death_error(
     how = "is still running but closed its connection" if code is None else f"ended with exit code {code}"
     if code is not None and code < 0:
         how = f"was killed by signal {-code}"
-    # What Python returns after a traceback.
+    # Python's exit code after a traceback is 1.
     script = ', or a script that makes a collector outside of its `if __name__ == "__main__":`' if code == 1 else ""
     return WorkerDied(
         f"{name} (pid {handle.pid}) {how} without reporting an error: killed from outside, "

@@ -115,11 +115,11 @@ class SharedMemoryTransport(SlabTransport):
         limit = worker.limit
         if self.inference is None or limit is None or not self.inference.is_waiting(worker.index):
             return worker, error
-        others = [each for index, each in self._workers.items() if index < self.spec.num_workers and each.limit]
-        busy = [each for each in others if not self.inference.is_waiting(each.index)]
+        others = [other for index, other in self._workers.items() if index < self.spec.num_workers and other.limit]
+        busy = [other for other in others if not self.inference.is_waiting(other.index)]
         late = busy[0] if busy else self._workers[self.spec.num_workers]
-        for each in others:
-            self._supervisor.restart_timer(each)
+        for other in others:
+            self._supervisor.restart_timer(other)
         return late, self._supervisor.timeout_error(late, limit)
 
     def _unpack_reply(self, worker: _LocalProcess, pickled: bytes) -> Reply:

@@ -164,7 +164,7 @@ class Slab:
             version = newest >> 1
 
     def read_granted(self, read: Callable[[torch.Tensor], None], version: int, pointer: int) -> int:
-        """As `refresh`, with the weights of `pointer_to`, or of no grant yet."""
+        """Reads weights as `refresh` does, with the weights of `pointer_to`, or of no grant yet."""
         if pointer == _NOTHING or pointer >> 1 == version:
             return version
         read(self._weights(0, pointer))

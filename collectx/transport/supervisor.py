@@ -101,7 +101,7 @@ class BatchTimers:
         return any(self._started.values())
 
     def next(self) -> tuple[float, Any] | None:
-        """When the next timer expires, and whose it is; None if none is running."""
+        """Returns when the next timer expires, and whose it is; None if none is running."""
         oldest = [(*next(iter(started.items())), limit_s) for (_, limit_s), started in self._started.items() if started]
         if not oldest:
             return None
@@ -118,8 +118,8 @@ class Supervisor(Generic[AnyWorker]):
         start_timeout_s, worker_timeout_s, close_timeout_s: the options of `collector`.
         describe: `describe(index, handle)` names a worker and its log in error messages.
         join_timeout: `join_timeout(index, handle)` is the option, and its value in seconds, that limits how long a
-            worker may take to connect; `start_timeout_s` then counts from its connection. None: `start_timeout_s`
-            covers both.
+            worker may take to connect; `start_timeout_s` then counts from its connection. `None` if
+            `start_timeout_s` covers both.
         clock: returns the time in seconds.
 
     Attributes:

@@ -1,7 +1,4 @@
-"""The entry of every worker: chooses the source of its batches, and, on another host, connects to the trainer first.
-
-Called in the process that a launcher has started, or by the inline launcher.
-"""
+"""The entry of every worker: chooses the source of its batches, and, on another host, connects to the trainer first."""
 
 from __future__ import annotations
 

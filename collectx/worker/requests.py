@@ -1,5 +1,5 @@
 """Replies to the trainer's requests between two batches (env attributes, saved state, profiles), and calls the user's
-hooks around batches. In the worker's process.
+hooks around batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collectx.worker.profiling import ProfileConfig, Profiling
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-# Of a path: an attribute, a position, or a key.
+# One step of a path: an attribute, a position, or a key.
 _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
@@ -201,7 +201,6 @@ def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
     """Copies weights by name into the module that `path` names in `value`.
 
     Raises:
-        AttributeError, LookupError: see `resolve`.
         TypeError: it names no module.
         RuntimeError: names or shapes differ.
     """
@@ -214,10 +213,6 @@ def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
 def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[str, torch.Tensor]:
     """Calls `hook` with `batch`, `[*envs, steps]`. Copies tensors that the hook replaces into those of the batch;
     returns those that it adds, `[rows, steps, *shape]`.
-
-    Raises:
-        ShapeError: it adds something else than tensors with the batch's dimensions, or replaces a tensor by one of
-            another shape.
     """
     from tensordict import TensorDictBase
 

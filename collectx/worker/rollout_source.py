@@ -1,6 +1,4 @@
-"""Fills slots with rollouts: builds the envs and the policy of a worker and steps them. Runs in the worker's process,
-or in the trainer's for inline workers.
-"""
+"""Fills slots with rollouts: builds the envs and the policy of a worker and steps them."""
 
 from __future__ import annotations
 

@@ -155,10 +155,8 @@ class _Layout:
         self.frames = self.rows * self.steps
 
     def leaves_of(self, batch: Any) -> dict[Key, torch.Tensor]:
-        """Returns the leaves of a batch, and missing `DONE_KEYS` that can be derived.
-
-        Raises:
-            ShapeError: they differ from those of a slot; `TRAJ_IDS` and `POLICY_VERSION` may be missing.
+        """Returns the leaves of a batch, and missing `DONE_KEYS` that can be derived. `TRAJ_IDS` and `POLICY_VERSION`
+        may be missing.
         """
         if not isinstance(batch, TensorDictBase):
             raise ShapeError(f"{self._name} gave {type(batch).__name__}, not a TensorDict of frames")

@@ -33,7 +33,7 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
-    """What is recorded consists of whole episodes with their last observation, which the trainer itself joins."""
+    """Recorded batches have whole episodes with their last observation, which the trainer itself joins."""
     if cfg.trainer.kind != "record":
         return
     collector = cfg.collector

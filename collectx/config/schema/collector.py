@@ -51,7 +51,7 @@ class CollectorConfig(Section):
 
 @dataclass(kw_only=True)
 class EitherCollectorConfig(CollectorConfig):
-    """Of a kind that can be both."""
+    """Options of `rpc` and `ray`, which can be sync or async."""
 
     sync: bool = kept()
 

@@ -16,7 +16,7 @@ class EnvConfig(Section):
 
 @dataclass(kw_only=True)
 class GymnasiumConfig(EnvConfig):
-    """Of both kinds of Gymnasium envs."""
+    """Options of `gym` and `gym_vector`."""
 
     id: str | None
     entry_point: str | None

@@ -1,7 +1,7 @@
 """Base class of all sections of a configuration, and the range or the choices of an option as metadata of its field.
 
-Read by `collectx.config.check` and `json_schema`. The documentation of options, and their defaults except for empty
-lists and mappings, are in the YAML files of `collectx.conf`.
+The documentation of options, and their defaults except for empty lists and mappings, are in the YAML files of
+`collectx.conf`.
 """
 
 from __future__ import annotations

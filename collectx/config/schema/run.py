@@ -124,7 +124,9 @@ OBJECTIVES = ("mean_return", "frames_per_s", "num_episodes", "frames", "batches"
 
 @dataclass(kw_only=True)
 class SweepConfig(Section):
-    """What a sweeper learns of each run. No part of a run's configuration, as it does not change the run."""
+    """The entry of each run's result that a sweeper gets. No part of a run's configuration, as it does not change the
+    run.
+    """
 
     objective: str = one_of(*OBJECTIVES)
 

@@ -18,7 +18,7 @@ DATA_PACKAGES: dict[str, tuple[str, ...]] = {
 
 @dataclass(kw_only=True)
 class TrainerConfig(Section):
-    """Of every trainer; for the record of the run, which hashes the batches."""
+    """Options of every trainer. `digest`: whether the batches are hashed."""
 
     kind: str = kept()
     digest: bool | None
@@ -26,7 +26,7 @@ class TrainerConfig(Section):
 
 @dataclass(kw_only=True)
 class LearningTrainerConfig(TrainerConfig):
-    """Of every built-in trainer that learns."""
+    """Options of the built-in trainers that learn."""
 
     learning_rate: float = above(0, finite=True)
     adam_eps: float = above(0, finite=True)

@@ -90,7 +90,7 @@ class TorchrlEnv(Env):
                 self.spec = replace(self.spec, path=f"torchrl: {reason}")
 
     def _gym_steppers(self) -> Sequence[GymStepper | ProcessStepper]:
-        """What steps the Gymnasium envs below; raises `Unrecognised`."""
+        """Returns the steppers of the Gymnasium envs below; raises `Unrecognised`."""
         env, outer = split_transforms(self.user_envs[0])
         if not env.batch_size:
             return [GymStepper(Conversion.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]

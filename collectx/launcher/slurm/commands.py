@@ -1,5 +1,7 @@
 """SLURM's commands as functions. Every call blocks until the command has ended, for at most `COMMAND_S`. After the
-first start of workers, no call is made from the thread that delivers batches. Does not depend on the kinds of jobs.
+first start of workers, no call is made from the thread that delivers batches. Raises `LauncherError` if SLURM refuses
+or does not answer, or if the machine has no such command; the message has SLURM's reason and, for known reasons, what
+to do. Does not depend on the kinds of jobs.
 """
 
 from __future__ import annotations
@@ -146,11 +148,7 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
 
 
 def submit(arguments: Sequence[str]) -> str:
-    """Calls sbatch; returns the job id.
-
-    Raises:
-        LauncherError: SLURM refused the job; the message has its reason and a remedy.
-    """
+    """Calls sbatch; returns the job id."""
     output = _run(["sbatch", "--parsable", *arguments])
     # With several clusters, `id;cluster`.
     return output.strip().partition(";")[0]
@@ -159,9 +157,6 @@ def submit(arguments: Sequence[str]) -> str:
 def queued(jobs: Sequence[str]) -> dict[str, JobState]:
     """The states of jobs in the controller's memory, which keeps them for some minutes after their end (MinJobAge).
     `12_3` is task 3 of array 12.
-
-    Raises:
-        LauncherError: SLURM does not answer.
     """
     numbers = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={numbers}", "--format=%i|%T|%r|%N"]
@@ -177,9 +172,6 @@ def queued(jobs: Sequence[str]) -> dict[str, JobState]:
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
     """The states of jobs in SLURM's controller, or, if it has forgotten them, in its accounting, if there is one. A job
     that is left out has ended: the controller knows all jobs that are pending or running.
-
-    Raises:
-        LauncherError: SLURM does not answer.
     """
     known = queued(jobs) if jobs else {}
     forgotten = [job for job in jobs if job not in known]
@@ -209,11 +201,7 @@ def _read_states(rows: Iterable[Sequence[str]], jobs: Sequence[str]) -> dict[str
 
 
 def hostnames(nodes: str) -> list[str]:
-    """The names in a list of nodes as SLURM writes it, such as `n[1-3]`.
-
-    Raises:
-        LauncherError: scontrol cannot be called.
-    """
+    """The names in a list of nodes as SLURM writes it, such as `n[1-3]`."""
     return _run(["scontrol", "show", "hostnames", nodes]).split()
 
 
@@ -224,27 +212,19 @@ def per_node(text: str) -> list[int]:
 
 
 def down(nodes: str) -> list[str]:
-    """Those of a list of nodes as SLURM writes it that are down or do not answer.
-
-    Raises:
-        LauncherError: SLURM does not answer.
-    """
+    """Returns the nodes of a list, as SLURM writes it, that are down or do not answer."""
     command = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N"]
     return list(dict.fromkeys(_run(command).split()))
 
 
 def node_states() -> list[tuple[str, str, int]]:
-    """Partition (the default one with a `*`), state and number of nodes, for each state in each partition.
-
-    Raises:
-        LauncherError: SLURM does not answer.
-    """
+    """Partition (the default one with a `*`), state and number of nodes, for each state in each partition."""
     rows = (line.split("|") for line in _run(["sinfo", "--noheader", "--format=%P|%T|%D"]).splitlines())
     return [(partition, state, int(count)) for partition, state, count in rows]
 
 
 def why_no_accounting() -> str:
-    """Why sacct does not answer; empty if it does."""
+    """Returns why sacct does not answer; empty if it does."""
     try:
         _run(["sacct", "--noheader", "--allocations", "--jobs=1"])
     except LauncherError as error:
@@ -253,11 +233,7 @@ def why_no_accounting() -> str:
 
 
 def preempts(partitions: str | None) -> bool:
-    """Whether SLURM may preempt jobs in one of these partitions, such as `a,b`; None: in the default one.
-
-    Raises:
-        LauncherError: SLURM does not answer.
-    """
+    """Whether SLURM may preempt jobs in one of these partitions, such as `a,b`; None: in the default one."""
     for line in _run(["scontrol", "--oneliner", "show", "partition"]).splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         is_default = fields.get("Default") == "YES"
@@ -268,20 +244,14 @@ def preempts(partitions: str | None) -> bool:
 
 
 def cancel(jobs: Sequence[str]) -> None:
-    """Calls scancel.
-
-    Raises:
-        LauncherError: SLURM does not answer.
-    """
+    """Calls scancel."""
     _run(["scancel", "--quiet", *jobs])
 
 
 def interrupt(jobs: Sequence[str]) -> None:
     """Sends SIGINT to the tasks of jobs that run, whose trainers then write a checkpoint, end, and cancel their jobs;
-    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. Continues after an error.
-
-    Raises:
-        LauncherError: SLURM does not answer, or refuses; the message has all errors.
+    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. Continues after an error; the exception
+    has all errors.
     """
     # Not by scancel's option --state: for one task of an array, it cancels all tasks that are pending.
     words = {job: state.word for job, state in queued(jobs).items() if not state.is_over}
@@ -301,11 +271,7 @@ def interrupt(jobs: Sequence[str]) -> None:
 
 
 def release(jobs: Sequence[str]) -> None:
-    """Lets a held job, or all tasks of a held array, start.
-
-    Raises:
-        LauncherError: SLURM does not answer, or refuses.
-    """
+    """Lets a held job, or all tasks of a held array, start."""
     try:
         _run(["scontrol", "release", jobs[0].partition("_")[0]])
     except LauncherError:
@@ -315,11 +281,7 @@ def release(jobs: Sequence[str]) -> None:
 
 
 def requeue(job: str) -> None:
-    """Calls `scontrol requeue`.
-
-    Raises:
-        LauncherError: SLURM does not answer, or refuses.
-    """
+    """Calls `scontrol requeue`."""
     _run(["scontrol", "requeue", job])
 
 

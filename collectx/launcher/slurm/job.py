@@ -102,11 +102,7 @@ class JobTasksLauncher(Launcher):
         end_processes(self._steps, _CLOSE_S)
 
     def lost_node(self, worker: int) -> str:
-        """The node of a worker's task, if it does not answer; otherwise empty. Blocks for some seconds.
-
-        Raises:
-            LauncherError: scontrol does not answer.
-        """
+        """The node of a worker's task, if it does not answer; otherwise empty. Blocks for some seconds."""
         node = self._home(worker)
         return "" if is_up(node) else node
 
@@ -210,9 +206,6 @@ def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
 
     Args:
         part: the end of the names of SLURM's variables about a part of the job.
-
-    Raises:
-        LauncherError: scontrol does not answer.
     """
     # Within an allocation, the step of a run may have only some of the nodes.
     scope = "STEP" if not part and "SLURM_STEP_NODELIST" in environment else "JOB"

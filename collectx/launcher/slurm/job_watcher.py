@@ -3,7 +3,7 @@
     start(worker, ...) -> JobHandle    the trainer's thread; only the first start of all waits for the scheduler
     watcher thread                     submits replacements, polls all jobs, cancels
 
-Runs in the trainer's process. The watcher thread makes the slow calls, so that batches do not wait for the scheduler.
+The watcher thread makes the slow calls, so that batches do not wait for the scheduler.
 """
 
 from __future__ import annotations

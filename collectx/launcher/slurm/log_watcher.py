@@ -4,7 +4,7 @@
         \\-- the job's log <--- a thread of the trainer, on the same node
 
 The shell outlives its worker, and its output reaches the log over srun's connection, even without a shared file system.
-If the shell is killed or its node is lost, srun writes that to the log. Used in the trainer's process.
+If the shell is killed or its node is lost, srun writes that to the log.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ itself after SIGTERM as failed: an interrupted run asks for the requeue itself.
     the trainer's node is lost: SLURM takes it out of a job that may lose nodes, which continues
         a worker whose connection is gone: `end_after_loss` -> the job is pending, or cancelled
 
-Used in the trainer's process, in that of a worker, and at submission.
+Also used in the worker's process (`end_after_loss`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_requeue_wanted(launcher: JobLauncherConfig, preempts: Callable[[str | Non
 
 
 def num_requeues(environment: Mapping[str, str]) -> int:
-    """How often SLURM has started the job of this process before."""
+    """Returns how often SLURM has started the job of this process before."""
     return int(environment.get("SLURM_RESTART_COUNT", 0))
 
 
@@ -73,9 +73,6 @@ def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
 def end_after_loss(node: str, cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
     """Requeues or cancels the job of this process if SLURM has taken `node`, that of the trainer, out of it; returns
     "requeued" or "cancelled", or an empty string if it has not. Blocks for a few commands.
-
-    Raises:
-        LauncherError: SLURM does not answer.
     """
     job = job_id(environment)
     state = commands.states([job]).get(job)

@@ -5,8 +5,6 @@ job, which SLURM starts together, on different nodes, and ends together:
 
     batch script --- srun --het-group=0: task 0, the trainer
                        \\- --het-group=1: task r, worker r - 1
-
-Used by the `collectx` command on the submitting host.
 """
 
 from __future__ import annotations

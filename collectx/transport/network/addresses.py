@@ -1,6 +1,4 @@
-"""This host's network addresses, and sockets that listen on them. Used by the handshake, and wherever the trainer's
-addresses are chosen.
-"""
+"""This host's network addresses, and sockets that listen on them."""
 
 from __future__ import annotations
 

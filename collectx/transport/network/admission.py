@@ -1,6 +1,5 @@
 """Admits workers: greets those that know the secret and are expected, and makes their pairs, in the listener's threads.
-
-Used by the network transport, whose thread takes the admitted workers.
+The thread of the network transport takes the admitted workers.
 """
 
 from __future__ import annotations

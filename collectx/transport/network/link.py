@@ -1,6 +1,4 @@
-"""The worker's end of the network transport. Runs in the worker's process; the trainer's end is
-`collectx/transport/network/transport.py`.
-"""
+"""The worker's end of the network transport. The trainer's end is `collectx/transport/network/transport.py`."""
 
 from __future__ import annotations
 
@@ -54,9 +52,6 @@ def join_trainer(
 
     Returns:
         The worker's spec as JSON-compatible data, and its link.
-
-    Raises:
-        RendezvousError: the trainer was not found, or has refused this worker.
     """
     deadline = time.monotonic() + timeout_s
     # It gives up before the trainer does, so that the trainer can report the reason.
@@ -129,7 +124,7 @@ class NetworkLink:
             self._receive_weights(message_buffer(self._nbytes))
         self._newest: torch.Tensor | None = None
         self._version = -1
-        # Of the last grant.
+        # The version that the last grant requires.
         self._least_version = -1 if self._grants_name_version else 0
 
     @property
@@ -239,11 +234,7 @@ class NetworkLink:
             self.connection.send_bytes(message)
 
     def _receive_messages(self, timeout_s: float | None) -> None:
-        """Handles the trainer's messages; blocks until there is one, for at most `timeout_s`.
-
-        Raises:
-            RendezvousError: a request is not the trainer's.
-        """
+        """Handles the trainer's messages; blocks until there is one, for at most `timeout_s`."""
         try:
             # `Connection.poll` would make a new selector each time.
             while not self._is_closed and self._poller.poll(None if timeout_s is None else 1000.0 * timeout_s):

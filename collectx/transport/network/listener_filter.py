@@ -1,7 +1,7 @@
 """Filters on the ports where torch listens: gloo and TensorPipe authenticate no peer, and a stranger's bytes can crash
 the process. The filters drop new connections while no peer is expected; open connections are not affected.
 
-Used by the pairs over gloo and RPC. Linux only; elsewhere the ports stay open.
+Linux only; elsewhere the ports stay open.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the pairs over process groups of torch.distributed (gloo, NCCL, UCC) have in common."""
+"""The common part of the pairs over process groups of torch.distributed (gloo, NCCL, UCC)."""
 
 from __future__ import annotations
 

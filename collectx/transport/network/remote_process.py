@@ -1,7 +1,4 @@
-"""The trainer's record of a worker that it reaches over a network.
-
-Used by the network transport, admission and weight synchronisation.
-"""
+"""The trainer's record of a worker that it reaches over a network."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ weights and never wait.
 Both ends post their receives as early as possible, so that gloo fills the memory in the background while envs step and
 the trainer learns. The trainer sleeps in one epoll over the connections; an idle worker costs nothing.
 
-In the trainer's process. The worker's end is `collectx/transport/network/link.py`.
+This is the trainer's end. The worker's end is `collectx/transport/network/link.py`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class NetworkTransport:
         self._config = PairConfig(timeout_s, backend, tuple(devices), dict(options or {}))
         self._supervisor = supervisor
         self._workers = supervisor.workers
-        # Of each worker and slot. It outlives the worker, as its last batches may not have been gathered yet.
+        # By worker and slot. Outlives the worker, whose last batches may not have been gathered yet.
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
         # Slots whose FULL has arrived, perhaps before their last bytes, and replies that were sent after them.
         self._announced: list[tuple[RemoteProcess, Arrival | Reply]] = []

@@ -1,7 +1,5 @@
 """Sends weights to remote workers: one transfer per worker at a time, few workers at a time. Sends the newest version
 only or, with `BatchSpec.grants_name_version`, the versions that the worker's grants name.
-
-Used by the trainer's end of the network transport.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
 """The status of runs that are jobs, from what SLURM says and what is in their folders."""
 
 import re
+import threading
 from contextlib import closing
 
 import pytest
 from composing import composed
 
 from collectx.errors import LauncherError
-from collectx.jobs.status import read_job, status_of_job, write_job
+from collectx.jobs.status import named_run, read_job, status_of_job, status_of_process, write_job
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.run import RunFolder, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
+from collectx.run.folder import locked
 
 
 @pytest.fixture
@@ -92,3 +94,15 @@ def test_a_run_in_a_job_of_submitit_has_that_job(tmp_path, monkeypatch):
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
     snapshot.write(composed(), files, [])
     assert read_job(files) is None
+
+
+def test_a_run_that_is_starting_is_running_and_its_configuration_is_awaited(tmp_path):
+    files, cfg = RunFolder(tmp_path / "run"), composed()
+    files.begin()
+    with locked(files, replace=True):
+        assert status_of_process(files).status == "running"
+        assert status_of_process(files).detail == "it is starting"
+        writer = threading.Timer(0.2, snapshot.write, (cfg, files, []))
+        writer.start()
+        assert named_run(files).cfg == cfg
+        writer.join()

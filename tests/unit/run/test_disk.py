@@ -44,7 +44,7 @@ def full(monkeypatch, within):
         ("metrics.jsonl", "failed", {"result.json", "final.pt"}),
         ("events.jsonl", "completed", {"result.json", "final.pt"}),
         ("final.pt", "failed", {"result.json"}),
-        ("result.json", "completed", {"final.pt"}),
+        ("result.json", "failed", {"final.pt"}),
         ("meta.json", "failed", {"result.json"}),
     ],
 )

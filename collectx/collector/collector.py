@@ -18,6 +18,7 @@ from collectx.collector.batch_info import BatchInfo, DeliverySpec
 from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import WorkerState
+from collectx.collector.saved_state import CollectorState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reply, Reset, Transport, Writes
@@ -256,7 +257,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         for worker, count in (by_worker or {}).items():
             self.pool.records[worker].num_frames += count
 
-    def state(self, wait_for_workers: bool = True) -> dict[str, Any]:
+    def state(self, wait_for_workers: bool = True) -> CollectorState:
         """Returns the state for `load`, see saved_state.py. Blocks until the workers have filled the slots that were
         granted before, and have replied.
 
@@ -281,12 +282,12 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             **saved_state.save_workers(self.pool.records, replies),
         }
 
-    def load(self, state: Mapping[str, Any], seed: int) -> dict[int, str]:
+    def load(self, state: CollectorState | Mapping[str, Any], seed: int) -> dict[int, str]:
         """Continues the counts and the undelivered batches of a state, and restores the workers. Blocks until those
         have replied that take part; the others are restored before they do (`saved_state.first_requests`).
 
         Args:
-            state: of a collector with the same configuration. Its weights are not published.
+            state: of a collector with the same configuration. Its weights are not published, and may be missing.
             seed: the run's; workers that are not restored begin new episodes with seeds derived from it.
 
         Returns:

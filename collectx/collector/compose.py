@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import Collector
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import FailurePolicy, Role
-from collectx.collector.saved_state import first_incarnations, first_requests
+from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests
 from collectx.config.derived import (
     backend_of,
     frames_per_part,
@@ -61,7 +61,7 @@ def build(
     launcher: Launcher | None = None,
     overrides: Sequence[WorkerOverrides] = (),
     recorded: Sequence[RecordedBatch] | None = None,
-    resume: Mapping[str, Any] | None = None,
+    resume: CollectorState | None = None,
     outer: Placement | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for the workers.

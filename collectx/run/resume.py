@@ -24,6 +24,7 @@ from collectx.run.reproduce import order_of
 from collectx.run.result import Record, Status
 
 if TYPE_CHECKING:
+    from collectx.collector.saved_state import CollectorState
     from collectx.collector.trajectories import Assembler
     from collectx.trainer.base import Trainer
 
@@ -68,7 +69,7 @@ class ResumePoint:
         if passed:
             text = "{}={}: {} has {} {} already: choose more."
             raise ConfigError([text.format(name, end, path, done, what) for name, end, done, what in passed])
-        self.collector: dict[str, Any] = self._state["collector"]
+        self.collector: CollectorState = self._state["collector"]
         # The file may be larger than the memory.
         lines, self._digest, count, frames = files.read_metrics(), Digest(), 0, None
         for count, line in enumerate(islice(lines, self.batches), start=1):

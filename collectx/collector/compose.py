@@ -49,7 +49,7 @@ from collectx.schedule.bounded_lag import BoundedLagSchedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import BatchSpec, Transport
-from collectx.worker.spec import Placement, WorkerOverrides, WorkerSpec
+from collectx.worker.spec import Placement, WorkerExtras, WorkerOverrides, WorkerSpec
 
 
 def build(
@@ -197,17 +197,8 @@ class SpecMaker:
             devices=overrides.devices or self._cfg.devices,
             collector=collector,
         )
-        return WorkerSpec(
-            cfg,
-            self._placement(worker, incarnation),
-            self._num_envs,
-            overrides.steps,
-            overrides.should_end,
-            overrides.hooks,
-            overrides.user_collector,
-            overrides.keeps_weights,
-            self.served,
-        )
+        extras = {field.name: getattr(overrides, field.name) for field in dataclasses.fields(WorkerExtras)}
+        return WorkerSpec(cfg, self._placement(worker, incarnation), self._num_envs, self.served, **extras)
 
     def make_server(self, index: int, incarnation: int) -> WorkerSpec:
         """The spec of the inference server, with the envs and the device of the first worker."""

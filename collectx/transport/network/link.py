@@ -194,7 +194,7 @@ class NetworkLink:
             self._version = stamp_of(buffer) - 1
             if unused is not None:
                 self._receive_weights(unused)
-            self._send_message(messages.pack_have(self._version))
+            self._send_message(messages.pack_version(messages.HAVE, self._version))
 
     def send(self, slot: int, report: BatchReport) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any
@@ -21,7 +21,7 @@ from collectx.collector.record import WorkerState
 from collectx.collector.saved_state import CollectorState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reply, Reset, Transport, Writes
+from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
 from collectx.worker.spec import env_seed
 
 
@@ -184,22 +184,24 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self._schedule.arrived(event)
         elif isinstance(event, Joined):
             self.pool.handle_joined(event)
-        elif isinstance(event, Reply) and not self.pool.records[event.worker].first_requests:
-            self.pool.handle_reply(event)
-        else:
-            self._handle_change(event)
-
-    def _handle_change(self, event: Departure | Reply) -> None:
-        """Handles that a worker is gone, or the first reply of one that is starting."""
-        try:
-            if isinstance(event, Reply):
+        elif isinstance(event, Departure):
+            with self._final_errors():
+                grants = self.pool.handle_departure(event, self._is_interrupted)
+            self._grant(grants)
+        elif self.pool.records[event.worker].first_requests:
+            with self._final_errors():
                 self.pool.handle_first_reply(event, self.num_batches)
-                return
-            grants = self.pool.handle_departure(event, self._is_interrupted)
+        else:
+            self.pool.handle_reply(event)
+
+    @contextmanager
+    def _final_errors(self) -> Iterator[None]:
+        """Keeps an error of the block, which each later use of the collector raises again."""
+        try:
+            yield
         except Exception as failure:
             self._failure = failure
             raise
-        self._grant(grants)
 
     @property
     def steps(self) -> list[int]:

@@ -45,6 +45,9 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self.owner = Owner()
         self._schedule = schedule
         self._spec = spec
+        # Where batches are copied: into other memory of the transport's device, to another device, or nowhere.
+        self._copies = not spec.zero_copy and spec.storing_device is None
+        self._copy_to = None if spec.zero_copy else spec.storing_device
         self.pool = pool
         self.num_batches = 0
         self._is_interrupted = False
@@ -73,9 +76,9 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         spec = self._spec
         with self.owner:
             parts, waited_s = self._wait_for_parts()
-            memory = self._gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
-            if spec.storing_device is not None and not spec.zero_copy:
-                memory = memory.to(spec.storing_device, copy=True)
+            memory = self._gather(parts, copy=self._copies)
+            if self._copy_to is not None:
+                memory = memory.to(self._copy_to, copy=True)
             self._count(parts, waited_s)
             if not spec.zero_copy:
                 self._release_slots()

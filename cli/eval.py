@@ -9,7 +9,7 @@ import shutil
 from dataclasses import fields
 
 from collectx.cli.arguments import Arguments, subcommand
-from collectx.cli.saved import compose_saved, read_snapshot, run_folder
+from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.schema.run import EvalOptions
 from collectx.run import printing, saved_config
 from collectx.run.files import write_json
@@ -32,7 +32,7 @@ def _eval(arguments: Arguments) -> int:
     why_no_sweep = "eval evaluates one run: repeat it for each point of a sweep."
     files, words = run_folder(arguments, _USAGE, why_no_sweep)
     saved_config.check_folder(files)
-    saved = read_snapshot(saved_config.newest_config(files))
+    saved = saved_config.read_config(saved_config.newest_config(files))
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
     _, cfg = compose_saved(files, saved, overrides, arguments)
     from collectx.run import evaluation, trained

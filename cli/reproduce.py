@@ -15,7 +15,7 @@ from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import compose_saved, read_snapshot, run_folder
+from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.derived import SCHEDULES
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import Outcome
@@ -42,7 +42,7 @@ def _reproduce(arguments: Arguments) -> int:
     old, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     saved_config.check_folder(old)
     path, change = saved_config.repeatable_config(old)
-    saved = read_snapshot(path)
+    saved = saved_config.read_config(path)
     # A damaged file is reported before the run, not after it.
     digests = [line.get("digest") for line in old.read_metrics()][: None if change is None else change.batches]
     result, _ = old.read_result(), list(old.read_events())

@@ -10,7 +10,7 @@ from dataclasses import replace
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
-from collectx.cli.saved import compose_saved, read_snapshot, run_folder
+from collectx.cli.saved import compose_saved, run_folder
 from collectx.errors import ConfigError
 from collectx.jobs.status import where_running
 from collectx.run import saved_config
@@ -34,7 +34,7 @@ def _resume(arguments: Arguments) -> int:
     if where := where_running(files):
         raise ConfigError([f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}"])
     saved_config.check_folder(files)
-    saved = read_snapshot(saved_config.newest_config(files))
+    saved = saved_config.read_config(saved_config.newest_config(files))
     if begins_anew(files):
         raise ConfigError(
             [

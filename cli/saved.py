@@ -13,7 +13,7 @@ from collectx.cli.compose import Composer
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, foreign_code, saved_config
+from collectx.run import RunFolder, foreign_code
 
 _PRIMARY = "_collectx_snapshot"
 
@@ -31,11 +31,6 @@ def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[Run
     if arguments.is_multirun:
         raise UsageError([why_no_sweep])
     return RunFolder(folders[0]), tuple(word for word in arguments.words if word not in folders)
-
-
-def read_snapshot(path: Path) -> dict[str, Any]:
-    """The saved configuration in a file as plain data, without the part of Hydra, such as the run folder."""
-    return {key: value for key, value in saved_config.read_config(path).items() if key != "hydra"}
 
 
 def compose_saved(

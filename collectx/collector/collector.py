@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any
@@ -18,9 +18,10 @@ from collectx.collector.batch_info import BatchInfo, DeliverySpec
 from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import WorkerState
+from collectx.collector.saved_state import CollectorState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reply, Reset, Transport, Writes
+from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
 from collectx.worker.spec import env_seed
 
 
@@ -44,6 +45,9 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self.owner = Owner()
         self._schedule = schedule
         self._spec = spec
+        # Where batches are copied: into other memory of the transport's device, to another device, or nowhere.
+        self._copies = not spec.zero_copy and spec.storing_device is None
+        self._copy_to = None if spec.zero_copy else spec.storing_device
         self.pool = pool
         self.num_batches = 0
         self._is_interrupted = False
@@ -72,9 +76,9 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         spec = self._spec
         with self.owner:
             parts, waited_s = self._wait_for_parts()
-            memory = self._gather(parts, copy=not spec.zero_copy and spec.storing_device is None)
-            if spec.storing_device is not None and not spec.zero_copy:
-                memory = memory.to(spec.storing_device, copy=True)
+            memory = self._gather(parts, copy=self._copies)
+            if self._copy_to is not None:
+                memory = memory.to(self._copy_to, copy=True)
             self._count(parts, waited_s)
             if not spec.zero_copy:
                 self._release_slots()
@@ -180,22 +184,24 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self._schedule.arrived(event)
         elif isinstance(event, Joined):
             self.pool.handle_joined(event)
-        elif isinstance(event, Reply) and not self.pool.records[event.worker].first_requests:
-            self.pool.handle_reply(event)
-        else:
-            self._handle_change(event)
-
-    def _handle_change(self, event: Departure | Reply) -> None:
-        """Handles that a worker is gone, or the first reply of one that is starting."""
-        try:
-            if isinstance(event, Reply):
+        elif isinstance(event, Departure):
+            with self._final_errors():
+                grants = self.pool.handle_departure(event, self._is_interrupted)
+            self._grant(grants)
+        elif self.pool.records[event.worker].first_requests:
+            with self._final_errors():
                 self.pool.handle_first_reply(event, self.num_batches)
-                return
-            grants = self.pool.handle_departure(event, self._is_interrupted)
+        else:
+            self.pool.handle_reply(event)
+
+    @contextmanager
+    def _final_errors(self) -> Iterator[None]:
+        """Keeps an error of the block, which each later use of the collector raises again."""
+        try:
+            yield
         except Exception as failure:
             self._failure = failure
             raise
-        self._grant(grants)
 
     @property
     def steps(self) -> list[int]:
@@ -254,7 +260,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         for worker, count in (by_worker or {}).items():
             self.pool.records[worker].num_frames += count
 
-    def state(self, wait_for_workers: bool = True) -> dict[str, Any]:
+    def state(self, wait_for_workers: bool = True) -> CollectorState:
         """Returns the state for `load`, see saved_state.py. Blocks until the workers have filled the slots that were
         granted before, and have replied.
 
@@ -276,12 +282,12 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             **saved_state.save_workers(self.pool.records, replies),
         }
 
-    def load(self, state: Mapping[str, Any], seed: int) -> dict[int, str]:
+    def load(self, state: CollectorState | Mapping[str, Any], seed: int) -> dict[int, str]:
         """Continues the counts and the undelivered batches of a state, and restores the workers. Blocks until those
         have replied that take part; the others are restored before they do (`saved_state.first_requests`).
 
         Args:
-            state: of a collector with the same configuration. Its weights are not published.
+            state: of a collector with the same configuration. Its weights are not published, and may be missing.
             seed: the run's; workers that are not restored begin new episodes with seeds derived from it.
 
         Returns:

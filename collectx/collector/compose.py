@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import Collector
 from collectx.collector.pool import WorkerPool
 from collectx.collector.record import FailurePolicy, Role
-from collectx.collector.saved_state import first_incarnations, first_requests
+from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests
 from collectx.config.derived import (
     backend_of,
     frames_per_part,
@@ -47,7 +47,7 @@ from collectx.schedule.base import Schedule
 from collectx.schedule.replay import RecordedBatch, ReplaySchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import BatchSpec, Transport
-from collectx.worker.spec import Placement, WorkerOverrides, WorkerSpec
+from collectx.worker.spec import Placement, WorkerExtras, WorkerOverrides, WorkerSpec
 
 
 def build(
@@ -59,7 +59,7 @@ def build(
     launcher: Launcher | None = None,
     overrides: Sequence[WorkerOverrides] = (),
     recorded: Sequence[RecordedBatch] | None = None,
-    resume: Mapping[str, Any] | None = None,
+    resume: CollectorState | None = None,
     outer: Placement | None = None,
 ) -> Collector:
     """Starts the workers and returns the collector over them. Does not wait for the workers.
@@ -191,17 +191,8 @@ class SpecMaker:
             devices=overrides.devices or self._cfg.devices,
             collector=collector,
         )
-        return WorkerSpec(
-            cfg,
-            self._placement(worker, incarnation),
-            self._num_envs,
-            overrides.steps,
-            overrides.should_end,
-            overrides.hooks,
-            overrides.user_collector,
-            overrides.keeps_weights,
-            self.served,
-        )
+        extras = {field.name: getattr(overrides, field.name) for field in dataclasses.fields(WorkerExtras)}
+        return WorkerSpec(cfg, self._placement(worker, incarnation), self._num_envs, self.served, **extras)
 
     def make_server(self, index: int, incarnation: int) -> WorkerSpec:
         """The spec of the inference server, with the envs and the device of the first worker."""

@@ -178,6 +178,8 @@ class WorkerPool:
             num_batches: how many batches the run has delivered.
         """
         if reply.error is not None:
+            # Final with every `on_worker_failure`, as in `Collector.load`: the worker is not gone. Envs that cannot be
+            # restored begin new episodes without an error, so the code that loads the saved state has raised.
             raise reply.error
         worker = self.records[reply.worker]
         worker.has_replied, worker.first_requests = True, worker.first_requests[1:]

@@ -1,11 +1,5 @@
 """The state of a collector, which `Collector.state` returns and `Collector.load` takes: tensors and plain data.
 
-    frames, batches, frames_by_worker   delivered so far
-    version, weights                    the newest weights that were published for all workers
-    undelivered                         the batches that are full and were not delivered, see `save_batch`
-    lives                               the workers' incarnations, by index; see `Placement`
-    workers                             by worker: what `RequestHandler.state` returns
-
 A worker whose process is still starting is saved with the state that waits for that process, if there is one. A worker
 that was never ready has no entry in `lives`. At resume, a worker with an entry in `workers` continues in the same
 incarnation: its envs continue their episodes or, where envs cannot be saved, begin new ones with the next trajectory
@@ -16,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -25,7 +19,36 @@ from collectx.collector.record import WorkerRecord
 from collectx.transport.base import Arrival, BatchReport, Request
 
 
-def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> dict[str, dict[int, Any]]:
+class SavedWorkers(TypedDict):
+    """The part of the state that is about the workers.
+
+    Attributes:
+        lives: the workers' incarnations, by index; see `Placement`.
+        workers: by worker: what `RequestHandler.state` returns.
+    """
+
+    lives: dict[int, int]
+    workers: dict[int, dict[str, Any]]
+
+
+class CollectorState(SavedWorkers):
+    """The state.
+
+    Attributes:
+        frames, batches, frames_by_worker: delivered so far.
+        version, weights: the newest weights that were published for all workers.
+        undelivered: the batches that are full and were not delivered, see `save_batch`.
+    """
+
+    frames: int
+    batches: int
+    frames_by_worker: dict[int, int]
+    version: int
+    weights: torch.Tensor
+    undelivered: list[dict[str, Any]]
+
+
+def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> SavedWorkers:
     """Returns the entries `lives` and `workers`; `replies` are those to the request "state"."""
     # The states in requests to load one.
     kept = {worker.index: arguments[0] for worker in records for _, arguments in worker.first_requests if arguments}
@@ -37,12 +60,12 @@ def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) ->
     return {"lives": lives, "workers": {index: saved for index, saved in replies.items() if saved is not None} | kept}
 
 
-def first_incarnations(state: Mapping[str, Any]) -> dict[int, int]:
+def first_incarnations(state: CollectorState) -> dict[int, int]:
     """The incarnations with which the workers continue after `state`."""
     return {worker: last + (worker not in state["workers"]) for worker, last in state["lives"].items()}
 
 
-def first_requests(state: Mapping[str, Any] | None, worker: int) -> list[Request]:
+def first_requests(state: CollectorState | None, worker: int) -> list[Request]:
     """The requests to a worker before it takes part; see `WorkerPool`. `state` is that of the collector to continue, or
     None."""
     requests = [Request("ready")]

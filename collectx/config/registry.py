@@ -22,7 +22,6 @@ import yaml
 from collectx.config.schema import collector, env, launcher, policy, trainer
 from collectx.config.schema.fields import section_of
 from collectx.config.schema.run import SECTIONS, RunConfig
-from collectx.errors import ConfigError
 
 # The groups, in the order of the data path; a choice in each is needed, but for those of `DEFAULTS`.
 GROUPS = ("env", "policy", "collector", "inference", "backend", "launcher", "devices", "trainer")
@@ -114,13 +113,7 @@ def schemas(group: str) -> dict[str, Any]:
 
 
 def implementation(group: str, name: str) -> Any:
-    """Imports what builds a kind. None where nothing does.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
-    if name not in KINDS[group]:
-        raise ConfigError([f"{group}.kind={name} is not one of {', '.join(KINDS[group])}."])
+    """Imports what builds a kind. None where nothing does."""
     module, _, attribute = KINDS[group][name].implementation.partition(":")
     if not module:
         return None
@@ -188,11 +181,15 @@ def _from_dict(cls: Any, values: Mapping[str, Any]) -> Any:
 def limits_of(path: str) -> Mapping[str, Any]:
     """The range of an option, as `limits_of("collector.num_slots")`; see `collectx.config.schema.fields`."""
     group, _, name = path.rpartition(".")
-    classes: Iterable[Any] = schemas(group).values() if group else (RunConfig,)
-    return next(field.metadata for cls in classes for field in fields(cls) if field.name == name)
+    return next(field.metadata for cls in _classes(group) for field in fields(cls) if field.name == name)
+
+
+def _classes(group: str) -> Iterable[Any]:
+    return schemas(group).values() if group else (RunConfig,)
 
 
 def marked(group: str, mark: str) -> list[str]:
-    """The options of a group, of all its kinds, with a mark of `collectx.config.schema.fields`, such as "is_kept"."""
-    options = (field for cls in schemas(group).values() for field in fields(cls))
+    """The options of a group, of all its kinds, with a mark of `collectx.config.schema.fields`, such as "is_kept"; of
+    the group "", those of `RunConfig`: sections and `seed`."""
+    options = (field for cls in _classes(group) for field in fields(cls))
     return list(dict.fromkeys(field.name for field in options if field.metadata.get(mark)))

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
-from collectx.errors import ConfigError
 from collectx.random_state import preserve_random_state
 from collectx.user_objects import UserEnvConfig
 
@@ -24,15 +23,13 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
         incarnation: of its worker; see `collectx.worker.spec.Placement`.
 
     Raises:
-        ConfigError: the configuration is wrong, or a package that it needs is not installed.
+        ConfigError: what the configuration names is not there, or a package that it needs is not installed.
         SpaceError: a space that cannot be stored as tensors.
     """
     if isinstance(cfg, UserEnvConfig):
         from collectx.env.user_env import make_user_env
 
         return make_user_env(cfg)
-    if cfg.num_envs < 1:
-        raise ConfigError([f"env.num_envs={cfg.num_envs} is below 1"])
     return implementation("env", cfg.kind)(cfg, first_index, incarnation)
 
 

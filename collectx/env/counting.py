@@ -21,7 +21,6 @@ from gymnasium import spaces
 from collectx.batch import Leaf
 from collectx.config.schema.env import CountingEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
-from collectx.errors import ConfigError
 
 # The number of an env's first episode is this, times the incarnation of the env's worker.
 EPISODES_PER_INCARNATION = 2**32
@@ -36,13 +35,6 @@ class CountingEnv(Env):
     """
 
     def __init__(self, cfg: CountingEnvConfig, first_index: int, incarnation: int):
-        problems = []
-        if cfg.observation_size < 3:
-            problems.append(f"env.observation_size={cfg.observation_size} is below 3: index, episode and step need 3")
-        if cfg.episode_length < 1:
-            problems.append(f"env.episode_length={cfg.episode_length} is below 1")
-        if problems:
-            raise ConfigError(problems)
         space = spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (cfg.observation_size,), np.int64)
         leaf = Leaf(("observation",), space.shape, torch.int64)
         action = Leaf(("action",), (), torch.int64)

@@ -37,8 +37,6 @@ def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
 
 def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any] | None:
     """The callable of `cfg.entry_point`, or None for `cfg.id`; registers the ids of ALE."""
-    if (cfg.id is None) == (cfg.entry_point is None):
-        raise ConfigError([f"env.id={cfg.id} and env.entry_point={cfg.entry_point}: give exactly one of the two"])
     if cfg.id is None:
         return resolve(cfg.entry_point, "env.entry_point")
     if cfg.id.startswith("ALE/"):

@@ -249,9 +249,6 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
     if entry_point is not None:
         return as_vector_env(entry_point(num_envs=cfg.num_envs, **cfg.kwargs), cfg.info_keys)
     vectorization = cfg.vectorization_mode
-    known = [mode.value for mode in gymnasium.VectorizeMode]
-    if vectorization not in known:
-        raise ConfigError([f"env.vectorization_mode={vectorization} is not one of {', '.join(known)}"])
     vector_kwargs: dict[str, Any] = {}
     if vectorization in ("sync", "async"):
         mode = _parse_mode(cfg.autoreset_mode) or AutoresetMode.DISABLED

@@ -52,22 +52,13 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     """The network of `cfg`, on the CPU, as a policy of class `kind`.
 
     Raises:
-        ConfigError: the observation is not one image, the image is smaller than the convolutions need, or the three
-            lists differ in length.
+        ConfigError: the observation is not one image, or the image is smaller than the convolutions need.
         SpaceError: an action space without a head (see `collectx.policy.heads`).
     """
     leaves = spec.inputs
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
         raise ConfigError([f"policy.kind=cnn takes one image, but the env observes {names}: use policy=custom."])
-    lengths = {len(cfg.channels), len(cfg.kernel_sizes), len(cfg.strides)}
-    if len(lengths) != 1 or 0 in lengths:
-        raise ConfigError(
-            [
-                f"policy.channels={list(cfg.channels)}, policy.kernel_sizes={list(cfg.kernel_sizes)} and "
-                f"policy.strides={list(cfg.strides)} have one entry per convolution: give them the same length."
-            ]
-        )
     encode = Image(leaves[0].shape, cfg.scale)
     layers: list[nn.Module] = []
     channels, height, width = encode.num_channels, encode.height, encode.width

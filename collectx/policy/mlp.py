@@ -6,7 +6,6 @@ from torch import nn
 
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.env.base import EnvSpec
-from collectx.errors import ConfigError
 from collectx.policy.stochastic import Flatten, StochasticPolicy
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -22,11 +21,8 @@ def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     """The network of `cfg`, on the CPU, as a policy of class `kind`.
 
     Raises:
-        ConfigError: an unknown activation.
         SpaceError: an action space without a head (see `collectx.policy.heads`).
     """
-    if cfg.activation not in ACTIVATIONS:
-        raise ConfigError([f"policy.activation={cfg.activation} is unknown: use one of {', '.join(ACTIVATIONS)}."])
     encode = Flatten(spec.inputs, spec.observation_space)
     layers: list[nn.Module] = []
     width = encode.num_outputs

@@ -3,6 +3,16 @@ observation is written twice: as next.observation of its step, and as observatio
 
     step t:      observation --policy--> action --env--> next.observation, reward, terminated, truncated
     step t + 1:  observation = next.observation, or the first observation of a new episode where one ended
+
+The step body exists once for each kind of group (`segments.rollout_class`, `RolloutSource`):
+
+    class           module        used for
+    Rollout         loop.py       several envs, or a policy that writes an observation
+    OneEnvRollout   one_env.py    one env
+    RaggedRollout   segments.py   envs that spend a step on a reset (`EnvSpec.ragged`)
+    ServedGroup     served.py     envs whose policy the inference server calls
+
+With random actions, a `ServedGroup` steps as a `Rollout` does.
 """
 
 from __future__ import annotations

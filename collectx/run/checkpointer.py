@@ -28,7 +28,7 @@ from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
 from collectx.run.result import Record
 from collectx.run.resume import buffer_file
-from collectx.run.signals import Signals
+from collectx.run.signals import RunStopped, Signals
 
 if TYPE_CHECKING:
     from collectx.collector import Collector
@@ -110,7 +110,7 @@ class Checkpointer:
             return
         if self._collector.num_batches != statistics.batches:
             message = "a signal came while a batch was delivered"
-            self._events("checkpoint_failed", batches=statistics.batches, message=message)
+            self._events("checkpoint_failed", batches=statistics.batches, type=RunStopped.__name__, message=message)
             return
         began_s = time.monotonic()
         buffers = getattr(self._trainer, "replay_buffers", {})
@@ -138,7 +138,7 @@ class Checkpointer:
             message = f"{type(error).__name__}: {error}"
             if isinstance(error, OSError):
                 message = f"{error.filename or self._checkpoints.path}: {error.strerror or error}"
-            self._events("checkpoint_failed", batches=statistics.batches, message=message)
+            self._events("checkpoint_failed", batches=statistics.batches, type=type(error).__name__, message=message)
         finally:
             cost_s = time.monotonic() - began_s
             statistics.checkpoint_s += cost_s

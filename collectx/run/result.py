@@ -50,7 +50,8 @@ ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
 @dataclass(frozen=True)
 class Failure:
     """An error of the run. `type` is the exception's type with its module, unless built in; the name alone for a worker
-    that was restarted or dropped. `worker` is the index of the worker it happened in; None for the trainer."""
+    that was restarted or dropped, and for a checkpoint. `worker` is the index of the worker it happened in; None for
+    the trainer."""
 
     type: str
     message: str
@@ -73,7 +74,8 @@ class Result:
         mean_return: mean return of the last 100 finished episodes; None where none finished.
         num_episodes: finished episodes.
         digest: over all batches in order; None without `trainer.digest`.
-        failures: the errors that ended the run, then the failures of workers that were restarted or dropped.
+        failures: the errors that ended the run, then what the run survived: the failures of workers that were
+            restarted or dropped, and the different reasons why checkpoints could not be written.
         folder: the run folder.
     """
 
@@ -174,14 +176,19 @@ class Record:
         return self._status is Status.INTERRUPTED
 
     def add_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Records an event of `events.jsonl`. The failure of a worker that is restarted or dropped is a failure of the
-        run; otherwise it is raised as an error."""
+        """Records an event of `events.jsonl`. Failures of the run are that of a worker that is restarted or dropped,
+        which is otherwise raised as an error, and that of a checkpoint."""
         if name == "worker_failed":
             self._last_loss = Failure(fields["type"], fields["message"], fields["worker"])
         elif name == "envs_not_saved":
             self.is_unsaved_known = True
         elif name in ("worker_restarted", "worker_dropped") and self._last_loss is not None:
             self._recovered.append(self._last_loss)
+        elif name == "checkpoint_failed":
+            failure = Failure(fields["type"], f"no checkpoint could be written: {fields['message']}")
+            # A full disk is the reason of each failure from then on.
+            if failure not in self._recovered:
+                self._recovered.append(failure)
 
     def misconfigured(self, error: Exception) -> ConfigError:
         """Records `error` as a mistake in the configuration, and returns it as a `ConfigError`."""

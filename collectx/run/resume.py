@@ -8,7 +8,7 @@ only to read a checkpoint.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -24,6 +24,7 @@ from collectx.run.reproduce import order_of
 from collectx.run.result import Record, Status
 
 if TYPE_CHECKING:
+    from collectx.collector.saved_state import CollectorState
     from collectx.collector.trajectories import Assembler
     from collectx.trainer.base import Trainer
 
@@ -58,29 +59,44 @@ class ResumePoint:
             missing = f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."
             raise ConfigError(self.damaged or [missing])
         self._checkpoint, self._state = found
-        path, manifest = self._checkpoint.path, self._checkpoint.manifest
-        self.batches: int = manifest["batches"]
+        self.batches: int = self._checkpoint.manifest["batches"]
+        self.collector: CollectorState = self._state["collector"]
+        self._check_ends(cfg)
+        lines = files.read_metrics()
+        self._digest = self._continue_digest(files, lines)
+        self.order = self._order(files, cfg, [*lines])
+
+    def _check_ends(self, cfg: RunConfig) -> None:
+        """Raises `ConfigError` where the run has passed its end already."""
+        path, frames = self._checkpoint.path, self._checkpoint.manifest["frames"]
         ends = (
-            ("collector.total_frames", cfg.collector.total_frames, manifest["frames"], "frames"),
+            ("collector.total_frames", cfg.collector.total_frames, frames, "frames"),
             ("run.max_batches", cfg.run.max_batches, self.batches, "batches"),
         )
         passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
         if passed:
             text = "{}={}: {} has {} {} already: choose more."
             raise ConfigError([text.format(name, end, path, done, what) for name, end, done, what in passed])
-        self.collector: dict[str, Any] = self._state["collector"]
+
+    def _continue_digest(self, files: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
+        """Returns the digest of the batches until the checkpoint, whose lines it takes.
+
+        Raises:
+            DamagedFile: lines are missing or altered.
+        """
+        path, manifest = self._checkpoint.path, self._checkpoint.manifest
         # The file may be larger than the memory.
-        lines, self._digest, count, frames = files.read_metrics(), Digest(), 0, None
+        digest, count, frames = Digest(), 0, None
         for count, line in enumerate(islice(lines, self.batches), start=1):
             frames = line.get("frames")
             try:
-                self._digest.resume([line["digest"]] if "digest" in line else [])
+                digest.resume([line["digest"]] if "digest" in line else [])
             except (AttributeError, ValueError) as error:
                 raise DamagedFile([f"{files.metrics}: line {count}: its digest is {line['digest']!r}"]) from error
         if (count, frames) != (self.batches, manifest["frames"]):
             has = f"has {count} lines up to {frames} frames, {path} is of {self.batches} batches"
             raise DamagedFile([f"{files.metrics}: {has} and {manifest['frames']} frames"])
-        self.order = self._order(files, cfg, list(lines))
+        return digest
 
     def _order(self, files: RunFolder, cfg: RunConfig, lines: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
         losses = ("worker_restarted", "worker_dropped")

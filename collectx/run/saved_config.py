@@ -22,9 +22,6 @@ from collectx.run import snapshot
 from collectx.run.folder import RunFolder, runs_below
 from collectx.run.result import Result, Status
 
-# Sections without an effect on the content of the batches.
-_NO_EFFECT = ("run", "checkpoint", "launcher", "logger", "eval", "hydra")
-
 
 def newest_config(files: RunFolder) -> Path:
     """The configuration with which the run was begun or resumed last."""
@@ -104,7 +101,7 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A saved configuration as plain data.
+    """A saved configuration as plain data, without a part of Hydra: where a run writes to is not the folder's to say.
 
     Raises:
         DamagedFile: it cannot be read.
@@ -121,7 +118,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise DamagedFile([f"{path}: is not a configuration"])
     if isinstance(content.get("launcher"), dict):
         content["launcher"].pop("hydra_mode", None)  # older snapshots have this key
-    return {str(key): value for key, value in content.items()}
+    return {str(key): value for key, value in content.items() if key != "hydra"}
 
 
 def config_text(cfg: RunConfig) -> str:
@@ -143,9 +140,7 @@ def saved_config(files: RunFolder) -> RunConfig:
     Raises:
         ConfigError: it cannot be read, or has problems.
     """
-    content = read_config(newest_config(files))
-    # The run folder is not part of the configuration.
-    cfg, problems = check_config({key: value for key, value in content.items() if key != "hydra"})
+    cfg, problems = check_config(read_config(newest_config(files)))
     if problems:
         raise ConfigError([problem.text() for problem in problems])
     return cfg
@@ -194,11 +189,12 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The options of `other` that differ from those of `one` and have an effect on the content of the batches."""
     # A trainer that anneals its learning rate learns otherwise if the run has another length.
     is_length_free = not (other.get("trainer") or {}).get("anneal")
-    no_effect = {"collector": [*marked("collector", "is_without_effect"), *["total_frames"] * is_length_free]}
+    mark = "is_without_effect"
+    no_effect = {"": marked("", mark), "collector": [*marked("collector", mark), *["total_frames"] * is_length_free]}
     differences = []
     for section in {**one, **other}:
         before, after = one.get(section), other.get(section)
-        if section in _NO_EFFECT or before == after:
+        if section in no_effect[""] or before == after:
             continue
         if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
             differences.append(f"{section}={after}, which was {before}")

@@ -311,4 +311,4 @@ class Link(Protocol):
         """Answers the request that `acquire` has returned."""
 
     def fail(self, error: BaseException) -> None:
-        """Reports the error that ends this worker, without waiting. Only the first call has an effect."""
+        """Reports the error that ends this worker, without waiting. Called once."""

@@ -83,18 +83,13 @@ def unpack_grant(message: bytes) -> tuple[Fill, int]:
     return Fill(slot, Reset() if code == _RESET else Reset(seed, bool(static))), version
 
 
-def pack_weights(version: int) -> bytes:
-    """The weights of `version` are being sent."""
-    return _NUMBERS.pack(WEIGHTS, version, 0, 0)
-
-
-def pack_have(version: int) -> bytes:
-    """The weights of `version` have been received."""
-    return _NUMBERS.pack(HAVE, version, 0, 0)
+def pack_version(kind: bytes, version: int) -> bytes:
+    """The weights of `version` are being sent (`WEIGHTS`), or have been received (`HAVE`)."""
+    return _NUMBERS.pack(kind, version, 0, 0)
 
 
 def unpack_version(message: bytes) -> int:
-    """The version of a WEIGHTS or HAVE message."""
+    """The version of `pack_version`."""
     _, version, _, _ = _NUMBERS.unpack(message)
     return version
 

@@ -151,7 +151,6 @@ class SharedMemoryLink(SlabLink):
         super().__init__(slab, worker)
         self._inference = inference
         self._connection = connection
-        self._has_failed = False
 
     def connect_inference(self) -> InferenceClient:
         """The requests to the inference server. Called once, in the worker's process."""
@@ -185,9 +184,7 @@ class SharedMemoryLink(SlabLink):
         self._send(messages.pack_full(slot, report))
 
     def fail(self, error: BaseException) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            self._send(messages.FAILED + pickle.dumps(RemoteFailure.of(error)))
+        self._send(messages.FAILED + pickle.dumps(RemoteFailure.of(error)))
 
     def _send(self, message: bytes) -> None:
         # If the trainer has closed or is gone, the next `acquire` returns None.

@@ -45,25 +45,29 @@ def run_worker_loop(
 ) -> Generator[None]:
     """Fills granted slots; yields after each batch that it has sent, and after each reply. Makes the source at the
     first step, and closes it at the end. An error is reported to the trainer before the source is closed, as closing
-    may hang or fail.
+    may hang or fail, and is raised with the attribute `is_reported`. An error of closing at the end is only raised, as
+    the trainer does not listen any more.
 
     Args:
         put_back: called with what was acquired when Ctrl-C interrupts the worker in the trainer's process, which then
             acquires it again. None: the interruption ends the worker.
     """
-    source = make_source()
+    source: BatchSource | None = None
     try:
-        yield from _fill_slots(link, source, put_back)
+        with reported(link):
+            source = make_source()
+            yield from _fill_slots(link, source, put_back)
     except (WorkerStopped, GeneratorExit):
-        source.close()
+        if source is not None:
+            source.close()
         raise
     except BaseException as error:
-        link.fail(error)
         try:
             if isinstance(error, Exception):
                 yield  # an inline worker's trainer raises the error before the source is closed
         finally:
-            _close_after(source, error)
+            if source is not None:
+                _close_after(source, error)
         raise
     source.close()
 
@@ -106,18 +110,20 @@ def _close_after(source: BatchSource, error: BaseException) -> None:
 
 
 def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> None:
-    """Runs the loop until the trainer says stop; an error is reported to the trainer, then raised, with the attribute
-    `is_reported`."""
-    with reported(link), suppress(WorkerStopped):
+    """Runs the loop until the trainer says stop; see `run_worker_loop`."""
+    with suppress(WorkerStopped):
         for _ in run_worker_loop(link, make_source):
             pass
 
 
 @contextmanager
 def reported(link: Link) -> Iterator[None]:
-    """Reports an error of the block to the trainer, and raises it with the attribute `is_reported`."""
+    """Reports an error of the block to the trainer, and raises it with the attribute `is_reported`. The trainer knows
+    of the end of a worker that it stops."""
     try:
         yield
+    except (WorkerStopped, GeneratorExit):
+        raise
     except BaseException as error:
         link.fail(error)
         with suppress(AttributeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,15 +54,13 @@ class RolloutSource:
         self._rollout: Rollout | ServedRollout
         self._prepared: list[Any]
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
+        self._installed: Callable[[], AbstractContextManager[None]] = self._swap_generator if is_inline else nullcontext
         with self._installed():
             self._build()
 
     @contextmanager
-    def _installed(self) -> Iterator[None]:
-        """Gives torch's generator the worker's state within the block, if it is inline."""
-        if not self._is_inline:
-            yield
-            return
+    def _swap_generator(self) -> Iterator[None]:
+        """Gives torch's generator the state of this inline worker within the block."""
         trainers = torch.get_rng_state()
         torch.set_rng_state(self._random_state)
         try:

@@ -45,18 +45,17 @@ class Placement:
 
 
 @dataclass(kw_only=True)
-class WorkerOverrides:
-    """What one worker has instead of what the run's configuration says; None: nothing.
+class WorkerExtras:
+    """What one worker does that the run's configuration cannot say.
 
     Attributes:
-        env, policy, devices, exploration_type: of the configuration.
-        steps, should_end, hooks, user_collector, keeps_weights: see `WorkerSpec`.
+        steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
+        should_end: called after every step; whether the batch ends early. Of an inline worker only.
+        hooks: called around its batches.
+        user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
+        keeps_weights: acts with the weights from its policy factory until version 1 is published.
     """
 
-    env: EnvConfig | None = None
-    policy: PolicyConfig | None = None
-    devices: DevicesConfig | None = None
-    exploration_type: str | None = None
     steps: int | None = None
     should_end: Callable[[], bool] | None = None
     hooks: Hooks = field(default_factory=Hooks)
@@ -64,8 +63,22 @@ class WorkerOverrides:
     keeps_weights: bool = False
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
+@dataclass(kw_only=True)
+class WorkerOverrides(WorkerExtras):
+    """What one worker has instead of what the run's configuration says; None: nothing.
+
+    Attributes:
+        env, policy, devices, exploration_type: of the configuration.
+    """
+
+    env: EnvConfig | None = None
+    policy: PolicyConfig | None = None
+    devices: DevicesConfig | None = None
+    exploration_type: str | None = None
+
+
+@dataclass
+class WorkerSpec(WorkerExtras):
     """One process of a worker. Picklable.
 
     Attributes:
@@ -73,22 +86,12 @@ class WorkerSpec:
             `backend` and `launcher` are those of processes that the worker starts itself.
         placement: which worker it is.
         num_envs: envs of every worker's process.
-        steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
-        should_end: called after every step; whether the batch ends early. Of an inline worker only.
-        hooks: called around its batches.
-        user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
-        keeps_weights: acts with the weights from its policy factory until version 1 is published.
         served: what the inference server writes, and the states of its policy; None: the worker has a policy.
     """
 
     cfg: RunConfig
     placement: Placement
     num_envs: int
-    steps: int | None = None
-    should_end: Callable[[], bool] | None = None
-    hooks: Hooks = field(default_factory=Hooks)
-    user_collector: UserCollector | None = None
-    keeps_weights: bool = False
     served: ServedActor | None = None
 
     @property

@@ -49,10 +49,10 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def convolutions(cfg: RunConfig) -> Iterator[Problem]:
-    """Each convolution has one entry in every list."""
+    """There is at least one convolution, and each has one entry in every list."""
     if isinstance(cfg.policy, CnnPolicyConfig):
         lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
-        if len(set(lists.values())) > 1:
+        if len(set(lists.values())) > 1 or 0 in lists.values():
             first, *others = (f"policy.{name} has {count}" for name, count in lists.items())
             rule = first.removeprefix("policy.channels ")
             yield Problem("policy.channels", f"{rule}, {', '.join(others)}", advice="give one entry per convolution.")

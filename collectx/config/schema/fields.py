@@ -79,11 +79,12 @@ def kept(option: Any = None) -> Any:
 
 
 def without_effect(option: Any = None) -> Any:
-    """An option that does not change the content of batches: a resume may change it, and `reproduce` still repeats all
-    batches."""
+    """An option or a section that does not change the content of batches: a resume may change it, and `reproduce` still
+    repeats all batches."""
     return _marked(option, "is_without_effect")
 
 
 def _marked(option: Any, mark: str) -> Any:
     option = field() if option is None else option
-    return field(default=option.default, metadata={**option.metadata, mark: True})
+    defaults = {"default": option.default, "default_factory": option.default_factory}
+    return field(**defaults, metadata={**option.metadata, mark: True})

@@ -1,5 +1,6 @@
 """The complete configuration: the groups, the seed, and the options of the run itself and of its loggers."""
 
+# ruff: noqa: RUF009, the calls in defaults make a `field`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from typing import Any
 
 from collectx.config.schema.collector import CollectorConfig, InferenceConfig
 from collectx.config.schema.env import EnvConfig
-from collectx.config.schema.fields import Section, above, at_least, kept, one_of, unsigned
+from collectx.config.schema.fields import Section, above, at_least, kept, one_of, unsigned, without_effect
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.trainer import TrainerConfig
@@ -98,15 +99,15 @@ class RunConfig(Section):
     policy: PolicyConfig
     collector: CollectorConfig
     backend: BackendConfig
-    launcher: LauncherConfig
+    launcher: LauncherConfig = without_effect()
     devices: DevicesConfig
     trainer: TrainerConfig
     seed: int = kept(unsigned(61))
-    run: RunOptions = field(default_factory=RunOptions)
-    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    run: RunOptions = without_effect(field(default_factory=RunOptions))
+    checkpoint: CheckpointOptions = without_effect(field(default_factory=CheckpointOptions))
     inference: InferenceConfig = field(default_factory=InferenceConfig)
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
-    eval: EvalOptions = field(default_factory=EvalOptions)
+    logger: LoggerConfig = without_effect(field(default_factory=LoggerConfig))
+    eval: EvalOptions = without_effect(field(default_factory=EvalOptions))
 
 
 # The sections of a run that are no groups.

@@ -112,7 +112,7 @@ class NetworkLink:
         # Slots with the least versions to act with, and requests.
         self._granted: deque[tuple[Fill, int] | Request] = deque()
         self._announced_version = -1
-        self._is_closed = self._has_failed = False
+        self._is_closed = False
         self._next_poll_s = 0.0
         self._poller = select.poll()
         self._poller.register(connection.fileno(), select.POLLIN)
@@ -189,7 +189,7 @@ class NetworkLink:
             self._version = stamp_of(buffer) - 1
             if unused is not None:
                 self._receive_weights(unused)
-            self._send_message(messages.pack_have(self._version))
+            self._send_message(messages.pack_version(messages.HAVE, self._version))
 
     def send(self, slot: int, report: BatchReport) -> None:
         try:
@@ -203,9 +203,7 @@ class NetworkLink:
         self._send_message(messages.pack_full(slot, report))
 
     def fail(self, error: BaseException) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            self._send_message(messages.FAILED + RemoteFailure.of(error).to_json())
+        self._send_message(messages.FAILED + RemoteFailure.of(error).to_json())
 
     def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls `callback` from another thread as soon as the trainer has closed or is gone: for a worker that does not

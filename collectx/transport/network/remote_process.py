@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from collectx.transport.base import Reset
 from collectx.transport.network.p2p import Incoming, Outgoing, Pair
 from collectx.transport.supervisor import WorkerProcess
 
@@ -33,7 +32,7 @@ class RemoteProcess(WorkerProcess):
         spec: see `Transport.expect`.
         info: what the worker said of itself when it connected: host, pid, job.
         pair: for slots and weights; None until it has been made.
-        queued_before_join: slots, resets and versions that were granted, and messages that were sent, before it joined.
+        queued_before_join: functions that send it what it was granted and asked before it joined, in order.
         incoming: receives that were posted, by slot.
         weights_version: the version that is being sent, or was sent last.
         sending: the transfer of weights in progress.
@@ -43,7 +42,7 @@ class RemoteProcess(WorkerProcess):
     spec: Callable[[], dict[str, Any]] = dict
     info: dict[str, Any] = field(default_factory=dict)
     pair: Pair | None = None
-    queued_before_join: list[tuple[int, Reset | None, int | None] | bytes] = field(default_factory=list)
+    queued_before_join: list[Callable[[], None]] = field(default_factory=list)
     incoming: dict[int, Incoming] = field(default_factory=dict)
     weights_version: int = -1
     sending: tuple[Outgoing, Weights] | None = None

@@ -27,6 +27,7 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,26 +101,22 @@ class NetworkTransport:
         record = self._workers[worker]
         if version is not None:
             self._weight_sync.keep(version)
-        if record.state is JoinState.GONE:
-            return  # `receive` is about to return its departure
-        self._supervisor.granted(record)
-        if record.state is JoinState.JOINED:
-            self._send_grant(record, slot, reset, version)
-        else:
-            record.queued_before_join.append((slot, reset, version))
+        self._send(record, partial(self._send_grant, record, slot, reset, version))
 
     def send_request(self, worker: int, request: Request) -> None:
-        record, message = self._workers[worker], self._pack(request)
-        if record.state is JoinState.GONE:
-            return  # `receive` is about to return its departure
-        self._supervisor.granted(record)
-        if record.state is JoinState.JOINED:
-            self._supervisor.send(record, message)
-        else:
-            record.queued_before_join.append(message)
+        record = self._workers[worker]
+        message = messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
+        self._send(record, partial(self._supervisor.send, record, message))
 
-    def _pack(self, request: Request) -> bytes:
-        return messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
+    def _send(self, worker: RemoteProcess, send: Callable[[], None]) -> None:
+        """Calls `send`, as soon as the worker has joined."""
+        if worker.state is JoinState.GONE:
+            return  # `receive` is about to return its departure
+        self._supervisor.granted(worker)
+        if worker.state is JoinState.JOINED:
+            send()
+        else:
+            worker.queued_before_join.append(send)
 
     def _send_grant(self, worker: RemoteProcess, slot: int, reset: Reset | None, version: int | None) -> None:
         key = worker.index, slot
@@ -163,11 +160,8 @@ class NetworkTransport:
         self._supervisor.connect(worker, connection)
         self._received.append(Joined(worker.index, worker.info))
         self._weight_sync.send(worker)
-        for queued in worker.queued_before_join:
-            if isinstance(queued, bytes):
-                self._supervisor.send(worker, queued)
-            else:
-                self._send_grant(worker, *queued)
+        for send in worker.queued_before_join:
+            send()
         worker.queued_before_join.clear()
         self._supervisor.restart_timer(worker)
 

@@ -158,7 +158,7 @@ class WeightSync:
         if self._grants_name_version:
             worker.versions.popleft()
         worker.weights_version = weights.version
-        self._send_message(worker, messages.pack_weights(weights.version))
+        self._send_message(worker, messages.pack_version(messages.WEIGHTS, weights.version))
 
     def _send_queued(self) -> None:
         while self._queued and self._num_sending < self._most_sending:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -197,8 +198,18 @@ def test_a_run_is_reproduced_up_to_where_envs_began_new_episodes(old):
     assert saved_config.repeatable_config(files)[1].batches == 2
 
 
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "resume.md").read_text()
+
+
+def test_the_page_names_the_options_that_do_not_affect_batches():
+    text = PAGE[PAGE.index("These options do not affect batches") : PAGE.index("## What continues exactly")]
+    names = [name for group in ("", "collector") for name in marked(group, "is_without_effect")]
+    others = ["collector", "total_frames", "trainer.anneal"]
+    assert sorted(re.findall(r"`([\w.]+)`", text)) == sorted([*names, *others])
+
+
 def test_the_page_names_every_option_that_a_resume_may_not_change():
-    text = (Path(__file__).parents[3] / "docs" / "how-to" / "resume.md").read_text()
+    text = PAGE
     fixed = text[text.index("- Fixed:") : text.index("- Free:")]
     names = {name for group in ("collector", "trainer", "inference") for name in marked(group, "is_kept")}
     assert [name for name in names if f"`{name}`" not in fixed and f".{name}`" not in fixed] == []

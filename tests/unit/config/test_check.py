@@ -46,6 +46,10 @@ WRONG_VALUES = {
     "run.overwrite=1": "true or false",
     "run.resume=true": "must be one of never, auto.",
     "env=envpool": "env.id=VALUE",
+    "env=counting env.observation_size=2": "at least 3.",
+    "env=counting env.episode_length=0": "at least 1.",
+    "env=gym_vector env.id=X env.vectorization_mode=threads": "one of vector_entry_point, sync, async",
+    "policy.activation=sigmoid": "one of tanh, relu,",
 }
 # Overrides -> the only message, from the source of what takes the arguments.
 WRONG_ARGUMENTS = {
@@ -65,7 +69,7 @@ WRONG_ARGUMENTS = {
 @pytest.mark.parametrize("override", WRONG_VALUES)
 def test_a_wrong_value_is_one_problem(override: str):
     (problem,) = examine(override)[1]
-    key = "env.id" if override == "env=envpool" else override.partition("=")[0]
+    key = "env.id" if override == "env=envpool" else override.split()[-1].partition("=")[0]
     assert problem.startswith(key)
     assert WRONG_VALUES[override] in problem
 

@@ -73,6 +73,7 @@ BROKEN = {
     "trainer=dqn policy=mlp": "policy=mlp: trainer=dqn .*policy=q_mlp or policy=q_cnn",
     "trainer=impala policy=q_cnn": "policy=q_cnn: trainer=impala .*policy=cnn, or trainer=dqn",
     "policy=cnn policy.strides=[1]": "policy.channels has 3.*policy.strides has 1",
+    "policy=cnn policy.channels=[] policy.kernel_sizes=[] policy.strides=[]": "policy.channels has 0.*one entry per",
     "devices.device=gpu": "devices.device=gpu: .*cuda:N",
     # backends
     "backend=shared_memory launcher=inline": "backend=shared_memory: launcher=inline .*backend=auto",

@@ -5,11 +5,11 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
-from collecting import counting, gym, gym_vector
+from collecting import gym, gym_vector
 from gymnasium.envs.registration import registry
 from gymnasium.error import DependencyNotInstalled
 
-from collectx.config.schema.env import EnvConfig, EnvPoolEnvConfig, TorchrlEnvConfig
+from collectx.config.schema.env import EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build
 from collectx.errors import CollectxError, ConfigError
 from collectx.user_objects import resolve
@@ -35,17 +35,11 @@ def missing(text):
 TORCHRL = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra")
 IN_ENVPOOL = pytest.mark.xdist_group("envpool")  # it takes two seconds to import
 REFUSED = [
-    (EnvConfig(kind="gim", num_envs=1), "kind=gim is not one of gym, gym_vector, envpool, torchrl, dataset, counting"),
-    (counting(episode_length=0, observation_size=2), r"observation_size=2 is below 3[\s\S]*episode_length=0"),
-    (gym(0), "num_envs=0 is below 1"),
-    (gym(id=None), "id=None and env.entry_point=None: give exactly one"),
-    (replace(gym(), entry_point="a:b"), "give exactly one"),
     (gym(entry_point="no.such:thing"), "env.entry_point=no.such:thing: cannot be imported"),
     (gym(entry_point="os:sep"), "env.entry_point=os:sep: is str, expected something to call"),
     (wrapped({"a": 1}), r"env.wrappers\[0\]=.*expected a name"),
     (wrapped({"_target_": "gymnasium.wrappers.Nope"}), r"env.wrappers\[0\]=gymnasium.wrappers.Nope"),
     (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes: one of next_step"),
-    (gym_vector(3, None, "threads"), "vectorization_mode=threads is not one of async, sync, vector_entry_point"),
     (gym_vector(3, "disabled"), "gives no choice"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "no 'nothing'"),
     (replace(gym(), info_keys=["nothing"]), "have no 'nothing'; they have nothing"),

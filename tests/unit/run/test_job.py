@@ -149,6 +149,29 @@ def test_losses_that_a_run_survives_are_among_its_failures(cfg, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("error", "type_", "message"),
+    [
+        (OSError(28, "No space left"), "OSError", "{checkpoints}: No space left"),
+        (KeyError("step"), "KeyError", "KeyError: 'step'"),
+    ],
+)
+def test_a_checkpoint_that_could_not_be_written_is_among_the_failures_once(
+    cfg, tmp_path, monkeypatch, error, type_, message
+):
+    def write(*arguments):
+        raise error
+
+    monkeypatch.setattr(Checkpoints, "write", write)
+    options = replace(cfg.checkpoint, every_batches=1)
+    assert execute(replace(cfg, checkpoint=options), tmp_path, []).status is Status.COMPLETED
+    files, saved, _ = read(tmp_path)
+    message = message.format(checkpoints=files.checkpoints)
+    assert saved["failures"] == [{"type": type_, "message": f"no checkpoint could be written: {message}"}]
+    failed = [event for event in files.read_events() if event["event"] == "checkpoint_failed"]
+    assert [(event["type"], event["message"]) for event in failed] == [(type_, message)] * 6
+
+
+@pytest.mark.parametrize(
     ("overwrite", "is_held", "message"),
     [(False, False, "run.overwrite=true"), (True, True, r"a run is going on .*\(process \d+ on ")],
 )

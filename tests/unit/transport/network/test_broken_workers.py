@@ -59,7 +59,7 @@ FULL = struct.pack("<cqqqqdddd", messages.FULL, 0, 0, 6, 1, 0.1, 0.1, 0.1, 0.1) 
 WHOLE = [
     FULL,
     FULL + messages.pack_tensors(messages.FULL, {"added": torch.ones(1, 6)}),
-    messages.pack_have(0),
+    messages.pack_version(messages.HAVE, 0),
     messages.FAILED + RemoteFailure.of(ValueError("wrong")).to_json(),
     messages.pack_signed(messages.REPLY, ({"weights": torch.ones(2)}, None), SECRET),
 ]

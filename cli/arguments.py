@@ -90,13 +90,13 @@ class _Parser(argparse.ArgumentParser):
             self.add_argument(short, f"--{name}", dest=name, metavar="VALUE")
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError([f"{message}."])
+        raise UsageError(f"{message}.")
 
 
 class _Blocked(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **keywords: Any) -> NoReturn:
         name = self.option_strings[-1]
-        raise UsageError([f"{name}: {_BLOCKED[name]}"])
+        raise UsageError(f"{name}: {_BLOCKED[name]}")
 
 
 def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
@@ -107,7 +107,7 @@ def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
     """
     flags, unknown = _Parser(subcommand).parse_known_intermixed_args(argv)
     if unknown:
-        raise UsageError([f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(subcommand))}"])
+        raise UsageError(f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(subcommand))}")
     values = vars(flags)
     return Arguments(tuple(values.pop("words")), values, ("collectx", subcommand, *argv))
 
@@ -165,7 +165,7 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
     """
     unknown = [name for name in words if name not in groups] or words[1:]
     if unknown:
-        raise ConfigError([f"{subcommand}: {unknown[0]}: no such group{did_you_mean(unknown[0], [*groups])}"])
+        raise ConfigError(f"{subcommand}: {unknown[0]}: no such group{did_you_mean(unknown[0], [*groups])}")
     return next(iter(words), None)
 
 

@@ -54,7 +54,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | 
     checked = composer.check(overrides)
     composed = composer.examine(checked.overrides, checked.broken)
     if problems := [*checked.problems, *composed.problems, *signatures.problems(composed.cfg)]:
-        raise ConfigError(problems)
+        raise ConfigError(*problems)
     return composed.cfg
 
 
@@ -86,7 +86,7 @@ class Composer:
 
     def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = _PACKAGED):
         if config_dir is not None and not os.path.isdir(config_dir):
-            raise ConfigError([f"--config-dir {config_dir}: no such folder."])
+            raise ConfigError(f"--config-dir {config_dir}: no such folder.")
         self.config_dir = config_dir
         self.config_name = config_name
         self._loader = _config_loader(config_dir)
@@ -182,7 +182,7 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
                 f"hydra.launcher.{key}: the chosen hydra/launcher has no such key. For jobs of collectx: "
                 f"launcher=slurm launcher.{key}=VALUE; for those of submitit: -m hydra/launcher=submitit_slurm."
             )
-        raise ConfigError([text]) from error
+        raise ConfigError(text) from error
 
 
 def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
@@ -231,7 +231,7 @@ def folder_of(node: DictConfig, key: str) -> str:
     try:
         return str(OmegaConf.select(node, key, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ConfigError([f"{key}={as_written(node, key)}: {str(error).splitlines()[0]}"]) from error
+        raise ConfigError(f"{key}={as_written(node, key)}: {str(error).splitlines()[0]}") from error
 
 
 def as_written(node: DictConfig, key: str) -> Any:

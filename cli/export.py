@@ -49,19 +49,19 @@ def _export(arguments: Arguments) -> int:
     options = dict(word.split("=", 1) for word in arguments.words if "=" in word and not Path(word).is_dir())
     sources = [word for word in arguments.words if word.partition("=")[0] not in options]
     if unknown := [key for key in options if key not in _OPTIONS]:
-        raise UsageError([f"export: {unknown[0]}: no such option{did_you_mean(unknown[0], _OPTIONS)}"])
+        raise UsageError(f"export: {unknown[0]}: no such option{did_you_mean(unknown[0], _OPTIONS)}")
     name, output = options.pop("format", None), options.pop("output", None)
     if name not in (formats := [*POLICIES, *data.FORMATS]):
         problem = "export needs format=NAME" if name is None else f"format={name}: no such format"
-        raise UsageError([f"{problem}{did_you_mean(name or '', formats)}"])
+        raise UsageError(f"{problem}{did_you_mean(name or '', formats)}")
     if not sources:
-        raise UsageError([f"export needs a folder.\n{_USAGE}"])
+        raise UsageError(f"export needs a folder.\n{_USAGE}")
     target = None if output is None else Path(output).expanduser()
     if name in data.FORMATS:
         return _export_episodes(sources, name, target, options)
     if options or len(sources) > 1:
         words = [*(f"{key}={value}" for key, value in options.items()), *sources[1:]]
-        raise UsageError([f"export: {words[0]}: format={name} needs one run folder, format and output only.\n{_USAGE}"])
+        raise UsageError(f"export: {words[0]}: format={name} needs one run folder, format and output only.\n{_USAGE}")
     return _export_policy(sources[0], name, target, "trust" in arguments.flags)
 
 
@@ -82,10 +82,10 @@ def _export_policy(source: str, name: str, target: Path | None, trusted: bool) -
 
 def _export_episodes(sources: Sequence[str], name: str, target: Path | None, options: dict[str, str]) -> int:
     if len(sources) > 1 and target is None:
-        raise UsageError(["export: several folders go into one data set: name its folder, output=FOLDER."])
+        raise UsageError("export: several folders go into one data set: name its folder, output=FOLDER.")
     fps = options.get("fps", "30")
     if not fps.isdigit() or int(fps) < 1:
-        raise UsageError([f"export: fps={fps}: expected a number of at least 1."])
+        raise UsageError(f"export: fps={fps}: expected a number of at least 1.")
     target = target or Path(sources[0], name)
     # Runs that have recorded to one data set are exported once, with it.
     sets = dict.fromkeys(_recorded(each) for each in sources)
@@ -98,12 +98,12 @@ def _recorded(source: str) -> Path:
     """The data set of the run in a folder, or the folder itself."""
     files = RunFolder(source)
     if not files.path.is_dir():
-        raise ConfigError([f"export: {source}: no such folder."])
+        raise ConfigError(f"export: {source}: no such folder.")
     if not files.config.exists():
         return Path(source)
     trainer = saved_config.read_config(files.config)["trainer"]
     if trainer["kind"] != "record":
-        raise ConfigError([f"export: {source} has trainer={trainer['kind']}: only trainer=record records episodes."])
+        raise ConfigError(f"export: {source} has trainer={trainer['kind']}: only trainer=record records episodes.")
     return Path(source) if trainer["dir"] is None else Path(trainer["dir"]).expanduser()
 
 

@@ -21,12 +21,12 @@ Exit status: 0, 2 wrong usage, 130 Ctrl-C."""
 def _logs(arguments: Arguments) -> int:
     run, *others = runs_of("logs", arguments.words[:1])
     if others:
-        raise ConfigError([f"logs: {arguments.words[0]} is a sweep: name one of its runs, such as {run.path}."])
+        raise ConfigError(f"logs: {arguments.words[0]} is a sweep: name one of its runs, such as {run.path}.")
     if len(words := arguments.words[1:]) > 1:
-        raise ConfigError([f"logs takes one role, got {len(words)}: {', '.join(words)}."])
+        raise ConfigError(f"logs takes one role, got {len(words)}: {', '.join(words)}.")
     role = words[0] if words else None
     if role is not None and role not in (known := roles(run)):
-        raise ConfigError([f"logs: {role}: no such role{did_you_mean(role, known)}"])
+        raise ConfigError(f"logs: {role}: no such role{did_you_mean(role, known)}")
     if not print_logs(run, role, "follow" in arguments.flags):
         nothing = f"{run.logs} is empty" if role is None else f"{role} has written no log"
         printing.note(

@@ -36,13 +36,13 @@ def _plan(arguments: Arguments) -> int:
         runs = [NamedRun(name, root / name, point.cfg) for name, point in named]
         num_parallel = 1 if prepared.is_ours else None
     else:
-        raise ConfigError(["plan: this sweeper chooses points by the results of others: plan one of them, without -m."])
+        raise ConfigError("plan: this sweeper chooses points by the results of others: plan one of them, without -m.")
     from collectx import plan
 
     try:
         planned = plan.plan(runs, num_parallel)
     except CollectxError as error:
-        raise ConfigError([str(error)]) from error
+        raise ConfigError(str(error)) from error
     print(json.dumps(planned, indent=2) if "json" in arguments.flags else "\n".join(plan.lines(planned)))
     return 0
 

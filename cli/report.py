@@ -28,15 +28,15 @@ def _report(arguments: Arguments) -> int:
     options = {key: value for key, _, value in words if key in _OPTIONS}
     folders = [Path("".join(word)) for word in words if word[0] not in _OPTIONS]
     if not folders or not all(arguments.words):
-        raise ConfigError([f"report needs a folder of runs: collectx report DIR...\n{_USAGE}"])
+        raise ConfigError(f"report needs a folder of runs: collectx report DIR...\n{_USAGE}")
     try:
         from collectx.report import page, read
     except ModuleNotFoundError as error:
-        raise ConfigError([f"report: {error}: pip install 'collectx[report]'"]) from error
+        raise ConfigError(f"report: {error}: pip install 'collectx[report]'") from error
     runs = read.read_runs(folders)
     objective = options.get("objective") or read.objective_of(runs[0])
     if objective not in OBJECTIVES:
-        raise ConfigError([f"objective={objective}: no such number of a run{did_you_mean(objective, OBJECTIVES)}"])
+        raise ConfigError(f"objective={objective}: no such number of a run{did_you_mean(objective, OBJECTIVES)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     printing.say(str(page.write_report(runs, out, objective)))

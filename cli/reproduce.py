@@ -48,16 +48,14 @@ def _reproduce(arguments: Arguments) -> int:
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
     if ended != "completed" and not digests:
-        raise ConfigError([f"{old.path} has delivered no batch: there is nothing to repeat."])
+        raise ConfigError(f"{old.path} has delivered no batch: there is nothing to repeat.")
     had_digest = bool(digests) and all(digests)
     composer, cfg = compose_saved(old, saved, overrides, arguments)
     for text in snapshot.changed_sources(old, cfg):
         printing.note(f"the source of {text} has changed since the run.")
     for override in parsed(composer.check(overrides).overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
-            raise ConfigError(
-                [f"{override.input_line}: this is the folder of the run to reproduce: choose another one."]
-            )
+            raise ConfigError(f"{override.input_line}: this is the folder of the run to reproduce: choose another one.")
     if not had_digest:
         printing.note(f"{old.path} has no digests of its batches; repeats the run without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):

@@ -32,15 +32,13 @@ def _resume(arguments: Arguments) -> int:
     why_no_sweep = "resume continues one run: repeat the command of a sweep to continue the sweep."
     files, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     if where := where_running(files):
-        raise ConfigError([f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}"])
+        raise ConfigError(f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}")
     saved_config.check_folder(files)
     saved = saved_config.read_config(saved_config.newest_config(files))
     if begins_anew(files):
         raise ConfigError(
-            [
-                f"{files.path} has no checkpoint: there is nothing to continue from. To begin it anew, add resume=auto "
-                "to the command that started it, or run.overwrite=true."
-            ]
+            f"{files.path} has no checkpoint: there is nothing to continue from. To begin it anew, add resume=auto "
+            "to the command that started it, or run.overwrite=true."
         )
     composer, _ = compose_saved(files, saved, overrides, arguments)
     overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")

@@ -71,7 +71,7 @@ def launch(
         is_complete = True
         _run(composer, checked, prepared, task, trusted)
     if task.problems:
-        raise ConfigError(list(dict.fromkeys(task.problems)))
+        raise ConfigError(*dict.fromkeys(task.problems))
     if results is not None:
         results += task.outcomes
     return exit_status(*(run.status for run in task.outcomes), *([] if is_complete else [Status.FAILED]))
@@ -80,7 +80,7 @@ def launch(
 def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     """Calls Hydra with the command line in its form, to print what a flag asks for: of a sweep, for its first point."""
     if checked.problems:
-        raise ConfigError(checked.problems)
+        raise ConfigError(*checked.problems)
     words = sweep.sample(parsed(checked.overrides))
     if words != list(checked.overrides):
         printing.note(f"the first point of the sweep: {' '.join(word.lstrip('+') for word in words)}")
@@ -93,7 +93,7 @@ def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
     except ConfigError as error:
         # Hydra does not name the key whose value refers to nothing.
         named = [text for text in composer.examine(words).problems if error.problems[0] in text]
-        raise ConfigError(named or error.problems) from error
+        raise ConfigError(*(named or error.problems)) from error
     text = printed.getvalue()
     # Files with a leading underscore are bases of others, not choices.
     print(re.sub(r"(?m)^(\w+: .*?)\b_\w+, ", r"\1", text) if "help" in arguments.flags else text, end="")
@@ -118,7 +118,7 @@ def prepare(
         # The configuration may turn every run into a sweep of one point.
         if problems or "MULTIRUN" not in str(run.node.hydra.mode):
             if problems := problems or check_machine(run.cfg, True):
-                raise ConfigError(problems)
+                raise ConfigError(*problems)
             if run.note:
                 printing.note(run.note)
             return run
@@ -203,9 +203,9 @@ def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | N
     if not trusted:
         foreign_code.check_checkpoints(files)
     if (done := saved_config.completed_result(files, cfg)) is None and (problems := saved_config.problems(files, cfg)):
-        raise ConfigError(problems)
+        raise ConfigError(*problems)
     if done is None and (unreadable := _unreadable(Checkpoints(files.checkpoints).all())):
-        raise ConfigError(unreadable)
+        raise ConfigError(*unreadable)
     return done
 
 
@@ -232,7 +232,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
             return  # the command watches this job, unless its configuration differs
         known = f", as far as is known ({status.detail})" if status.status is Status.UNKNOWN else ""
         advice = f"cancel it with scancel {job}, or choose another folder."
-        raise ConfigError([f"{files.path}: job {job} has not ended{known}: {advice}"])
+        raise ConfigError(f"{files.path}: job {job} has not ended{known}: {advice}")
     with locked(files, cfg.run.overwrite or cfg.run.resume == "auto"):
         pass
 

@@ -39,14 +39,14 @@ _NUM_NEWEST = 10
 
 def _status(arguments: Arguments) -> int:
     if len(arguments.words) > 1:
-        raise ConfigError([f"status takes one folder, got {len(arguments.words)}.\n{_USAGE}"])
+        raise ConfigError(f"status takes one folder, got {len(arguments.words)}.\n{_USAGE}")
     if arguments.words and not arguments.words[0]:
-        raise ConfigError(["status: the name of the folder is empty; . is the current one."])
+        raise ConfigError("status: the name of the folder is empty; . is the current one.")
     root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
     runs = runs_below(root)
     if not runs:
         reason = "there is no run in it or below it" if root.is_dir() else "no such folder"
-        raise ConfigError([f"status: {root}: {reason}."])
+        raise ConfigError(f"status: {root}: {reason}.")
     if arguments.words:
         return _show(root, runs)
     newest = sorted(runs, key=lambda run: run.snapshot.stat().st_mtime)[-_NUM_NEWEST:]
@@ -73,7 +73,7 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
             status, numbers = status_of(run, job, states), numbers_of(run)
         except DamagedFile as error:
             if is_root:
-                raise ConfigError([f"status: {error}"]) from error
+                raise ConfigError(f"status: {error}") from error
             status, numbers = RunStatus(Status.DAMAGED, str(error)), None
         rows.append((*cells(name, status.status, numbers), job or ""))
         lines = status.detail.splitlines()

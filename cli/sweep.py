@@ -76,21 +76,21 @@ def prepare(
         master = composer.load([*checked.overrides, *mode], RunMode.MULTIRUN)
         params = composer.check([f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()])
     except ConfigError as error:
-        raise ConfigError([*checked.problems, *error.problems]) from error
+        raise ConfigError(*checked.problems, *error.problems) from error
     is_basic = is_enumerated(master.hydra)
     overrides = parsed([*(params.overrides if is_basic else ()), *overrides_of(master.hydra)])
     swept = [override for override in overrides if override.is_sweep_override()]
     # The chosen launcher may turn every run into a sweep of one or more points.
     if "MULTIRUN" not in str(master.hydra.mode):
         text = f"{_text(swept)}: several values are a sweep: add -m; a list is key=[a,b]."
-        raise ConfigError([*checked.problems, text])
+        raise ConfigError(*checked.problems, text)
     if is_basic and (continuous := [override for override in swept if not override.is_discrete_sweep()]):
         text = (
             f"{_text(continuous)}: Hydra's basic sweeper enumerates values, which an interval does not have: use "
             "choice(a,b) or range(a,b,step), or a sweeper that draws values, such as hydra/sweeper=optuna "
             "(pip install hydra-optuna-sweeper)."
         )
-        raise ConfigError([*checked.problems, text])
+        raise ConfigError(*checked.problems, text)
     combinations = product(overrides) if is_basic else [sample(overrides)]
     points = [composer.examine(words, checked.broken, master) for words in combinations]
     where: dict[str, list[str]] = {}
@@ -103,7 +103,7 @@ def prepare(
             where.setdefault(problem, []).append(name)
     problems = [problem if len(at) == len(points) else f"{problem} [{'; '.join(at)}]" for problem, at in where.items()]
     if problems := [*checked.problems, *(params.problems if is_basic else ()), *problems]:
-        raise ConfigError(problems)
+        raise ConfigError(*problems)
     for text in dict.fromkeys(point.note for point in points if point.note):
         printing.note(text)
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
@@ -192,7 +192,7 @@ class PointRunner:
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
         if not isinstance(task, Task):
-            raise ConfigError(["hydra/launcher=collectx runs points of `collectx run` only: choose another launcher."])
+            raise ConfigError("hydra/launcher=collectx runs points of `collectx run` only: choose another launcher.")
         self._context = context
         self._task = task
         self._master = master
@@ -239,7 +239,7 @@ class PointRunner:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
         root, folders = self._folder.absolute(), self._task.points
         if composed.problems:
-            error = ConfigError([f"{problem} [{name}]" for problem in composed.problems])
+            error = ConfigError(*[f"{problem} [{name}]" for problem in composed.problems])
             folders.append((name, root / name))
             return _Point(name, composed, root / name, JobReturn(status=JobStatus.FAILED, _return_value=error))
         hydra, text = composed.node.hydra, config_text(composed.cfg)

@@ -48,7 +48,7 @@ def _tune(arguments: Arguments) -> int:
     checked = composer.check(arguments.words)
     prepared = run.prepare(composer, checked, arguments.is_multirun)
     if not isinstance(prepared, Composed):
-        raise UsageError(["tune: searches one configuration, without -m: give each option one value."])
+        raise UsageError("tune: searches one configuration, without -m: give each option one value.")
     cfg, options = prepared.cfg, check_section("tune", prepared.node.tune)
     assert isinstance(options, TuneConfig)
     from collectx import tune
@@ -103,10 +103,10 @@ def _output(arguments: Arguments) -> Path:
     if file.suffix != ".yaml" or file.absolute().parent.name != "experiment" or not is_found:
         place = "DIR" if arguments.config_dir is None else folder
         raise UsageError(
-            [f"--output {file}: Hydra would not look for an experiment there: use {place}/experiment/NAME.yaml."]
+            f"--output {file}: Hydra would not look for an experiment there: use {place}/experiment/NAME.yaml."
         )
     if file.exists() and _WRITTEN_BY not in file.read_text():
-        raise UsageError([f"{file}: exists, and was not written by collectx tune: choose another with --output."])
+        raise UsageError(f"{file}: exists, and was not written by collectx tune: choose another with --output.")
     return file
 
 

@@ -41,14 +41,14 @@ def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
         ConfigError: there is not one word, or no run in that folder.
     """
     if len(words) != 1:
-        raise ConfigError([f"{subcommand} needs one folder, got {len(words)}: collectx {subcommand} --help says more."])
+        raise ConfigError(f"{subcommand} needs one folder, got {len(words)}: collectx {subcommand} --help says more.")
     if not words[0]:
-        raise ConfigError([f"{subcommand}: the name of the folder is empty; . is the current one."])
+        raise ConfigError(f"{subcommand}: the name of the folder is empty; . is the current one.")
     folder = Path(words[0])
     # Hydra writes multirun.yaml. Below other folders, such as outputs, are runs that do not belong together.
     runs = runs_below(folder) if (folder / "multirun.yaml").is_file() else runs_below(folder, max_depth=1)
     if not runs:
-        raise ConfigError([f"{subcommand}: {words[0]} is neither the folder of a run nor of a sweep."])
+        raise ConfigError(f"{subcommand}: {words[0]} is neither the folder of a run nor of a sweep.")
     return runs
 
 

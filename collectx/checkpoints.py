@@ -124,16 +124,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_bytes())
     except OSError as error:
-        raise DamagedFile([f"{file}: cannot be read: {error.strerror}"]) from error
+        raise DamagedFile(f"{file}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise DamagedFile([f"{file}: is not JSON: {error}"]) from error
+        raise DamagedFile(f"{file}: is not JSON: {error}") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or "format" not in manifest or STATE not in files:
-        raise DamagedFile([f"{file}: is not the manifest of a checkpoint"])
+        raise DamagedFile(f"{file}: is not the manifest of a checkpoint")
     if manifest["format"] != _FORMAT:
         is_of = f"{file}: is of format {manifest['format']}, and this version of collectx reads format {_FORMAT}"
         advice = "use the version that wrote it (packages.collectx in snapshot/meta.json), or begin another run"
-        raise DamagedFile([f"{is_of}: {advice}."])
+        raise DamagedFile(f"{is_of}: {advice}.")
     return manifest
 
 
@@ -154,9 +154,9 @@ class Checkpoint:
             try:
                 now = _describe(path / name)
             except OSError as error:
-                raise DamagedFile([f"{path / name}: cannot be read: {error.strerror}"]) from error
+                raise DamagedFile(f"{path / name}: cannot be read: {error.strerror}") from error
             if now != written:
-                raise DamagedFile([f"{path / name}: has {now}, written was {written}"])
+                raise DamagedFile(f"{path / name}: has {now}, written was {written}")
 
     def __contains__(self, name: str) -> bool:
         """Whether it has a file of this name."""
@@ -179,7 +179,7 @@ class Checkpoint:
             return torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
-            raise DamagedFile([f"{path}: cannot be loaded: {type(error).__name__}: {text}"]) from error
+            raise DamagedFile(f"{path}: cannot be loaded: {type(error).__name__}: {text}") from error
 
 
 def sync(path: Path) -> None:

@@ -12,7 +12,6 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,19 +51,23 @@ class CollectxError(Exception):
 
 
 class ConfigError(CollectxError, ValueError):
-    """All problems of one configuration. A `ValueError`, as wrong arguments are one in TorchRL and PyTorch.
+    """All problems of one configuration. A `ValueError`, as wrong arguments are one in TorchRL and PyTorch. A command
+    ends with exit status 2.
 
-    Attributes:
+    Args:
         problems: a sentence or short paragraph each: the value, the rule, what to do.
     """
 
-    def __init__(self, problems: Sequence[str]):
-        self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
+    def __init__(self, *problems: str):
+        super().__init__(*problems)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Unpickling an exception constructs it from its text.
-        return type(self), (self.problems,)
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The problems, in the order of their discovery."""
+        return self.args
 
 
 class NotRestorable(CollectxError):

@@ -1,5 +1,4 @@
-"""Saves, restores and preserves the global random state, and makes computations independent of the number of threads.
-Used in the trainer's and in the workers' processes."""
+"""Saves, restores and preserves the global random state, and makes computations independent of the number of threads."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     """
     if cfg.launcher.kind not in ("local", "inline"):
         advice = "use launcher=local, within an allocation for a node of a cluster."
-        raise ConfigError([f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs: {advice}"])
+        raise ConfigError(f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs: {advice}")
     collector, schedule = cfg.collector, schedule_of(cfg.collector)
     now: Values = {"env.num_envs": cfg.env.num_envs}
     # Numbers of envs that halve or double the configured one.
@@ -155,7 +155,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
             if exact
             else ""
         )
-        raise ConfigError([f"{left}: {more or 'leave out some overrides.'}"])
+        raise ConfigError(f"{left}: {more or 'leave out some overrides.'}")
     return [{key: point[key] for key in varied} for point in fitting]
 
 
@@ -227,7 +227,7 @@ def search(
     for point in race:
         rate = measured(point)
         if rate is None and not race.points[0].rates:
-            raise ConfigError([f"the configuration as given cannot be measured: {point.status}"])
+            raise ConfigError(f"the configuration as given cannot be measured: {point.status}")
         race.add(point, rate)
         num_left = 1 if race.best is race.points[0] else 1 + 2 * _FEWEST_TURNS
         # The configuration as given and one other are measured in any case.
@@ -259,7 +259,7 @@ class _Race:
                 import optuna
         except ModuleNotFoundError as error:
             raise ConfigError(
-                ["collectx tune needs Optuna, which is not installed: pip install 'collectx[tune]'."]
+                "collectx tune needs Optuna, which is not installed: pip install 'collectx[tune]'."
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._states = optuna.trial.TrialState

@@ -33,7 +33,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     if callable(name):
         return name
     if not isinstance(name, str) or not re.fullmatch(r"[\w.]*\w[.:]\w[\w.]*", name):
-        raise ConfigError([f"{where}={name} is no import path: use package.module:Name."])
+        raise ConfigError(f"{where}={name} is no import path: use package.module:Name.")
     path, (module_name, _, attribute) = name, name.rpartition(".")
     # With a colon, an error of the module itself is not taken for the lack of that module.
     with contextlib.suppress(ModuleNotFoundError):
@@ -42,16 +42,16 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     try:
         target = pkgutil.resolve_name(path)
     except SyntaxError as error:
-        raise ConfigError([f"{where}={name}: {place_of(error)}"]) from error
+        raise ConfigError(f"{where}={name}: {place_of(error)}") from error
     except (ImportError, AttributeError) as error:
         module = getattr(error, "obj", None)
         if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
             names = ", ".join(each for each in dir(module) if not each.startswith("_"))
-            raise ConfigError([f"{where}={name}: {module.__name__} has no {error.name!r}; it has {names}."]) from error
+            raise ConfigError(f"{where}={name}: {module.__name__} has no {error.name!r}; it has {names}.") from error
         missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigError([f"{where}={name}: cannot be imported: {error}{extra_advice(error) or missing}"]) from error
+        raise ConfigError(f"{where}={name}: cannot be imported: {error}{extra_advice(error) or missing}") from error
     if not callable(target):
-        raise ConfigError([f"{where}={name}: is {type(target).__name__}, expected something to call"])
+        raise ConfigError(f"{where}={name}: is {type(target).__name__}, expected something to call")
     return target
 
 
@@ -84,7 +84,7 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
     if missing := [name for name in needed if name not in kwargs]:
         name = getattr(target, "__qualname__", repr(target))
         problems = [f"{where}.{each}: {name} needs it: give {where}.{each}=VALUE." for each in missing]
-        raise ConfigError(problems) from error
+        raise ConfigError(*problems) from error
 
 
 def extra_advice(error: Exception) -> str:
@@ -103,7 +103,7 @@ class _ByValue:
         try:
             cloudpickle.dump(vars(self), content)
         except Exception as error:
-            raise ConfigError([self._why(name, error) for name, one in vars(self).items() if _fails(one)]) from error
+            raise ConfigError(*[self._why(name, error) for name, one in vars(self).items() if _fails(one)]) from error
         return _rebuild, (type(self), content.getvalue())
 
     def _why(self, name: str, error: Exception) -> str:

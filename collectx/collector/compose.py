@@ -91,11 +91,9 @@ def build(
     spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
     if options.max_policy_lag is not None and spec.ragged:
         raise ConfigError(
-            [
-                f"collector.max_policy_lag={options.max_policy_lag}: this vector env spends steps on resets, so that a "
-                "batch may begin with frames that were collected with earlier batches: make it with "
-                "autoreset_mode=disabled or same_step, or use null."
-            ]
+            f"collector.max_policy_lag={options.max_policy_lag}: this vector env spends steps on resets, so that a "
+            "batch may begin with frames that were collected with earlier batches: make it with "
+            "autoreset_mode=disabled or same_step, or use null."
         )
     # Only the leaves and the layout of the weights of this actor are used.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))

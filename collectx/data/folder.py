@@ -177,7 +177,7 @@ class SequentialWriter(Writer):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             rule = f"another run is recording to it, and format={self.run.format} takes one at a time"
-            raise ConfigError([f"{self.path}: {rule}: wait for its end, or use format=memmap or parquet."]) from error
+            raise ConfigError(f"{self.path}: {rule}: wait for its end, or use format=memmap or parquet.") from error
 
     def close(self) -> None:
         super().close()
@@ -188,12 +188,12 @@ class SequentialWriter(Writer):
 def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None) -> Writer:
     """Opens a data set with a writer of the class `kind`; see `collectx.data.open_writer`."""
     if problems := kind.refusals(run):
-        raise ConfigError([f"format={run.format}: {text}" for text in problems])
+        raise ConfigError(*[f"format={run.format}: {text}" for text in problems])
     path.mkdir(parents=True, exist_ok=True)
     known = {each.name: each for each in runs_of(path)}
     names = {each.name for each in path.iterdir()}
     if names and not names & {"_runs", "_new", "_lock"}:
-        raise ConfigError([f"{path}: has files that are no data set of collectx: choose another folder."])
+        raise ConfigError(f"{path}: has files that are no data set of collectx: choose another folder.")
     if position is None and [*known] == [run.name]:
         # All of it is of an earlier run in the same run folder.
         for each in (*path.glob(f"{run.name}-*"), *(path / name for name in ("data", "meta", "_new", "_runs"))):
@@ -213,11 +213,11 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
             if later and start < end:
                 rule = f"has later episodes of {later[-1].folder}, so that those of {run.folder} cannot be replaced"
                 advice = "choose another folder for the data set" if position is None else "record another run instead"
-                raise ConfigError([f"{path}: {rule}: {advice}."])
+                raise ConfigError(f"{path}: {rule}: {advice}.")
         else:
             first, start = 0, position or 0
         if start > end:
-            raise ConfigError([f"{path}: {start} were recorded before the checkpoint, and {end} are there."])
+            raise ConfigError(f"{path}: {start} were recorded before the checkpoint, and {end} are there.")
         writer.rewind(start)
         began = own.time if own is not None and position is not None else time.time()
         writer.run = replace(run, time=began, first=first)
@@ -231,14 +231,14 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
 def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
     """Raises a `ConfigError` where a run of the data set has another format, or other frames."""
     if other.format != run.format:
-        raise ConfigError([f"{path}: has the format {other.format}, not {run.format}: choose another folder."])
+        raise ConfigError(f"{path}: has the format {other.format}, not {run.format}: choose another folder.")
     ours, theirs = (
         {".".join(leaf.key): f"{list(leaf.shape)} {leaf.dtype}" for leaf in each.leaves} for each in (run, other)
     )
     if different := [name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)]:
         mine, its = (each.get(different[0], "missing") for each in (ours, theirs))
         rule = f"{different[0]} is {mine} in this run, and {its} in {other.folder}"
-        raise ConfigError([f"{path}: all runs of a data set have equal frames, but {rule}: choose another folder."])
+        raise ConfigError(f"{path}: all runs of a data set have equal frames, but {rule}: choose another folder.")
 
 
 def _remove(path: Path) -> None:

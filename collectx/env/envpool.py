@@ -47,16 +47,16 @@ class EnvPoolEnv(Env):
             import envpool
         except ImportError as error:
             raise ConfigError(
-                [f"env.kind=envpool (id={cfg.id}): needs EnvPool: pip install 'collectx[envpool]'"]
+                f"env.kind=envpool (id={cfg.id}): needs EnvPool: pip install 'collectx[envpool]'"
             ) from error
         self._envpool = envpool
         reserved = sorted(set(cfg.kwargs) & set(_RESERVED_ARGUMENTS))
         if reserved:
             raise ConfigError(
-                [f"env.kwargs has {', '.join(reserved)}: collectx sets these of EnvPool's arguments itself"]
+                f"env.kwargs has {', '.join(reserved)}: collectx sets these of EnvPool's arguments itself"
             )
         if cfg.id not in self._envpool.list_all_envs():
-            raise ConfigError([f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them"])
+            raise ConfigError(f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them")
         self._id = cfg.id
         # One spare for eight envs suffices for a random policy's short CartPole episodes. `restart` does without.
         self._num_members = num_members = cfg.num_envs + max(1, cfg.num_envs // 8)

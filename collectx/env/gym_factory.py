@@ -43,7 +43,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
         try:
             gymnasium.register_envs(importlib.import_module("ale_py"))
         except ImportError as error:
-            raise ConfigError([f"env.id={cfg.id}: needs ale-py: pip install 'collectx[atari]'"]) from error
+            raise ConfigError(f"env.id={cfg.id}: needs ale-py: pip install 'collectx[atari]'") from error
     module, _, name = cfg.id.rpartition(":")
     try:
         if module:
@@ -53,9 +53,9 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
             with contextlib.suppress(ImportError):
                 importlib.import_module("mujoco")
     except SyntaxError as error:
-        raise ConfigError([f"env.id={cfg.id}: {place_of(error)}"]) from error
+        raise ConfigError(f"env.id={cfg.id}: {place_of(error)}") from error
     except (ImportError, gymnasium.error.Error) as error:
-        raise ConfigError([f"env.id={cfg.id}: {error}"]) from error
+        raise ConfigError(f"env.id={cfg.id}: {error}") from error
     return None
 
 
@@ -74,7 +74,7 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
         elif len(item) == 1 and isinstance(next(iter(item.values())), Mapping | NoneType):
             name, arguments = next(iter(item.items()))
         else:
-            raise ConfigError([f"{where}={dict(item)}: expected a name, or {{name: {{argument: value}}}}"])
+            raise ConfigError(f"{where}={dict(item)}: expected a name, or {{name: {{argument: value}}}}")
     if isinstance(name, str) and name.isidentifier():
         name = f"gymnasium.wrappers:{name}"
     return partial(resolve(name, where), **{str(key): value for key, value in (arguments or {}).items()})
@@ -90,7 +90,7 @@ def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
         # Without Gymnasium's advice, which names an extra of Gymnasium.
         text = str(error).partition(", run ")[0] if extra_advice(error) else str(error)
         source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
-        raise ConfigError([f"{source}: {text}{extra_advice(error)}"]) from error
+        raise ConfigError(f"{source}: {text}{extra_advice(error)}") from error
     except TypeError as error:
         made_by, passed = _constructor(cfg)
         raise_missing(error, made_by, passed, "env.kwargs")

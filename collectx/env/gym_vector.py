@@ -272,14 +272,12 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     mode = stated or configured
     if mode is None:
         raise ConfigError(
-            [f"{env} does not say how it resets (metadata has no autoreset_mode): set env.autoreset_mode, {_MODES}"]
+            f"{env} does not say how it resets (metadata has no autoreset_mode): set env.autoreset_mode, {_MODES}"
         )
     if configured not in (None, mode):
         raise ConfigError(
-            [
-                f"env.autoreset_mode={value}, but {env} resets by {mode.value} and its vectorization mode gives no "
-                "choice: leave it null, or use env.vectorization_mode=sync or async"
-            ]
+            f"env.autoreset_mode={value}, but {env} resets by {mode.value} and its vectorization mode gives no "
+            "choice: leave it null, or use env.vectorization_mode=sync or async"
         )
     return mode
 
@@ -290,4 +288,4 @@ def _parse_mode(value: Any) -> AutoresetMode | None:
     for mode in AutoresetMode:
         if str(value).replace("_", "").lower() == mode.value.lower():
             return mode
-    raise ConfigError([f"env.autoreset_mode={value}: {_MODES}"])
+    raise ConfigError(f"env.autoreset_mode={value}: {_MODES}")

@@ -129,10 +129,8 @@ def exclude_parts(space: Space, names: Sequence[str]) -> Space:
     reduced = spaces.Dict({}) if is_empty else _exclude_parts(space, "", frozenset(names), known)
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(
-            [
-                f"env.exclude_keys names {', '.join(unknown)}, which the observation does not have: it has "
-                f"{', '.join(known) or 'no parts'}."
-            ]
+            f"env.exclude_keys names {', '.join(unknown)}, which the observation does not have: it has "
+            f"{', '.join(known) or 'no parts'}."
         )
     return reduced
 

@@ -43,10 +43,8 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
         is_batched = False
     else:
         raise ConfigError(
-            [
-                f"create_env_fn: {cfg.create!r} returned {type(env).__module__}.{type(env).__qualname__}: expected a "
-                "gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvBase of TorchRL, or a VecEnv of Stable-Baselines3."
-            ]
+            f"create_env_fn: {cfg.create!r} returned {type(env).__module__}.{type(env).__qualname__}: expected a "
+            "gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvBase of TorchRL, or a VecEnv of Stable-Baselines3."
         )
     if is_users and not is_torchrl_env(env):
         group.close = lambda: None  # type: ignore[method-assign]
@@ -84,10 +82,8 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
 
     if cfg.info_keys:
         raise ConfigError(
-            [
-                f"info_keys={cfg.info_keys}: {type(env).__name__} is an env of TorchRL, whose specs define the keys of "
-                "a batch: add the keys to its observation_spec, as GymWrapper.set_info_dict_reader does."
-            ]
+            f"info_keys={cfg.info_keys}: {type(env).__name__} is an env of TorchRL, whose specs define the keys of "
+            "a batch: add the keys to its observation_spec, as GymWrapper.set_info_dict_reader does."
         )
     if env.batch_size:
         _check_count(cfg, env.batch_size.numel(), f"an env of batch size {list(env.batch_size)}")
@@ -106,10 +102,7 @@ def _make_envs(cfg: UserEnvConfig, first: Any) -> list[Any]:
     envs = [first, *(cfg.create(**cfg.kwargs) for _ in range(count - 1))]
     if len(set(map(id, envs))) < count:
         raise ConfigError(
-            [
-                f"num_envs={count}: create_env_fn={cfg.create!r} returned the same env twice: make a new one in each "
-                "call."
-            ]
+            f"num_envs={count}: create_env_fn={cfg.create!r} returned the same env twice: make a new one in each call."
         )
     return envs
 
@@ -117,5 +110,5 @@ def _make_envs(cfg: UserEnvConfig, first: Any) -> list[Any]:
 def _check_count(cfg: UserEnvConfig, count: int, description: str) -> None:
     if cfg.num_envs not in (0, count):
         raise ConfigError(
-            [f"num_envs={cfg.num_envs}: create_env_fn makes {description}: use num_envs={count}, or leave it out."]
+            f"num_envs={cfg.num_envs}: create_env_fn makes {description}: use num_envs={count}, or leave it out."
         )

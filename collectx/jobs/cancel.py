@@ -104,11 +104,11 @@ def _process(run: RunFolder) -> int | None:
         return None
     if pid is None and host == socket.gethostname():
         why = "it is not running here, or it is one of another user"
-        raise ConfigError([f"{run.path}: no process of this host is seen to hold its lock: {why}."])
+        raise ConfigError(f"{run.path}: no process of this host is seen to hold its lock: {why}.")
     if pid is None:
-        raise ConfigError([f"{run.path}: no process of this host holds its lock: cancel it on {host}."])
+        raise ConfigError(f"{run.path}: no process of this host holds its lock: cancel it on {host}.")
     if (user := psutil.Process(pid).uids().real) != os.getuid():
-        raise ConfigError([f"{run.path}: process {pid} is one of user {user}: cancel it as that user."])
+        raise ConfigError(f"{run.path}: process {pid} is one of user {user}: cancel it as that user.")
     return pid
 
 

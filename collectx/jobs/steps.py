@@ -37,7 +37,7 @@ def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: 
         ConfigError: the allocation is too small; nothing was started.
     """
     if problems := [problem for run in runs for problem in _size_problems(run, job)]:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        raise ConfigError(*dict.fromkeys(problems))
     printing.note(
         f"launcher=slurm inside the allocation of job {job}: runs are steps of that job, with its partition, time and "
         "nodes, and no job is submitted. To submit one: env -u SLURM_JOB_ID collectx run ..."

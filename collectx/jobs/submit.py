@@ -74,7 +74,7 @@ def _submit_and_watch(
     unfinished = _unfinished(runs)
     missing = [run for run in runs if run.folder not in unfinished]
     if problems := [problem for run in missing for problem in _folder_problems(run)]:
-        raise ConfigError(problems)
+        raise ConfigError(*problems)
     inside = [run for run in missing if run.launcher.kind == "slurm"] if allocation else []
     if allocation and inside:
         steps.run_steps(inside, argv, allocation, results)
@@ -87,7 +87,7 @@ def _submit_and_watch(
         raise
     jobs = unfinished | submitted
     if refusals and not jobs:
-        raise ConfigError(list(dict.fromkeys(refusals.values())))
+        raise ConfigError(*dict.fromkeys(refusals.values()))
     refused = [run for run in runs if run.folder in refusals]
     _remove_traces(refused)
     for text in dict.fromkeys(refusals.values()):
@@ -123,7 +123,7 @@ def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
     submitted = {run.folder: job for run in runs if (job := read_job(RunFolder(run.folder))) is not None}
     states = query_slurm(submitted.values())
     if isinstance(states, LauncherError):
-        raise ConfigError([f"cannot tell whether earlier jobs still run: {states}"])
+        raise ConfigError(f"cannot tell whether earlier jobs still run: {states}")
     unfinished = {}
     for run in runs:
         job, files = submitted.get(run.folder), RunFolder(run.folder)
@@ -131,7 +131,7 @@ def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
             continue
         if not _has_same_config(files, run.cfg):
             text = f"job {job} has not ended and writes to {run.folder} with another configuration"
-            raise ConfigError([f"{text}: choose another folder."])
+            raise ConfigError(f"{text}: choose another folder.")
         unfinished[run.folder] = job
         printing.say(f"{run.name}: job {job} of an earlier submission is {status.status}")
         if run.cfg.run.overwrite:

@@ -220,7 +220,7 @@ class RayCollector(BaseCollector):
         resources = dict(remote_configs or launcher.remote_configs[0])
         kwargs = collector_kwargs or {}
         if problems := [*worker_problems(self._keywords, self._cfg, 0, kwargs)]:
-            raise ConfigError(problems)
+            raise ConfigError(*problems)
         overrides = [overrides_of_added(self._keywords, self._cfg, create, kwargs) for create in creates]
         if not launcher.autoscaling:
             check_resources("remote_configs", [resources] * len(creates))

@@ -68,7 +68,7 @@ def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str])
             for message in rule(keywords, cfg):
                 messages.append(message)
     if messages or (messages := [*_presubmitted(keywords, cfg)]):
-        raise ConfigError(list(dict.fromkeys(messages)))
+        raise ConfigError(*dict.fromkeys(messages))
 
 
 def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:

@@ -65,7 +65,7 @@ def open_launcher(
         stack.callback(events.close)
         return presubmitted_workers(cfg, presubmitted, objects), events
     if problems := preflight.launcher_problems(cfg):
-        raise ConfigError(problems)
+        raise ConfigError(*problems)
     files = new_folder() if keywords.folder is None else RunFolder(keywords.folder)
     stack.enter_context(locked(files, replace=False))
     files.begin()
@@ -106,7 +106,7 @@ def submitit_delayed_launcher(
         LauncherError: by the call: SLURM refused a job, or a job failed; the message names its log.
     """
     if framework not in ("distributed", "rpc"):
-        raise ConfigError([f"framework={framework!r}: must be 'distributed' or 'rpc'."])
+        raise ConfigError(f"framework={framework!r}: must be 'distributed' or 'rpc'.")
 
     def decorate(main: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(main)
@@ -114,7 +114,7 @@ def submitit_delayed_launcher(
             if PresubmittedJobs.from_environment() is not None:
                 return main(*args, **kwargs)
             if not commands.is_here():
-                raise ConfigError(["submitit_delayed_launcher: this machine has no sbatch on its PATH."])
+                raise ConfigError("submitit_delayed_launcher: this machine has no sbatch on its PATH.")
             files = new_folder()
             transport = backend if framework == "distributed" else framework
             presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, tcpport, queue_timeout_s)

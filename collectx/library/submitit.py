@@ -37,7 +37,7 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
         if requested.get(name) not in (None, 1)
     ]
     if wrong:
-        raise ConfigError(wrong)
+        raise ConfigError(*wrong)
     values = packaged_values("launcher", "submitit") | {"num_threads": num_threads}
     for name, value in requested.items():
         if name in _UNSUPPORTED:
@@ -69,5 +69,5 @@ def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
             executor = submitit.AutoExecutor(Path(), cluster="slurm")
             executor.update_parameters(**slurm_kwargs)
         except (NameError, ValueError, TypeError, AssertionError, RuntimeError) as error:
-            raise ConfigError([f"slurm_kwargs: {error}"]) from error
+            raise ConfigError(f"slurm_kwargs: {error}") from error
     return {name: value for name, value in executor.parameters.items() if value is not None}

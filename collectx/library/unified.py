@@ -66,7 +66,7 @@ def select(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, 
     if backend == "submitit" and rest.setdefault("launcher", "submitit") != "submitit":
         problems.append(f"launcher={rest['launcher']!r} with backend='submitit': leave launcher out.")
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(*problems)
     return name, (creates, *arguments[1:]), rest
 
 
@@ -86,7 +86,7 @@ def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: An
 
 def _checked(backend: Any) -> str:
     if backend not in BACKENDS:
-        raise ConfigError([f"backend={backend!r}: must be one of {', '.join(BACKENDS)}."])
+        raise ConfigError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}.")
     return "process" if backend == "multiprocessing" else backend
 
 

@@ -37,10 +37,8 @@ def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
             policy = _Predict(module, deterministic, names)
             return TensorDictModule(policy, in_keys=names or ["observation"], out_keys=["action"])
     raise ConfigError(
-        [
-            f"adapt: {type(agent).__name__} is neither a torch.nn.Module with get_action_and_value or predict nor a "
-            "model of Stable-Baselines3: a policy from observation to action needs no adapter."
-        ]
+        f"adapt: {type(agent).__name__} is neither a torch.nn.Module with get_action_and_value or predict nor a "
+        "model of Stable-Baselines3: a policy from observation to action needs no adapter."
     )
 
 

@@ -131,7 +131,7 @@ def make_steps(policy: Callable, spec: EnvSpec, options: CallOptions, written: S
     unknown = [key for key in reads if not any(seen[: len(key)] == key for seen in observed)]
     if unknown:
         raise ConfigError(
-            [f"the policy reads {key_names(unknown)}, but the env writes {key_names(observed)}: change its in_keys."]
+            f"the policy reads {key_names(unknown)}, but the env writes {key_names(observed)}: change its in_keys."
         )
     if options.by_tensors:
         steps = tensor_modules(policy, spec.policy_shape, options.exploration_type, options.acceleration)
@@ -356,10 +356,8 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
     missing = [key for key in actions if key not in outputs]
     if missing:
         raise ConfigError(
-            [
-                f"the env takes its action from {key_names(missing)}, but the policy wrote {key_names(outputs)}: "
-                "change its out_keys."
-            ]
+            f"the env takes its action from {key_names(missing)}, but the policy wrote {key_names(outputs)}: "
+            "change its out_keys."
         )
     size, dims = spec.policy_shape, len(spec.policy_shape)
     observed = {leaf.key: leaf for leaf in spec.observation}

@@ -126,10 +126,8 @@ class UserActor(Actor):
             except Exception as error:
                 if isinstance(error, NotImplementedError) and f".{kind.value} " in str(error):
                     raise ConfigError(
-                        [
-                            f"exploration_type={kind.value}: the policy's distribution has none ({error}): "
-                            "use random, mode, mean or deterministic."
-                        ]
+                        f"exploration_type={kind.value}: the policy's distribution has none ({error}): "
+                        "use random, mode, mean or deterministic."
                     ) from error
                 size = spec.policy_shape
                 seen = ", ".join(f"{key_names([o.key])} {[*size, *o.shape]} {o.dtype}" for o in spec.observation)

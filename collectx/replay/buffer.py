@@ -66,7 +66,7 @@ class ReplayBuffer:
         if scratch_dir is not None and not Path(scratch_dir).is_dir():
             problems.append(f"scratch_dir={scratch_dir} is no folder: create it, or use None.")
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError(*problems)
         self.batch_size = None if batch_size is None else int(batch_size)
         self.sampler = sampler or UniformSampler()
         folder = None if scratch_dir is None else Path(scratch_dir)
@@ -285,7 +285,7 @@ class ReplayBuffer:
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)
         except DamagedFile as error:
-            raise DamagedFile([f"{error.problems[0]}: restore the folder from a copy, or save the buffer."]) from error
+            raise DamagedFile(f"{error.problems[0]}: restore the folder from a copy, or save the buffer.") from error
         self.load_state_dict(state)
 
     def _lay_out(self, leaves: Mapping[Key, Leaf]) -> None:

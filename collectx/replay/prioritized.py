@@ -37,7 +37,7 @@ class PrioritizedSampler(Sampler):
         if eps <= 0:
             problems.append(f"eps={eps} is not above 0: a frame of priority 0 would never be sampled.")
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError(*problems)
         super().__init__(seed)
         self.alpha, self.beta, self.eps = alpha, beta, eps
 

@@ -76,7 +76,7 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         write_atomically(path, lambda file: file.write(page.encode()))
     except OSError as error:
         raise ConfigError(
-            [f"the report cannot be written to {folder}: {error.strerror}: choose another with out=DIR."]
+            f"the report cannot be written to {folder}: {error.strerror}: choose another with out=DIR."
         ) from error
     return path
 

@@ -156,7 +156,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     for folder in folders:
         if not (below := runs_below(folder)):
             reason = "there is no run in it or below it" if folder.is_dir() else "no such folder"
-            raise ConfigError([f"{folder}: {reason}."])
+            raise ConfigError(f"{folder}: {reason}.")
         found |= {files.path: files for files in below}
     root = _common_folder(list(found))
     jobs = [read_job(files) for files in found.values()]

@@ -64,11 +64,9 @@ class RolloutOptions:
         """
         if self.may_end_early and spec.ragged:
             raise ConfigError(
-                [
-                    "preemptive_threshold, interruptor: this vector env spends steps on resets, so that the envs of a "
-                    "batch that ends early would have different numbers of frames: make it with "
-                    "autoreset_mode=disabled or same_step."
-                ]
+                "preemptive_threshold, interruptor: this vector env spends steps on resets, so that the envs of a "
+                "batch that ends early would have different numbers of frames: make it with "
+                "autoreset_mode=disabled or same_step."
             )
         if not spec.can_restart_early:
             problems = [
@@ -79,14 +77,12 @@ class RolloutOptions:
                 if (value := getattr(self, name))
             ]
             if problems:
-                raise ConfigError(problems)
+                raise ConfigError(*problems)
         if self.max_frames_per_traj is None:
             return spec
         if any(leaf.key == STEP_COUNT for leaf in spec.observation):
             raise ConfigError(
-                [
-                    f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env already observes step_count: "
-                    "leave one of them out, or let the env truncate its trajectories, as TorchRL's StepCounter does."
-                ]
+                f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env already observes step_count: "
+                "leave one of them out, or let the env truncate its trajectories, as TorchRL's StepCounter does."
             )
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))

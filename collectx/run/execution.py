@@ -180,7 +180,7 @@ class _Execution:
 
         cfg = self._cfg
         if problems := preflight.device_problems(cfg) + preflight.backend_problems(cfg):
-            raise ConfigError(problems)
+            raise ConfigError(*problems)
         # The trainer computes on the device of the batches.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
         cores.limit_threads(cfg)

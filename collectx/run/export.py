@@ -48,7 +48,7 @@ def onnx(run_dir: Path, output: Path | None) -> Path:
         ConfigError: the packages of the extra `onnx` are missing.
     """
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        raise ConfigError([f"format=onnx needs {' and '.join(missing)}: pip install 'collectx[onnx]'"])
+        raise ConfigError(f"format=onnx needs {' and '.join(missing)}: pip install 'collectx[onnx]'")
     policy, path = _prepare(run_dir, output, "policy.onnx")
     example = policy.example(_ROWS)
     batch = torch.export.Dim("batch")
@@ -90,9 +90,7 @@ class _Greedy(nn.Module):
         example = policy.example(_ROWS)
         forms = [[(each.shape, each.dtype) for each in act] for act in (self(*example), policy.act(example, _ROWS))]
         if forms[0] != forms[1]:
-            raise ConfigError(
-                [f"the graph would give {forms[0]}, but the env takes {forms[1]}: use format=state_dict."]
-            )
+            raise ConfigError(f"the graph would give {forms[0]}, but the env takes {forms[1]}: use format=state_dict.")
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if isinstance(self.module, StochasticPolicy):
@@ -102,7 +100,7 @@ class _Greedy(nn.Module):
 
 def _module(policy: LoadedPolicy) -> nn.Module:
     if not isinstance(policy.module, nn.Module):
-        raise ConfigError(["the policy of this run has no weights: there is nothing to export."])
+        raise ConfigError("the policy of this run has no weights: there is nothing to export.")
     return policy.module
 
 

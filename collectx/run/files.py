@@ -126,7 +126,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DamagedFile([f"{path}: cannot be read: {error.strerror}"]) from error
+        raise DamagedFile(f"{path}: cannot be read: {error.strerror}") from error
 
 
 # Bytes that are read at once: from the end of a file, and of a file that grows.
@@ -198,9 +198,9 @@ def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise DamagedFile([f"{path}: {part} is not JSON: {error}"]) from error
+        raise DamagedFile(f"{path}: {part} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise DamagedFile([f"{path}: {part} is not a JSON object"])
+        raise DamagedFile(f"{path}: {part} is not a JSON object")
     return value
 
 

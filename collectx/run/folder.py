@@ -160,9 +160,9 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise DamagedFile([f"{self.result}: cannot be read: {error.strerror}"]) from error
+            raise DamagedFile(f"{self.result}: cannot be read: {error.strerror}") from error
         if result.get("status") not in ENDED:
-            raise DamagedFile([f"{self.result}: its status is {result.get('status')!r}, not one of {', '.join(ENDED)}"])
+            raise DamagedFile(f"{self.result}: its status is {result.get('status')!r}, not one of {', '.join(ENDED)}")
         return result
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
@@ -174,7 +174,7 @@ class RunFolder:
         for index, line in enumerate(read_lines(self.metrics)):
             if (batch := line.get("batch", index)) != index:
                 problem = f"line {index + 1} is of batch {batch}, not {index}: lines are missing"
-                raise DamagedFile([f"{self.metrics}: {problem}"])
+                raise DamagedFile(f"{self.metrics}: {problem}")
             yield line
 
     def read_events(self) -> Iterator[dict[str, Any]]:
@@ -192,7 +192,7 @@ def folder_errors(path: Path | str) -> Iterator[None]:
     except OSError as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         where = "choose another with hydra.run.dir or hydra.sweep.dir."
-        raise ConfigError([f"the run folder {path} cannot be made: {why}: {where}"]) from error
+        raise ConfigError(f"the run folder {path} cannot be made: {why}: {where}") from error
 
 
 @contextmanager
@@ -214,17 +214,13 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
         if not is_ours and not force:
             holder = os.read(handle, 1000).decode(errors="replace").strip()
             raise ConfigError(
-                [
-                    f"{files.path}: a run is going on in this folder ({holder or 'its process is not known'}): "
-                    "choose another with hydra.run.dir, or wait for its end."
-                ]
+                f"{files.path}: a run is going on in this folder ({holder or 'its process is not known'}): "
+                "choose another with hydra.run.dir, or wait for its end."
             )
         if files.has_run and not (replace or force):
             raise ConfigError(
-                [
-                    f"{files.path}: this folder has a run in it: choose another with hydra.run.dir, or replace that "
-                    "run with run.overwrite=true."
-                ]
+                f"{files.path}: this folder has a run in it: choose another with hydra.run.dir, or replace that "
+                "run with run.overwrite=true."
             )
         with folder_errors(files.path):
             os.ftruncate(handle, 0)

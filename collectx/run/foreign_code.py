@@ -34,10 +34,8 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     owner = other_owner(files)
     if owner is not None and not trusted:
         raise ConfigError(
-            [
-                f"{files.path} belongs to {owner}, and its configuration says which code is imported and called: read "
-                f"{files.config}, and add --trust, in Python trust=True."
-            ]
+            f"{files.path} belongs to {owner}, and its configuration says which code is imported and called: read "
+            f"{files.config}, and add --trust, in Python trust=True."
         )
 
 
@@ -50,14 +48,12 @@ def check_checkpoints(files: RunFolder) -> None:
     if not files.has_run:
         return
     if (owner := other_owner(files)) is not None:
-        raise ConfigError([f"{files.path} belongs to {owner}: to continue it, collectx resume {files.path} --trust."])
+        raise ConfigError(f"{files.path} belongs to {owner}: to continue it, collectx resume {files.path} --trust.")
     if (path := next(filter(_is_writable_by_others, _checkpoint_paths(files)), None)) is not None:
         raise ConfigError(
-            [
-                f"{path}: others can write to it, and the states of envs in a checkpoint are pickles, which execute "
-                f"code: chmod -R go-w {files.checkpoints} if no file was changed, or collectx resume {files.path} "
-                "--trust."
-            ]
+            f"{path}: others can write to it, and the states of envs in a checkpoint are pickles, which execute "
+            f"code: chmod -R go-w {files.checkpoints} if no file was changed, or collectx resume {files.path} "
+            "--trust."
         )
 
 

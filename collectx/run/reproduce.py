@@ -105,7 +105,7 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, int
                 raise ValueError(f"{path} is not of an async run: a batch there has {len(parts)} workers' parts")
             batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"]))
         except (KeyError, TypeError) as error:
-            raise DamagedFile([f"{path}: a line is not of a batch: {error!r}"]) from error
+            raise DamagedFile(f"{path}: a line is not of a batch: {error!r}") from error
     return batches
 
 

@@ -192,7 +192,7 @@ class Record:
 
     def misconfigured(self, error: Exception) -> ConfigError:
         """Records `error` as a mistake in the configuration, and returns it as a `ConfigError`."""
-        self.config_error = error if isinstance(error, ConfigError) else ConfigError([str(error)])
+        self.config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
         return self.config_error
 
     def result(self, folder: Path) -> Result:

@@ -39,7 +39,7 @@ def begins_anew(files: RunFolder) -> bool:
 
 
 class ResumePoint:
-    """What a run continues from: the newest checkpoint that is not damaged.
+    """The point that a run continues from: the newest checkpoint that is not damaged.
 
     Attributes:
         batches: how many batches the run had delivered.
@@ -57,7 +57,7 @@ class ResumePoint:
         found, self.damaged = Checkpoints(files.checkpoints).newest(_load)
         if found is None:
             missing = f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."
-            raise ConfigError(self.damaged or [missing])
+            raise ConfigError(*(self.damaged or [missing]))
         self._checkpoint, self._state = found
         self.batches: int = self._checkpoint.manifest["batches"]
         self.collector: CollectorState = self._state["collector"]
@@ -76,7 +76,7 @@ class ResumePoint:
         passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
         if passed:
             text = "{}={}: {} has {} {} already: choose more."
-            raise ConfigError([text.format(name, end, path, done, what) for name, end, done, what in passed])
+            raise ConfigError(*[text.format(name, end, path, done, what) for name, end, done, what in passed])
 
     def _continue_digest(self, files: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
         """Returns the digest of the batches until the checkpoint, whose lines it takes.
@@ -92,10 +92,10 @@ class ResumePoint:
             try:
                 digest.resume([line["digest"]] if "digest" in line else [])
             except (AttributeError, ValueError) as error:
-                raise DamagedFile([f"{files.metrics}: line {count}: its digest is {line['digest']!r}"]) from error
+                raise DamagedFile(f"{files.metrics}: line {count}: its digest is {line['digest']!r}") from error
         if (count, frames) != (self.batches, manifest["frames"]):
             has = f"has {count} lines up to {frames} frames, {path} is of {self.batches} batches"
-            raise DamagedFile([f"{files.metrics}: {has} and {manifest['frames']} frames"])
+            raise DamagedFile(f"{files.metrics}: {has} and {manifest['frames']} frames")
         return digest
 
     def _order(self, files: RunFolder, cfg: RunConfig, lines: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
@@ -149,7 +149,7 @@ class ResumePoint:
                 text = (
                     f"{name} cannot be restored: give the class load_state_dict(state), the inverse of its state_dict."
                 )
-            raise ConfigError([f"{self._checkpoint.path}: {text}"]) from error
+            raise ConfigError(f"{self._checkpoint.path}: {text}") from error
 
     def load_assembler(self, assembler: Assembler | None) -> None:
         """Restores the frames of trajectories that are not delivered."""
@@ -164,7 +164,7 @@ class ResumePoint:
 
 
 def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
-    """What the run in the folder continues from; None if it left no checkpoint, so that it begins anew. `say` receives
+    """Returns the point that the run in the folder continues from; None if it left no checkpoint. `say` receives
     messages.
 
     Raises:
@@ -176,7 +176,7 @@ def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -
             say(f"{files.path} {NO_CHECKPOINT}")
         return None
     if problems := saved_config.problems(files, cfg):
-        raise ConfigError(problems)
+        raise ConfigError(*problems)
     point = ResumePoint(files, cfg)
     for text in point.damaged:
         say(f"{text}: the checkpoint before it is taken")
@@ -199,8 +199,8 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
         counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]
         is_timed = isinstance(manifest["time"], float)
     except (LookupError, TypeError) as error:
-        raise DamagedFile([f"{checkpoint.path}: is not the checkpoint of a run: {error!r}"]) from error
+        raise DamagedFile(f"{checkpoint.path}: is not the checkpoint of a run: {error!r}") from error
     if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name) or not is_timed:
         text = f"manifest.json and state.pt are not of the same checkpoint: (batches, frames) {counts}"
-        raise DamagedFile([f"{checkpoint.path}: {text}"])
+        raise DamagedFile(f"{checkpoint.path}: {text}")
     return checkpoint, state

@@ -113,9 +113,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise DamagedFile([f"{path}: cannot be read: {error}"]) from error
+        raise DamagedFile(f"{path}: cannot be read: {error}") from error
     if not isinstance(content, dict) or not content:
-        raise DamagedFile([f"{path}: is not a configuration"])
+        raise DamagedFile(f"{path}: is not a configuration")
     if isinstance(content.get("launcher"), dict):
         content["launcher"].pop("hydra_mode", None)  # older snapshots have this key
     return {str(key): value for key, value in content.items() if key != "hydra"}
@@ -142,7 +142,7 @@ def saved_config(files: RunFolder) -> RunConfig:
     """
     cfg, problems = check_config(read_config(newest_config(files)))
     if problems:
-        raise ConfigError([problem.text() for problem in problems])
+        raise ConfigError(*[problem.text() for problem in problems])
     return cfg
 
 
@@ -153,7 +153,7 @@ def check_folder(files: RunFolder) -> None:
         ConfigError: there is no run, or a newer version has written it.
     """
     if not files.config.is_file():
-        raise ConfigError([f"{files.path} is not a run folder: {files.config} does not exist."])
+        raise ConfigError(f"{files.path} is not a run folder: {files.config} does not exist.")
     snapshot.check_format(files)
 
 

@@ -114,7 +114,7 @@ def check_format(folder: RunFolder) -> None:
         version = (meta.get("packages") or {}).get("collectx", "a newer one")
         reads = f"collectx {sys.modules['collectx'].__version__} reads formats up to {FORMAT}"
         advice = f"use the version that wrote it, {version}."
-        raise ConfigError([f"{folder.path} is a run folder of format {found}, and {reads}: {advice}"])
+        raise ConfigError(f"{folder.path} is a run folder of format {found}, and {reads}: {advice}")
 
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:

@@ -219,7 +219,7 @@ class MetricsTail(Statistics):
                 for line in lines:
                     self._add_line(line)
             except (KeyError, TypeError) as error:
-                raise DamagedFile([f"{self._lines.path}: a line is not of a batch: {error!r}"]) from error
+                raise DamagedFile(f"{self._lines.path}: a line is not of a batch: {error!r}") from error
 
     def _add_line(self, line: dict[str, Any]) -> None:
         batch_frames = line["frames"] - self.frames

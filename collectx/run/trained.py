@@ -268,12 +268,12 @@ def load_weights(files: RunFolder, module: Any) -> None:
             module.load_state_dict(torch.load(files.policy, map_location="cpu", weights_only=True))
             return
         except Exception as error:
-            raise DamagedFile([f"{files.policy}: cannot be loaded: {type(error).__name__}: {error}"]) from error
+            raise DamagedFile(f"{files.policy}: cannot be loaded: {type(error).__name__}: {error}") from error
     checkpoints = Checkpoints(files.checkpoints)
     flat, problems = checkpoints.newest(lambda found: found.load(mmap=True)["collector"]["weights"])
     if flat is None:
         advice = "a run writes them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."
-        raise ConfigError([f"{files.path} has no weights of its policy: {advice}", *problems])
+        raise ConfigError(f"{files.path} has no weights of its policy: {advice}", *problems)
     FlatWeights(module).read(flat)
 
 

@@ -1,7 +1,4 @@
-"""The actor-critic trainers, PPO and IMPALA: their training loop, the critic, batches as `[R, T]` tensors, the losses.
-
-Runs in the trainer's process.
-"""
+"""The actor-critic trainers, PPO and IMPALA: their training loop, the critic, batches as `[R, T]` tensors, the losses."""
 
 from __future__ import annotations
 
@@ -233,10 +230,8 @@ class Transitions:
 
         if batch.get("action_log_prob", None) is None:
             raise ConfigError(
-                [
-                    "this trainer needs action_log_prob in its batches, written only where actions are sampled: use "
-                    "collector.exploration_type=random."
-                ]
+                "this trainer needs action_log_prob in its batches, written only where actions are sampled: use "
+                "collector.exploration_type=random."
             )
         return cls(
             observation=[get(*as_key(key)) for key in observation_keys],

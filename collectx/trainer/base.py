@@ -112,20 +112,18 @@ def check_trainable(
     """
     if spec.deltas:
         raise ConfigError(
-            [f"trainer.kind={cfg.kind} reads the next observation, which NextObservationDelta deletes: leave it out."]
+            f"trainer.kind={cfg.kind} reads the next observation, which NextObservationDelta deletes: leave it out."
         )
     if spec.rewards != (REWARD,):
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
         raise ConfigError(
-            [
-                f"trainer.kind={cfg.kind}: the env gives {rewards}, but the trainer learns from one reward [1] "
-                "torch.float32: reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or "
-                "use trainer=custom."
-            ]
+            f"trainer.kind={cfg.kind}: the env gives {rewards}, but the trainer learns from one reward [1] "
+            "torch.float32: reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or "
+            "use trainer=custom."
         )
     if policy is None or not all(hasattr(policy, name) for name in attributes):
         name = "policy.kind=random" if policy is None else f"a policy of type {type(policy).__name__}"
-        raise ConfigError([f"trainer.kind={cfg.kind} cannot train {name}: {advice}"])
+        raise ConfigError(f"trainer.kind={cfg.kind} cannot train {name}: {advice}")
     return policy
 
 

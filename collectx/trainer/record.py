@@ -50,7 +50,7 @@ class RecordTrainer:
             task=cfg.task,
         )
         if problems := data.writer_class(cfg.format).refusals(self._run):
-            raise ConfigError([f"trainer.format={cfg.format}: {text}" for text in problems])
+            raise ConfigError(*[f"trainer.format={cfg.format}: {text}" for text in problems])
         self._assembler = Assembler(1, "cat", breaks_off=False)
         self._ended: list[TensorDictBase] = []
         self._writer: Writer | None = None
@@ -101,7 +101,7 @@ class RecordTrainer:
         """
         for name in ("format", "dir"):
             if (now := getattr(self._cfg, name)) != state[name]:
-                raise ConfigError([f"trainer.{name}={now}: is {state[name]}, and a resumed run keeps its data set."])
+                raise ConfigError(f"trainer.{name}={now}: is {state[name]}, and a resumed run keeps its data set.")
         self._state = state
         self._assembler.load(state["episodes"])
 

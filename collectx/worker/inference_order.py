@@ -39,7 +39,7 @@ class FixedOrder:
 
     def __init__(self, members: Sequence[Member]):
         has_groups = any(group for _, group in members)
-        # What has come from each member and was not acted for. Empty: it is stepping.
+        # For each member, the requests without actions yet; empty while the member steps.
         self._halves: list[dict[Member, deque[ActionRequest]]] = [
             {(worker, group): deque() for worker, group in members if (group if has_groups else worker) % 2 == half}
             for half in range(2)
@@ -51,7 +51,7 @@ class FixedOrder:
             if (waiting := half.get((request.worker, request.group))) is None:
                 continue
             if waiting and waiting[-1].incarnation < request.incarnation:
-                # Of a process that is gone. Its place in a batch that it had completed is kept.
+                # The process is gone. Its place in a batch that it had completed is kept.
                 ended = [each for each in waiting if each.step == END]
                 waiting.clear()
                 waiting.extend(ended)

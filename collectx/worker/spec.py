@@ -1,4 +1,4 @@
-"""What a worker builds and how it fills its slots, as plain data and user objects; and the seeds that follow from it.
+"""The specification of a worker, as plain data and user objects, and the seeds that follow from it.
 Made in the trainer's process, read in the worker's.
 """
 
@@ -25,15 +25,15 @@ from collectx.user_objects import Hooks, UserCollector, UserObjects
 
 @dataclass(frozen=True)
 class Placement:
-    """Which of the run's workers one process is.
+    """The place of one process among the workers of a run.
 
     Attributes:
         worker: its index among the workers of its collector.
         index: its index in the whole run. An added worker has that of one of the first workers.
         num_workers: workers of the whole run; with nested collectors, the processes of all workers.
-        incarnation: the number of its sequence of seeds and trajectory ids: 0 at first; a restart begins the next one,
-            so that no data is repeated, and a process that continues saved envs has that of their worker. Added
-            workers begin at a higher number.
+        incarnation: how often this worker was started before, over the whole run. Selects a separate sequence of seeds
+            and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps the number
+            of their worker. Added workers start at a higher number.
         visible_device: the only GPU that its process sees, or "cpu"; None: all.
     """
 
@@ -46,7 +46,7 @@ class Placement:
 
 @dataclass(kw_only=True)
 class WorkerExtras:
-    """What one worker does that the run's configuration cannot say.
+    """Objects and limits of one worker that are no options of the configuration.
 
     Attributes:
         steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
@@ -65,7 +65,7 @@ class WorkerExtras:
 
 @dataclass(kw_only=True)
 class WorkerOverrides(WorkerExtras):
-    """What one worker has instead of what the run's configuration says; None: nothing.
+    """Values of one worker that replace values of the configuration. `None` replaces nothing.
 
     Attributes:
         env, policy, devices, exploration_type: of the configuration.

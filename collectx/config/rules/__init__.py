@@ -1,7 +1,7 @@
 """Rules between options, each with its arithmetic and what to change.
 
-Called by the command line, and those about collection and devices also by the Python classes, after every option was
-checked by itself. What this machine can do is checked in `collectx/run/preflight.py`.
+They run after each option is checked separately. The command line checks all rules; the Python classes check those
+about collection and devices. What this machine can do is checked in `collectx/run/preflight.py`.
 """
 
 from __future__ import annotations

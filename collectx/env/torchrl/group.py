@@ -28,14 +28,12 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int) -> TorchrlE
     show_once()
     env = call(make, cfg.kwargs, "env.kwargs")
     if not is_torchrl_env(env):
-        raise ConfigError([f"env.target={cfg.target}: returned {type(env).__name__}, expected an EnvBase of TorchRL."])
+        raise ConfigError(f"env.target={cfg.target}: returned {type(env).__name__}, expected an EnvBase of TorchRL.")
     if env.batch_size:
         if env.batch_size.numel() != cfg.num_envs:
             raise ConfigError(
-                [
-                    f"env.num_envs={cfg.num_envs}, but env.target={cfg.target} makes an env of batch size "
-                    f"{list(env.batch_size)}: use env.num_envs={env.batch_size.numel()}."
-                ]
+                f"env.num_envs={cfg.num_envs}, but env.target={cfg.target} makes an env of batch size "
+                f"{list(env.batch_size)}: use env.num_envs={env.batch_size.numel()}."
             )
         return TorchrlEnv(split_serial_env(env), exclude=cfg.exclude_keys)
     return TorchrlEnv([env, *(make(**cfg.kwargs) for _ in range(cfg.num_envs - 1))], exclude=cfg.exclude_keys)
@@ -175,9 +173,7 @@ def _check(env: Any, alone: bool) -> None:
     resets = type(env).step_and_maybe_reset.__module__ not in ("torchrl.envs.common", "torchrl.envs.batched_envs")
     if resets or vars(env).get("_torchrl_native_autoreset", False):
         raise ConfigError(
-            [f"{name} resets its envs by itself, within a step: use the env below it with env=gym_vector or envpool."]
+            f"{name} resets its envs by itself, within a step: use the env below it with env=gym_vector or envpool."
         )
     if env.batch_size and not alone:
-        raise ConfigError(
-            [f"{name} has the batch size {list(env.batch_size)}: it is a group by itself: pass it alone."]
-        )
+        raise ConfigError(f"{name} has the batch size {list(env.batch_size)}: it is a group by itself: pass it alone.")

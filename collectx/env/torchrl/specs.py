@@ -168,10 +168,8 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
     prefixes = {key: {".".join(key[: end + 1]) for end in range(len(key))} for key in observed}
     if unknown := sorted(set(exclude).difference(*prefixes.values())):
         raise ConfigError(
-            [
-                f"env.exclude_keys names {', '.join(unknown)}, which {name} does not observe: it has "
-                f"{', '.join(map('.'.join, observed))}."
-            ]
+            f"env.exclude_keys names {', '.join(unknown)}, which {name} does not observe: it has "
+            f"{', '.join(map('.'.join, observed))}."
         )
     observed = {key: spec for key, spec in observed.items() if prefixes[key].isdisjoint(exclude)}
     ends = _by_key(env.full_done_spec)
@@ -210,11 +208,9 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
     for owner in _with_hooks(env):
         if not isinstance(owner, torchrl_envs().NextObservationDelta):
             raise ConfigError(
-                [
-                    f"{type(owner).__name__} has _post_step_mdp_hooks, by which a frame's keys below next are not "
-                    "those at its root: leave it out, and change what was collected, as with postproc or a replay "
-                    "buffer's transforms."
-                ]
+                f"{type(owner).__name__} has _post_step_mdp_hooks, by which a frame's keys below next are not "
+                "those at its root: leave it out, and change what was collected, as with postproc or a replay "
+                "buffer's transforms."
             )
         changing = [by_key[key] for key in map(as_key, owner.in_keys) if key in by_key]
         deltas |= {leaf.key: Leaf(("delta", *leaf.key), leaf.shape, owner.delta_dtype) for leaf in changing}

@@ -79,7 +79,7 @@ def test_a_folder_that_has_a_run_in_it_is_refused_and_left_as_it_is(stub, tmp_pa
 
 def test_what_only_the_run_finds_wrong_is_a_configuration_error(stub, capsys):
     def refuse(cfg):
-        raise ConfigError(["env.id=X: no such env."])
+        raise ConfigError("env.id=X: no such env.")
 
     stub.status = refuse
     assert run.main([]) == 2

@@ -184,7 +184,7 @@ def test_a_run_that_is_there_is_kept(cfg, tmp_path, overwrite, is_held, message)
     assert read(tmp_path)[1:] == before
 
 
-@pytest.mark.parametrize("error", [ConfigError(["one", "two"]), SpaceError("a space of words"), None])
+@pytest.mark.parametrize("error", [ConfigError("one", "two"), SpaceError("a space of words"), None])
 def test_a_configuration_that_only_the_parts_can_refuse(cfg, tmp_path, monkeypatch, error):
     def refuse(*arguments):
         raise error

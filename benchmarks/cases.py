@@ -195,7 +195,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         collector=group_from_dict("collector", values),
         backend=BackendConfig(kind="auto", interface=None, port=None),
         launcher=launcher,
-        devices=DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None),
+        devices=DevicesConfig(device="cpu", storing_device=None, policy_device=None, env_device=None),
         trainer=TrainerConfig(kind="meter", digest=False),
         seed=0,
     )

@@ -46,8 +46,9 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._schedule = schedule
         self._spec = spec
         # Where batches are copied: into other memory of the transport's device, to another device, or nowhere.
-        self._copies = not spec.zero_copy and spec.storing_device is None
-        self._copy_to = None if spec.zero_copy else spec.storing_device
+        is_elsewhere = spec.storing_device is not None and spec.storing_device.type != "cpu"
+        self._copies = not spec.zero_copy and not is_elsewhere
+        self._copy_to = spec.storing_device if is_elsewhere and not spec.zero_copy else None
         self.pool = pool
         self.num_batches = 0
         self._is_interrupted = False

@@ -68,8 +68,8 @@ class Checkpointer:
         self._events = events
         self._assembler = assembler
         self._last_batches = record.statistics.batches
-        self._wait_s = float("inf") if options.every_min is None else 60.0 * options.every_min
-        self._due_s = time.monotonic() + self._wait_s
+        self._every_s = float("inf") if options.every_min is None else 60.0 * options.every_min
+        self._due_s = time.monotonic() + self._every_s
 
     def before_batch(self, complete: Callable[[], None] = lambda: None) -> None:
         """To be called before a batch is requested. Blocks while a checkpoint is written.
@@ -89,7 +89,9 @@ class Checkpointer:
         options, batches = self._options, self._record.statistics.batches
         if batches == 0:
             return False  # a request waits for the first batch
-        is_requested, self._signals.is_checkpoint_requested = self._signals.is_checkpoint_requested, False
+        # A signal may come between two statements.
+        if is_requested := self._signals.is_checkpoint_requested:
+            self._signals.is_checkpoint_requested = False
         return (
             is_requested
             or (options.every_batches is not None and batches - self._last_batches >= options.every_batches)
@@ -142,8 +144,8 @@ class Checkpointer:
         finally:
             cost_s = time.monotonic() - began_s
             statistics.checkpoint_s += cost_s
-            self._wait_s = max(self._wait_s, cost_s / _MOST_SHARE)
-        self._last_batches, self._due_s = statistics.batches, time.monotonic() + self._wait_s
+        self._last_batches = statistics.batches
+        self._due_s = time.monotonic() + max(self._every_s, cost_s / _MOST_SHARE)
 
     def write_final(self, path: Path) -> None:
         """Writes the trainer's state alone, if it has one, to the file `path`; blocks until it is on the disk.

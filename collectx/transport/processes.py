@@ -11,6 +11,9 @@ from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
 # An option, and its value in seconds.
 Limit: TypeAlias = tuple[str, float]
 
+# How long processes may take to end after a signal.
+_SIGNAL_S = 1.0
+
 
 class Handle(Protocol):
     """A started worker process, with the interface of `multiprocessing.Process`. `sentinel` is a descriptor that
@@ -29,15 +32,24 @@ class Handle(Protocol):
 
 
 def end_processes(handles: Sequence[Handle], timeout_s: float) -> None:
-    """Waits for processes to end, for so long; then terminates, and at last kills them."""
+    """Waits up to `timeout_s` for processes to end. Then terminates those of a scheduler, as processes of this machine
+    ignore SIGTERM, and after a second kills all that are left.
+    """
+    _join(handles, timeout_s)
+    if remote := [handle for handle in handles if handle.pid is None and handle.exitcode is None]:
+        for handle in remote:
+            handle.terminate()
+        _join(remote, _SIGNAL_S)
+    for handle in handles:
+        if handle.exitcode is None:
+            handle.kill()
+    _join(handles, _SIGNAL_S)
+
+
+def _join(handles: Sequence[Handle], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    for method in (None, "terminate", "kill"):
-        for handle in handles:
-            if method is not None and handle.exitcode is None:
-                getattr(handle, method)()
-        for handle in handles:
-            handle.join(max(0.0, deadline - time.monotonic()))
-        deadline = time.monotonic() + 1.0
+    for handle in handles:
+        handle.join(max(0.0, deadline - time.monotonic()))
 
 
 def timeout_error(name: str, has_joined: bool, limit: Limit, stacks: str = "") -> WorkerTimeout:

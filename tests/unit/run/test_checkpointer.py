@@ -83,6 +83,10 @@ def test_due_by_time_and_postponed_where_it_would_cost_more_than_a_hundredth(sta
     assert len(run.batch(60)) == 1
     assert [len(run.batch(seconds)) for seconds in (199, 1)] == [0, 1]
     assert run.record.statistics.checkpoint_s == 4.0
+    # The interval is as before once a checkpoint is cheap.
+    run.cost_s = 0.0
+    assert len(run.batch(200)) == 1
+    assert [len(run.batch(seconds)) for seconds in (59, 1)] == [0, 1]
 
 
 def test_a_request_is_met_once(start):

@@ -34,7 +34,7 @@ run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local wor
 test: install  ## Run the fast tests; ARGS="-k NAME" for some of them
 	$(call limited,20m) $(PYTEST) $(ARGS)
 
-test-ci: install  ## Run the additional tests of CI, also on a real SLURM of three nodes (as root, by apt-get)
+test-ci: install  ## Run the additional tests of CI, also on a real SLURM of four nodes (as root, by apt-get)
 	$(call limited,50m) $(PYTEST) --tier=ci $(ARGS)
 
 test-nightly: install  ## Run all other tests: long ones, mutation tests, other installations (hours)

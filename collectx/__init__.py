@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collectx.collector.trajectories import split_trajectories as split_trajectories
     from collectx.library.collectors import AsyncBatchedCollector as AsyncBatchedCollector
     from collectx.library.collectors import AsyncCollector as AsyncCollector
     from collectx.library.collectors import BaseCollector as BaseCollector
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from collectx.policy.random import RandomPolicy as RandomPolicy
     from collectx.replay import ReplayBuffer as ReplayBuffer
     from collectx.run.trained import load_policy as load_policy
+    from collectx.trajectories import split_trajectories as split_trajectories
     from collectx.worker.profiling import ProfileConfig as ProfileConfig
 
 __version__ = "0.1.0"
@@ -53,7 +53,7 @@ filter_warnings_subprocess = True
 
 # The public names of each module.
 _NAMES = {
-    "collector.trajectories": "split_trajectories",
+    "trajectories": "split_trajectories",
     "library.collectors": (
         "AsyncBatchedCollector AsyncCollector BaseCollector Collector DataCollectorBase DistributedCollector "
         "DistributedDataCollector DistributedSyncCollector DistributedSyncDataCollector MultiAsyncCollector "

@@ -30,7 +30,7 @@ from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import arrays, script_text, with_requeue
 from collectx.launcher.slurm.array import worker_header
 from collectx.run import RunFolder, cores
-from collectx.transport.base import BatchSpec
+from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
 
 Section = dict[str, Any]
@@ -126,7 +126,7 @@ def _cores(cfg: RunConfig) -> Section:
     return {"usable_here": usable, **threads, **used}
 
 
-def _memory(cfg: RunConfig, batch: BatchSpec, processes: Section, replay_nbytes: int) -> Section:
+def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: int) -> Section:
     backend, part, num_slots = backend_of(cfg), batch.layout().nbytes, batch.num_slots * batch.num_workers
     counted = {"slots_bytes": num_slots * part}
     if backend in ("inline", "shared_memory"):
@@ -149,7 +149,7 @@ def _memory(cfg: RunConfig, batch: BatchSpec, processes: Section, replay_nbytes:
     return known | counted | {"total_bytes": sum(counted.values())}
 
 
-def _traffic(cfg: RunConfig, batch: BatchSpec) -> Section:
+def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
     options, backend = cfg.collector, backend_of(cfg)
     parts = batch.num_workers if batch.stacked else 1
     num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)

@@ -1,4 +1,4 @@
-"""Saves, restores and preserves the global random state, and makes computations independent of the number of threads."""
+"""Saves, restores and preserves the global random state; makes computations independent of the number of threads."""
 
 from __future__ import annotations
 

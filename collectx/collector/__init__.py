@@ -3,7 +3,7 @@ process; the collector of a nested worker runs in the worker's (`collectx/worker
 """
 
 from collectx.collector.batch_info import BatchInfo as BatchInfo
-from collectx.collector.collector import Collector as Collector
+from collectx.collector.collector import CollectorCore as CollectorCore
 from collectx.collector.compose import batch_of as batch_of
 from collectx.collector.compose import build as build
-from collectx.schedule.replay import RecordedBatch as RecordedBatch
+from collectx.schedule.recorded import RecordedBatch as RecordedBatch

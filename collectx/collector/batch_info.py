@@ -12,7 +12,7 @@ from collectx.batch import Key, to_tensordict
 from collectx.config.derived import rows_per_env
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
-from collectx.transport.base import Arrival, BatchSpec
+from collectx.transport.base import Arrival, SlotSpec
 
 
 def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ class DeliverySpec:
         storing_device: the device of batches; None: as the transport's memory, and batches have no device.
     """
 
-    slots: BatchSpec
+    slots: SlotSpec
     shape: tuple[int, ...]
     nested_dims: Mapping[Key, tuple[int, ...]]
     stacked: bool

@@ -17,24 +17,24 @@ from collectx.collector import saved_state
 from collectx.collector.batch_info import BatchInfo, DeliverySpec
 from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
-from collectx.collector.record import WorkerState
 from collectx.collector.saved_state import CollectorState
+from collectx.collector.worker_record import WorkerState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
 from collectx.worker.spec import env_seed
 
 
-class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
-    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), of fewer where not all sync workers take
-    part, until `total_frames` are delivered. The last steps of a part with fewer frames than its slot are undefined.
+class CollectorCore(Iterator[TensorDict], AbstractContextManager["CollectorCore"]):
+    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), until `total_frames` are delivered. A sync
+    batch is smaller while workers are missing. A part that ended early has undefined values in its last steps.
 
     Attributes:
         delivery: the metadata of the last batch.
-        pool: its workers.
+        pool: the workers.
         owner: the process that may use it. Others cannot collect, publish or ask.
         policy_version: the newest published version.
-        leaves: of every batch.
+        leaves: the tensors of one frame.
         num_frames, num_batches: delivered so far.
     """
 
@@ -99,7 +99,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._release_slots()
         # After an interrupted call the complete batch may not be read yet, and its slots not be granted.
         if self._next_parts is None and not self.pool.must_wait_for_workers:
-            self._grant(self._schedule.request())
+            self._grant(self._schedule.batch_requested())
 
     def advance(self) -> None:
         """Counts the next batch as delivered without reading its memory, for workers with `Hooks.write_batch`."""
@@ -136,7 +136,7 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
         self._grant_next()
         while (parts := self._take_parts()) is None:
             if not self.pool.must_wait_for_workers:
-                self._grant(self._schedule.begin())
+                self._grant(self._schedule.batch_awaited())
             self._handle_event()
         return parts, perf_counter() - began
 
@@ -262,12 +262,12 @@ class Collector(Iterator[TensorDict], AbstractContextManager["Collector"]):
             self.pool.records[worker].num_frames += count
 
     def state(self, wait_for_workers: bool = True) -> CollectorState:
-        """Returns the state for `load`, see saved_state.py. Blocks until the workers have filled the slots that were
-        granted before, and have replied.
+        """Returns the state for `load`, see saved_state.py. Blocks until the workers have filled their granted slots
+        and have replied.
 
         Args:
-            wait_for_workers: whether to block until the granted slots are filled. If False and a slot is being filled,
-                the state has no states of workers.
+            wait_for_workers: if False, does not block while a slot is being filled; the state then has no states of
+                workers.
         """
         everyone = dict.fromkeys(self.pool.askable, ())
         replies = self.ask("state", per_worker=everyone) if wait_for_workers or not self._has_granted_slots else {}

@@ -16,10 +16,10 @@ from torch import nn
 from collectx import policy as policies
 from collectx.batch import batch_leaves, nested_dims
 from collectx.collector.batch_info import DeliverySpec, part_shape
-from collectx.collector.collector import Collector
+from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import WorkerPool
-from collectx.collector.record import FailurePolicy, Role
 from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests
+from collectx.collector.worker_record import FailurePolicy, Role
 from collectx.config.derived import (
     backend_of,
     frames_per_part,
@@ -44,9 +44,9 @@ from collectx.policy.weights import FlatWeights, device_of
 from collectx.rollout.options import RolloutOptions
 from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.base import Schedule
-from collectx.schedule.replay import RecordedBatch, ReplaySchedule
+from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
-from collectx.transport.base import BatchSpec, Transport
+from collectx.transport.base import SlotSpec, Transport
 from collectx.worker.spec import Placement, WorkerExtras, WorkerOverrides, WorkerSpec
 
 
@@ -61,7 +61,7 @@ def build(
     recorded: Sequence[RecordedBatch] | None = None,
     resume: CollectorState | None = None,
     outer: Placement | None = None,
-) -> Collector:
+) -> CollectorCore:
     """Starts the workers and returns the collector over them. Does not wait for the workers.
 
     Args:
@@ -74,7 +74,7 @@ def build(
             the same spaces.
         recorded: the batches of another run, for an async collector that delivers the same.
         resume: the state of a collector that this one continues (`collectx.collector.saved_state`); its weights are
-            published in place of the policy's. `Collector.load` has to be called next.
+            published in place of the policy's. `CollectorCore.load` has to be called next.
         outer: the worker that runs this collector; None: it is the run's collector.
 
     Raises:
@@ -125,7 +125,7 @@ def build(
         partial(first_requests, resume) if is_joining else None,
         server_role,
     )
-    collector = Collector(transport, schedule, delivery, pool)
+    collector = CollectorCore(transport, schedule, delivery, pool)
     try:
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
@@ -139,7 +139,7 @@ def build(
     return collector
 
 
-def batch_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> BatchSpec:
+def batch_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> SlotSpec:
     """The slots and weights that `build` with the same arguments allocates. Starts no process."""
     options = cfg.collector
     schedule = _make_schedule(options, num_workers_of(options), None, wait_for_all=False)
@@ -232,14 +232,14 @@ def _served(cfg: RunConfig, actor: Actor) -> ServedActor | None:
     return ServedActor(actor.leaves, actor.states) if is_served else None
 
 
-def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> BatchSpec:
+def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule, first_version: int) -> SlotSpec:
     options = cfg.collector
     rows = math.prod(part_shape(spec, options))
     observation = spec_with_states(spec, actor.states).observation
     omitted = {leaf.key[1:] for leaf in spec.deltas}
     if options.compact_obs:
         omitted = {leaf.key for leaf in observation if leaf not in spec.agents_ends}
-    return BatchSpec(
+    return SlotSpec(
         leaves=batch_leaves(observation, actor.leaves, omitted, spec.next_only_leaves),
         rows=rows,
         steps=frames_per_part(options) // rows,
@@ -262,7 +262,7 @@ def _make_schedule(
             return PreemptiveSchedule(num_workers, options.preemptive_threshold)
         return SyncSchedule(num_workers, options.overlap, num_batches)
     if recorded is not None:
-        return ReplaySchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
+        return RecordedSchedule(num_workers, options.num_slots, num_batches, recorded, options.zero_copy)
     if options.max_policy_lag is not None:
         return BoundedLagSchedule(num_workers, options.num_slots, num_batches, wait_for_all, options.max_policy_lag)
     return AsyncSchedule(num_workers, options.num_slots, num_batches, wait_for_all)
@@ -270,7 +270,7 @@ def _make_schedule(
 
 def _connect(
     cfg: RunConfig,
-    batch: BatchSpec,
+    batch: SlotSpec,
     specs: SpecMaker,
     launcher: Launcher,
     events: Callable[..., None],

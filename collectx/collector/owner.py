@@ -23,7 +23,7 @@ class Owner:
         Raises:
             RuntimeError: another process has made the collector.
         """
-        if os.getpid() != self._pid:
+        if not self.is_this_process:
             raise RuntimeError(
                 f"this collector belongs to process {self._pid}, from which this one ({os.getpid()}) was forked: both "
                 "would take frames of the same workers. Make another collector in this process, or send it the batches."

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from collectx.collector.record import Action, FailurePolicy, Role, WorkerRecord, WorkerState
+from collectx.collector.worker_record import Action, FailurePolicy, Role, WorkerRecord, WorkerState
 from collectx.errors import text_of
 from collectx.launcher.base import Launcher
 from collectx.schedule.base import Grant, Schedule
@@ -178,8 +178,8 @@ class WorkerPool:
             num_batches: how many batches the run has delivered.
         """
         if reply.error is not None:
-            # Final with every `on_worker_failure`, as in `Collector.load`: the worker is not gone. Envs that cannot be
-            # restored begin new episodes without an error, so the code that loads the saved state has raised.
+            # Final with every `on_worker_failure`, as in `CollectorCore.load`: the worker is not gone. Envs that cannot
+            # be restored begin new episodes without an error, so the code that loads the saved state has raised.
             raise reply.error
         worker = self.records[reply.worker]
         worker.has_replied, worker.first_requests = True, worker.first_requests[1:]
@@ -225,7 +225,14 @@ class WorkerPool:
         worker.incarnation += 1
         self._expect(worker)
         self._start(worker)
-        self._events("worker_restarted", worker=worker.index, life=worker.incarnation, after=type(error).__name__)
+        num_restarts = worker.num_restarts + worker.num_requeues
+        self._events(
+            "worker_restarted",
+            worker=worker.index,
+            life=worker.incarnation,
+            restarts=num_restarts,
+            after=type(error).__name__,
+        )
         if self._first_requests is None:
             return self._schedule.replaced(worker.index)
         self._leave(worker)

@@ -1,4 +1,4 @@
-"""The state of a collector, which `Collector.state` returns and `Collector.load` takes: tensors and plain data.
+"""The state of a collector, which `CollectorCore.state` returns and `CollectorCore.load` takes: tensors and plain data.
 
 A worker whose process is still starting is saved with the state that waits for that process, if there is one. A worker
 that was never ready has no entry in `lives`. At resume, a worker with an entry in `workers` continues in the same
@@ -15,8 +15,8 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
-from collectx.collector.record import WorkerRecord
-from collectx.transport.base import Arrival, BatchReport, Request
+from collectx.collector.worker_record import WorkerRecord
+from collectx.transport.base import Arrival, Request, SlotReport
 
 
 class SavedWorkers(TypedDict):
@@ -78,7 +78,7 @@ def save_batch(parts: Iterable[Arrival], memory: torch.Tensor) -> dict[str, Any]
     """Returns a batch: its bytes, and the worker and the report of each part."""
     saved = []
     for part in parts:
-        report = {field.name: getattr(part.report, field.name) for field in fields(BatchReport)}
+        report = {field.name: getattr(part.report, field.name) for field in fields(SlotReport)}
         # Copies: the arrays may be views of one message, which torch.save refuses for two dtypes.
         tensors = {name: torch.from_numpy(data.copy()) for name, data in report.items() if isinstance(data, np.ndarray)}
         saved.append({"worker": part.worker, "report": report | tensors})
@@ -90,5 +90,5 @@ def load_batch(saved: Mapping[str, Any], slot: int) -> tuple[tuple[Arrival, ...]
     arrivals = []
     for part in saved["parts"]:
         arrays = {name: part["report"][name].numpy() for name in ("returns", "lengths")}
-        arrivals.append(Arrival(part["worker"], slot, BatchReport(**{**part["report"], **arrays})))
+        arrivals.append(Arrival(part["worker"], slot, SlotReport(**{**part["report"], **arrays})))
     return tuple(arrivals), saved["memory"]

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from collectx.collector.collector import Collector
+from collectx.collector.collector import CollectorCore
 from collectx.config.derived import frames_per_part, resolve_devices, schedule_of
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
@@ -53,7 +53,7 @@ class ReadableCollector:
     on other hosts (over torch.distributed) cannot be queried: `NotImplementedError`.
     """
 
-    _core: Collector
+    _core: CollectorCore
     _background: Background
     _keywords: Keywords
     _cfg: RunConfig
@@ -89,7 +89,7 @@ class ReadableCollector:
         return sorted({*super().__dir__(), *_keywords(self)})
 
     @property
-    def _collector(self) -> Collector:
+    def _collector(self) -> CollectorCore:
         """The collector whose batches this one delivers. Raises `RuntimeError` in a forked process."""
         self._core.owner.check_process()
         return self._core

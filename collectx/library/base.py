@@ -24,7 +24,7 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
-from collectx.collector.collector import Collector
+from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import build
 from collectx.config.derived import backend_of, schedule_of, surplus_note
 from collectx.env.user_env import copied, is_env
@@ -100,7 +100,7 @@ class BaseCollector(ReadableCollector):
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
             launcher, events = open_launcher(stack, cfg, overrides, keywords)
-            self._core: Collector = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
+            self._core: CollectorCore = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._core.close)
             check_keys(keywords, self._core.leaves)
             if cfg.launcher.kind == "local" and has_workers:

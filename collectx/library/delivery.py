@@ -11,13 +11,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS
-from collectx.collector.collector import Collector
-from collectx.collector.trajectories import Assembler, mask, split_trajectories
+from collectx.collector.collector import CollectorCore
 from collectx.config.derived import schedule_of
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
 from collectx.library.keywords import Keywords
+from collectx.trajectories import Assembler, mask, split_trajectories
 
 
 class Delivery:
@@ -29,7 +29,7 @@ class Delivery:
         post_collect_hook: called with every batch as it is delivered; None if workers of other processes call it.
     """
 
-    def __init__(self, keywords: Keywords, options: CollectorConfig, collector: Collector, spec: EnvSpec):
+    def __init__(self, keywords: Keywords, options: CollectorConfig, collector: CollectorCore, spec: EnvSpec):
         self.num_collected = 0
         self.version_offset = 0
         self.post_collect_hook = keywords.post_collect_hook if keywords.kind == "single" else None

@@ -377,7 +377,7 @@ class AsyncBatchedKeywords(WorkerKeywords):
 
     Args:
         max_batch_size: the maximum number of envs in one call of the policy; None: no maximum.
-        min_batch_size: a call waits until so many envs need an action, for `server_timeout` seconds at most; None: 1.
+        min_batch_size: the number of envs that a call waits for, for `server_timeout` seconds at most; None: 1.
         server_timeout: see `min_batch_size`; None: 0.01.
         backend, env_backend, policy_backend: "multiprocessing" or "threading", with the same effect: envs and policy
             are in processes of this machine.

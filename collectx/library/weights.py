@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from collectx.collector.collector import Collector
+from collectx.collector.collector import CollectorCore
 from collectx.library.keywords import Keywords
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.policy.weights import FlatWeights
@@ -34,7 +34,7 @@ class WeightPublisher:
         updater: `weight_updater`; an object of it, if it is a class derived from `WeightUpdaterBase`.
     """
 
-    def __init__(self, collector: Collector, keywords: Keywords, individual: Iterable[int]):
+    def __init__(self, collector: CollectorCore, keywords: Keywords, individual: Iterable[int]):
         self._collector = collector
         self._keywords = keywords
         self.individual = set(individual)

@@ -15,9 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.report.read import Group, Run, Span, centre, common, differences, interval
 from collectx.run import Status
-from collectx.run.statistics import RETURN_WINDOW, TIMES
+from collectx.run.statistics import TIMES
 
 # Texts and axes; in the page they have the colour of its text.
 _INK = "#1c2024"

@@ -35,7 +35,7 @@ from collectx.rollout.inference import Inference, RandomInference, make_inferenc
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.wrappers import keep_options
 from collectx.state import dumps, loads
-from collectx.transport.base import BatchReport, Stop
+from collectx.transport.base import SlotReport, Stop
 
 # Returns whether the current batch ends early.
 EndsEarly = Callable[[], bool | int]
@@ -172,7 +172,7 @@ class Rollout:
         """Makes the views of `slot` that `collect` takes; called once per slot."""
         return SlotViews(slot, self._env.spec, self._actor.leaves)
 
-    def collect(self, views: SlotViews, policy_version: int) -> BatchReport:
+    def collect(self, views: SlotViews, policy_version: int) -> SlotReport:
         """Fills the slot with the next `T x E` frames, or with fewer. Blocks until that is done.
 
         Args:
@@ -192,15 +192,15 @@ class Rollout:
 
     def _report(
         self, views: SlotViews, policy_version: int, num_steps: int, env_s: float, policy_s: float
-    ) -> BatchReport:
-        """Writes `done` and trajectory ids of a batch with so many steps, and reports it."""
+    ) -> SlotReport:
+        """Writes `done` and the trajectory ids of the first `num_steps` steps, and reports the batch."""
         terminated, truncated, done = (flag[:num_steps] for flag in (views.terminated, views.truncated, views.done))
         np.logical_or(terminated, truncated, out=done)
         started = perf_counter()
         ends = self._end_batch(done, [flag[:num_steps] for flag in views.cuts])
         env_s += perf_counter() - started
         self._episodes.record(slice(None), views.reward[:num_steps], ends, views.traj_ids[:num_steps])
-        return BatchReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
+        return SlotReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
 
     def _observations_by_step(self, views: SlotViews) -> list[Sequence[np.ndarray]]:
         """Writes the observations before the first step. Returns the arrays for the observations before each step, and

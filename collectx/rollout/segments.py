@@ -25,7 +25,7 @@ from collectx.errors import ShapeError
 from collectx.policy.base import Actor
 from collectx.rollout.loop import Rollout, WorkerStopped, raise_at_step
 from collectx.rollout.one_env import OneEnvRollout, is_possible
-from collectx.transport.base import BatchReport
+from collectx.transport.base import SlotReport
 
 
 def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
@@ -84,7 +84,7 @@ class RaggedRollout(Rollout):
         leaves = self._env.spec.observation
         return [as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, leaves, strict=True)]
 
-    def collect(self, views: Any, policy_version: int) -> BatchReport:
+    def collect(self, views: Any, policy_version: int) -> SlotReport:
         env_s = policy_s = 0.0
         infer = self._next_inference()
         num_actions = len(self._env.spec.action)
@@ -114,7 +114,7 @@ class RaggedRollout(Rollout):
         for key, array in views.items():
             array[...] = self._segments[key][delivered]
         self._free += delivered
-        return BatchReport(policy_version, views[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
+        return SlotReport(policy_version, views[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
 
     def _store(self, policy_version: int) -> None:
         """Appends the frames of a step to their envs' segments; makes its observations the current ones."""

@@ -19,7 +19,7 @@ from collectx.batch import Slot
 from collectx.env.base import Env
 from collectx.errors import ShapeError
 from collectx.rollout.loop import Rollout, SlotViews, WorkerStopped, raise_at_step
-from collectx.transport.base import BatchReport
+from collectx.transport.base import SlotReport
 from collectx.transport.inference import END, InferenceClient
 
 
@@ -36,7 +36,7 @@ class ServedGroup(Rollout):
         report: of the last batch of `steps`.
     """
 
-    report: BatchReport
+    report: SlotReport
 
     def steps(self, views: SlotViews) -> Iterator[None]:
         """Fills the slot but for the policy's outputs and versions, and yields before each step, until these are
@@ -83,7 +83,7 @@ class ServedRollout:
         parts = [slot.narrow(rows.start, rows.stop - rows.start) for rows in self._rows]
         return self._num_slots - 1, [rollout.prepare(part) for rollout, part in zip(self._rollouts, parts, strict=True)]
 
-    def collect(self, prepared: Any, policy_version: int) -> BatchReport:
+    def collect(self, prepared: Any, policy_version: int) -> SlotReport:
         """See `Rollout.collect`. The server writes the versions. `policy_version` is that of random actions, which are
         drawn here."""
         slot, views = prepared
@@ -97,7 +97,7 @@ class ServedRollout:
             reports = [rollout.report for rollout in self._rollouts]
         for group in range(len(reports)):
             self._client.post(group, slot, END, pointer)
-        return BatchReport(
+        return SlotReport(
             min(report.policy_version for report in reports),
             sum(report.frames for report in reports),
             sum(report.env_s for report in reports),

@@ -22,16 +22,16 @@ import torch
 
 from collectx import state as states
 from collectx.checkpoints import STATE, Checkpoints, sync
-from collectx.collector.trajectories import Assembler
 from collectx.config.schema.run import CheckpointOptions, RunConfig
 from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
-from collectx.run.result import Record
+from collectx.run.result import ResultBuilder
 from collectx.run.resume import buffer_file
 from collectx.run.signals import RunStopped, Signals
+from collectx.trajectories import Assembler
 
 if TYPE_CHECKING:
-    from collectx.collector import Collector
+    from collectx.collector import CollectorCore
     from collectx.env.base import Env
     from collectx.trainer.base import Trainer
 
@@ -51,9 +51,9 @@ class Checkpointer:
         self,
         options: CheckpointOptions,
         files: RunFolder,
-        collector: Collector,
+        collector: CollectorCore,
         trainer: Trainer,
-        record: Record,
+        record: ResultBuilder,
         signals: Signals,
         events: Callable[..., None],
         assembler: Assembler | None = None,

@@ -16,22 +16,21 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from collectx.collector.owner import Owner
-from collectx.collector.trajectories import Assembler, mask
 from collectx.run.files import JsonLines
 from collectx.run.folder import RunFolder
 from collectx.run.statistics import TIMES, Statistics, WorkerTotals
+from collectx.trajectories import Assembler, mask
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from collectx.collector import Collector
+    from collectx.collector import CollectorCore
     from collectx.collector.batch_info import BatchInfo
     from collectx.run.digest import Digest
     from collectx.run.evaluator import Evaluator
 
 
-WORKERS_S = 1.0
+_ENTRY_INTERVAL_S = 1.0
 """Least seconds between two complete entries of a worker in `metrics.jsonl`."""
 
 
@@ -48,7 +47,7 @@ class RunCollection:
 
     def __init__(
         self,
-        collector: Collector,
+        collector: CollectorCore,
         folder: RunFolder,
         statistics: Statistics,
         digest: Digest | None = None,
@@ -100,7 +99,6 @@ class RunCollection:
         self._line: dict[str, Any] | None = None
         self._logged: dict[str, float] = {}
         self.is_learning = False
-        self._owner = Owner()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -118,8 +116,8 @@ class RunCollection:
         return batch
 
     def _collect(self) -> Any:
-        self._owner.check_process()
-        self._check(self._write)
+        self._collector.owner.check_process()
+        self._check(self._write_line)
         if self._evaluator is not None:
             self._evaluator.before_batch()
         statistics = self.statistics
@@ -127,7 +125,7 @@ class RunCollection:
             raise StopIteration
         # The line of the last batch is written while the workers fill the next one.
         self._collector.grant_next_batch()
-        self._write()
+        self._write_line()
         if self._batches is None:
             self._batches = iter(self._collector)
         batch = next(self._batches)
@@ -145,7 +143,7 @@ class RunCollection:
             self._line = _line(delivery, statistics)
             if is_resumed:
                 self._line["resumed"] = True
-            if entries := self._workers(delivery, now_s):
+            if entries := self._worker_entries(delivery, now_s):
                 self._line["workers"] = entries
             if statistics.taking_part is not None:
                 self._line["taking_part"] = statistics.taking_part
@@ -168,20 +166,20 @@ class RunCollection:
         """Writes the last batch's line; does not close the collector. Loggers get the evaluations that have ended after
         it. Idempotent."""
         try:
-            self._write()
+            self._write_line()
             while self._evaluator is not None and (result := self._evaluator.result()) is not None:
                 self._loggers({"frames": self.statistics.frames, "eval": result})
         finally:
             self._lines.close()
 
-    def _workers(self, delivery: BatchInfo, now_s: float) -> list[dict[str, Any]]:
-        """The entries of the workers whose last one is `WORKERS_S` old. A batch of one worker always names it, with the
-        version of its weights: `collectx.run.reproduce.order_of` needs both."""
+    def _worker_entries(self, delivery: BatchInfo, now_s: float) -> list[dict[str, Any]]:
+        """Returns the entries of the workers whose last entry is `_ENTRY_INTERVAL_S` old. A batch of one worker always
+        names it, with the version of its weights: `collectx.run.reproduce.order_of` needs both."""
         entries = []
         for part in delivery.parts:
             entry = {"worker": part.worker, "policy_version": part.report.policy_version}
             written_s, before = self._written.get(part.worker) or (-math.inf, WorkerTotals())
-            if now_s - written_s >= WORKERS_S:
+            if now_s - written_s >= _ENTRY_INTERVAL_S:
                 totals = copy(self.statistics.workers[part.worker])
                 self._written[part.worker] = now_s, totals
                 entries.append(entry | _sums(before, totals))
@@ -189,7 +187,7 @@ class RunCollection:
                 entries.append(entry)
         return entries
 
-    def _write(self) -> None:
+    def _write_line(self) -> None:
         with self._hold():
             if self._line is None:
                 return

@@ -24,12 +24,12 @@ from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, locked
 from collectx.run.reproduce import recorded_order
-from collectx.run.result import Record, Result, type_name
+from collectx.run.result import Result, ResultBuilder, type_name
 from collectx.run.resume import ResumePoint, resume_point
 from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
-    from collectx.collector import Collector
+    from collectx.collector import CollectorCore
     from collectx.launcher.base import Launcher
     from collectx.loggers import Logger
     from collectx.run.checkpointer import Checkpointer
@@ -71,7 +71,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
         point = resume_point(files, cfg, printing.message) if resumes else None
         files.begin(keep_logs=is_job, keep_run=point is not None)
         with Signals() as signals:
-            record = Record(cfg, signals)
+            record = ResultBuilder(cfg, signals)
             try:
                 _run(cfg, files, argv, open_launcher, record, signals, point)
             except BaseException as error:
@@ -82,7 +82,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
         return result
 
 
-def _write_result(files: RunFolder, record: Record, signals: Signals) -> Result:
+def _write_result(files: RunFolder, record: ResultBuilder, signals: Signals) -> Result:
     # No worker needs the address any more.
     files.rendezvous.unlink(missing_ok=True)
     files.secret.unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def _run(
     files: RunFolder,
     argv: list[str],
     open_launcher: OpenLauncher | None,
-    record: Record,
+    record: ResultBuilder,
     signals: Signals,
     point: ResumePoint | None,
 ) -> None:
@@ -149,7 +149,7 @@ class _Execution:
         self,
         cfg: RunConfig,
         files: RunFolder,
-        record: Record,
+        record: ResultBuilder,
         signals: Signals,
         events: EventLog,
         point: ResumePoint | None,
@@ -168,7 +168,7 @@ class _Execution:
         self._loggers: LoggerThreads | None = None
         self._evaluator: Evaluator | None = None
 
-    def prepare(self, launcher: Launcher | None) -> AbstractContextManager[Collector]:
+    def prepare(self, launcher: Launcher | None) -> AbstractContextManager[CollectorCore]:
         """Makes the policy and the trainer, and starts the workers; does not wait for them."""
         import numpy as np
         import torch
@@ -176,7 +176,7 @@ class _Execution:
         from collectx import collector, env, policy, trainer
         from collectx.run import logger_threads
         from collectx.run.checkpointer import announce_unsaved
-        from collectx.trainer.base import overrides_of_workers
+        from collectx.trainer.base import replay_overrides
 
         cfg = self._cfg
         if problems := preflight.device_problems(cfg) + preflight.backend_problems(cfg):
@@ -197,7 +197,7 @@ class _Execution:
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
         if self._point is not None:
             self._point.load_trainer(self._trainer)
-        overrides = overrides_of_workers(self._trainer, cfg)
+        overrides = replay_overrides(self._trainer, cfg)
         self._workers_write = bool(overrides)
         if self._workers_write:
             self._record.digest = None
@@ -214,13 +214,13 @@ class _Execution:
             cfg, module, spec, self._add_event, self._files.logs, starter, overrides, recorded, resume
         )
 
-    def collect(self, collector: Collector) -> None:
+    def collect(self, collector: CollectorCore) -> None:
         """Trains until the trainer returns or raises, and finishes the run in either case."""
-        from collectx.collector.trajectories import Assembler
         from collectx.run.checkpointer import Checkpointer
         from collectx.run.collection import RunCollection
         from collectx.run.logger_threads import LoggerThreads
         from collectx.trainer.base import written_batches
+        from collectx.trajectories import Assembler
 
         options = self._cfg.collector
         assembler = None
@@ -270,7 +270,7 @@ class _Execution:
         finally:
             self.finish(collector, collection, checkpointer)
 
-    def _resume(self, point: ResumePoint, collector: Collector) -> None:
+    def _resume(self, point: ResumePoint, collector: CollectorCore) -> None:
         """Restores the workers; blocks until they have started."""
         reasons = collector.load(point.collector, self._cfg.seed)
         statistics = self._record.statistics
@@ -284,7 +284,7 @@ class _Execution:
             "(checkpoint.grace_s); a second signal ends the run at once"
         )
 
-    def finish(self, collector: Collector, collection: RunCollection, checkpointer: Checkpointer) -> None:
+    def finish(self, collector: CollectorCore, collection: RunCollection, checkpointer: Checkpointer) -> None:
         """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,
         before the workers close. A trainer that a signal has interrupted within a batch is not saved."""
         from collectx.run.trained import write_weights

@@ -112,7 +112,7 @@ class Result:
         )
 
 
-class Record:
+class ResultBuilder:
     """Collects what the result of a run is made of.
 
     Attributes:

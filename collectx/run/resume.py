@@ -21,12 +21,12 @@ from collectx.run import saved_config
 from collectx.run.digest import Digest
 from collectx.run.folder import RunFolder
 from collectx.run.reproduce import order_of
-from collectx.run.result import Record, Status
+from collectx.run.result import ResultBuilder, Status
 
 if TYPE_CHECKING:
     from collectx.collector.saved_state import CollectorState
-    from collectx.collector.trajectories import Assembler
     from collectx.trainer.base import Trainer
+    from collectx.trajectories import Assembler
 
 NO_CHECKPOINT = "has no checkpoint: the run begins anew"
 
@@ -122,7 +122,7 @@ class ResumePoint:
                 position = file.tell()
             os.truncate(files.metrics, position)
 
-    def load_record(self, record: Record) -> None:
+    def load_record(self, record: ResultBuilder) -> None:
         """Continues the statistics and the digest."""
         # The start of this process counts, as that of the first one does.
         record.statistics.load(self._state["statistics"], record.start_s)

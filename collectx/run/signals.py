@@ -45,10 +45,10 @@ class RunStopped(KeyboardInterrupt):
 
 
 class Signals:
-    """Handles SIGINT, SIGTERM and SIGHUP, and SIGUSR1 and SIGUSR2, while the `with` block lasts. Outside the main
-    thread, where Python allows no handlers, it does nothing; of the first three, one that the parent process set to be
-    ignored (`nohup`) stays ignored. A handler that is no
-    Python function stays, as Python cannot set it again. After a SIGHUP of a closed terminal, output to it is dropped.
+    """Handles SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 inside the `with` block. Does nothing outside the main
+    thread, where Python allows no handlers. A SIGINT, SIGTERM or SIGHUP that the parent process ignores (`nohup`) stays
+    ignored. A handler that is not a Python function stays, as Python cannot restore it. After a SIGHUP of a closed
+    terminal, output to the terminal is dropped.
 
     Attributes:
         last: the signal that came last, or None.

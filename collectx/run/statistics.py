@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.errors import DamagedFile
 from collectx.run.files import JsonLinesTail
 
@@ -23,14 +24,12 @@ if TYPE_CHECKING:
 
     from collectx.collector.batch_info import BatchInfo
 
-RETURN_WINDOW = 100
-"""Number of the last finished episodes in `mean_return`."""
-NOW_S = 5.0
+RATE_WINDOW_S = 5.0
 """Seconds over which the current rates are averaged."""
 
 
 TIMES = ("env_s", "policy_s", "wait_s", "send_s")
-"""The measured times of a worker's part, as `BatchReport` and `metrics.jsonl` name them."""
+"""The measured times of a worker's part, as `SlotReport` and `metrics.jsonl` name them."""
 
 
 @dataclass(slots=True)
@@ -255,7 +254,7 @@ class MetricsTail(Statistics):
 
 @dataclass(frozen=True)
 class WorkerView:
-    """One worker over the last `NOW_S`: frames per second, shares of `TIMES`, and its current lag."""
+    """One worker over the last `RATE_WINDOW_S`: frames per second, shares of `TIMES`, and its current lag."""
 
     worker: int
     frames_per_s: float
@@ -265,8 +264,9 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class View:
-    """The numbers of a run at one moment: a copy of its `Statistics` and the time since its start. Of the last `NOW_S`:
-    frames per second, and the share of the time in which the trainer did not wait for a batch, None while unknown."""
+    """The numbers of a run at one moment: a copy of its `Statistics` and the time since its start; for the last
+    `RATE_WINDOW_S`, the frames per second, and the share of the time in which the trainer did not wait for a batch,
+    None while unknown."""
 
     numbers: Statistics
     elapsed_s: float
@@ -304,8 +304,8 @@ class Sampler:
             if len(samples) > 2 and samples[-2][1].frames == samples[-1][1].frames == now.frames:
                 samples.pop()
             samples.append((now_s, now))
-        # Keeps a sample with fewer frames: while a batch takes longer than `NOW_S`, the rate falls.
-        while len(samples) > 2 and samples[1][0] <= now_s - NOW_S and samples[1][1].frames < now.frames:
+        # Keeps a sample with fewer frames: while a batch takes longer than `RATE_WINDOW_S`, the rate falls.
+        while len(samples) > 2 and samples[1][0] <= now_s - RATE_WINDOW_S and samples[1][1].frames < now.frames:
             samples.popleft()
         since_s, since = samples[0] if samples else (now_s, now)
         passed_s, frames, rate = now_s - since_s, now.frames - since.frames, now.rate

@@ -193,7 +193,7 @@ class LoadedPolicy:
         return (*outputs[: len(self.spec.action)], *following)
 
     def example(self, rows: int) -> tuple[torch.Tensor, ...]:
-        """First observations, or zeros, and first states, as `act` takes them for so many rows."""
+        """First observations, or zeros, and first states, as `act` takes them for a number of rows."""
         self._actor(rows)
         first = self.spec.example_observation
         zeros = {leaf.key: torch.zeros((1, *leaf.shape), dtype=leaf.dtype) for leaf in self.leaves}

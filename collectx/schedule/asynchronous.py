@@ -35,7 +35,7 @@ class AsyncSchedule(Schedule):
         # Slots that are withheld while restored batches take their places, by the numbers of these.
         self._withheld: dict[int, Grant] = {}
 
-    def begin(self) -> Iterable[Grant]:
+    def batch_awaited(self) -> Iterable[Grant]:
         return self._grant_free_slots() or self._grant_beyond_budget()
 
     def arrived(self, arrival: Arrival) -> None:
@@ -146,9 +146,9 @@ class BoundedLagSchedule(AsyncSchedule):
         # Whether a batch was delivered after the newest version was published.
         self._may_publish = False
 
-    def begin(self) -> Iterable[Grant]:
+    def batch_awaited(self) -> Iterable[Grant]:
         self._may_publish = False  # the trainer waits for a batch
-        return super().begin()
+        return super().batch_awaited()
 
     def next_batch(self) -> tuple[Arrival, ...] | None:
         acted = self._arrivals[0].report.policy_version if self._arrivals else self._version

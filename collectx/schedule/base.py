@@ -6,7 +6,7 @@ A schedule returns grants `(worker, slot)`, which the collector passes to the tr
     sync:   next() -> grant all -> wait for all -> one stacked batch      workers wait while the trainer learns
     sync with overlap: the next batch is granted as well (`collectx/schedule/sync.py`)
     async:  slots are always granted; each arrival is a batch             workers wait only for a free slot
-    replay: async in the order of another run (`collectx/schedule/replay.py`)
+    replay: async in the order of another run (`collectx/schedule/recorded.py`)
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Schedule:
     def must_wait_to_publish(self) -> bool:
         return False
 
-    def request(self) -> Iterable[Grant]:
+    def batch_requested(self) -> Iterable[Grant]:
         """A batch is requested; returns slots that may be filled, whether or not the batch is complete."""
         return ()
 
-    def begin(self) -> Iterable[Grant]:
+    def batch_awaited(self) -> Iterable[Grant]:
         """The requested batch is not complete; returns the slots that may be filled."""
         raise NotImplementedError
 

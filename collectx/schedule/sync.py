@@ -64,7 +64,7 @@ class SyncSchedule(Schedule):
         # The next batch to be delivered, then the one after it.
         self._batches: deque[_Batch] = deque()
 
-    def request(self) -> Iterable[Grant]:
+    def batch_requested(self) -> Iterable[Grant]:
         grants: list[Grant] = []
         while self._workers and len(self._batches) < self.num_slots and (self._num_left != 0 or not self._batches):
             slot = int(any(batch.slot == 0 for batch in self._batches))
@@ -79,8 +79,8 @@ class SyncSchedule(Schedule):
         # After an interrupted wait: a worker may still have to read the older one of two versions.
         return len(self._batches) == 2 and bool(self._batches[0].missing)
 
-    def begin(self) -> Iterable[Grant]:
-        return self.request()  # if there was no worker before, or the batch has lost all of them
+    def batch_awaited(self) -> Iterable[Grant]:
+        return self.batch_requested()  # if there was no worker before, or the batch has lost all of them
 
     def version_of(self, slot: int) -> int | None:
         if not self.grants_name_version:

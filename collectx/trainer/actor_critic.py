@@ -1,4 +1,4 @@
-"""The actor-critic trainers, PPO and IMPALA: their training loop, the critic, batches as `[R, T]` tensors, the losses."""
+"""The actor-critic trainers, PPO and IMPALA: training loop, critic, batches as `[R, T]` tensors, losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two protocols of training: what a trainer receives (`Collection`) and what it must have (`Trainer`)."""
+"""The two protocols of training: `Collection`, which a trainer receives, and `Trainer`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from torch import nn
 from collectx.batch import REWARD
 from collectx.config.derived import backend_of, schedule_of
 from collectx.config.schema.run import RunConfig
-from collectx.config.schema.trainer import LearningTrainerConfig
+from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.user_objects import Hooks
 from collectx.worker.spec import WorkerOverrides
-
-# Number of episodes that `Collection.mean_return` averages over.
-_RETURN_EPISODES = 100
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,9 @@ class Trainer(Protocol):
 
     Checkpoints have what `state_dict` returns before a batch is requested, and the content of the buffers in its
     attribute `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s, if it has one. A trainer that is
-    restored is built, then `load_state_dict` and the buffers' `loads` are called, then `train`.
+    restored is built; then `load_state_dict` of the trainer and of its buffers is called, then `train`.
+
+    Only `train` is required. Without `state_dict`, checkpoints do not have the state of the trainer.
     """
 
     def train(self, collection: Collection) -> str | None: ...
@@ -129,10 +128,10 @@ def check_trainable(
 
 def reached(target_return: float | None, collection: Collection) -> str | None:
     """Says that the mean return is at least `target_return`, once it averages 100 episodes; otherwise returns None."""
-    value, is_known = collection.mean_return, collection.num_episodes >= _RETURN_EPISODES
+    value, is_known = collection.mean_return, collection.num_episodes >= RETURN_WINDOW
     if target_return is None or not is_known or value < target_return:
         return None
-    last = f"the last {_RETURN_EPISODES} episodes"
+    last = f"the last {RETURN_WINDOW} episodes"
     return f"trainer.target_return={target_return:g} is reached: the mean return of {last} is {value:.6g}"
 
 
@@ -153,7 +152,7 @@ def written_batches(collector: Any) -> Iterator[WrittenBatch]:
         yield WrittenBatch(collector.delivery.frames)
 
 
-def overrides_of_workers(trainer: Trainer, cfg: RunConfig) -> list[WorkerOverrides]:
+def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[WorkerOverrides]:
     """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty where the trainer's
     process writes: an option reads the batches before, or their order is reproducible."""
     options, replay = cfg.collector, getattr(trainer, "shared_replay", None)

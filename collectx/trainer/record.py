@@ -20,12 +20,12 @@ from tensordict import TensorDictBase
 
 from collectx import data
 from collectx.batch import Leaf, as_key, batch_leaves
-from collectx.collector.trajectories import Assembler
 from collectx.config.schema.trainer import RecordTrainerConfig
 from collectx.data.folder import RecordedRun, Writer
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.trainer.base import Collection
+from collectx.trajectories import Assembler
 
 
 class RecordTrainer:

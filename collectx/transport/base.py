@@ -27,7 +27,7 @@ import torch
 
 from collectx.batch import Layout, Leaf, Slot
 
-# Fills a flat uint8 buffer of `BatchSpec.weights_nbytes` bytes with weights.
+# Fills a flat uint8 buffer of `SlotSpec.weights_nbytes` bytes with weights.
 Write: TypeAlias = Callable[[torch.Tensor], object]
 # Functions by worker, or one for all workers, with the key None.
 Writes: TypeAlias = Mapping[int | None, Write]
@@ -37,7 +37,7 @@ _Weights = TypeVar("_Weights")
 
 
 @dataclass(frozen=True)
-class BatchSpec:
+class SlotSpec:
     """The slots, each for one worker's batch or its part of one, and the weights. Known to both ends.
 
     Attributes:
@@ -70,7 +70,7 @@ class BatchSpec:
         return values | {"leaves": [leaf.to_json() for leaf in self.leaves]}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> BatchSpec:
+    def from_json(cls, values: Mapping[str, Any]) -> SlotSpec:
         """The inverse of `to_json`."""
         return cls(**{**values, "leaves": tuple(map(Leaf.from_json, values["leaves"]))})
 
@@ -82,7 +82,7 @@ class BatchSpec:
 
 
 @dataclass(slots=True, eq=False)
-class BatchReport:
+class SlotReport:
     """A worker's report about a batch that it has filled.
 
     Attributes:
@@ -113,7 +113,7 @@ class Arrival:
 
     worker: int
     slot: int
-    report: BatchReport
+    report: SlotReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Fill:
 
 
 def keep_granted(granted: dict[int, _Weights], version: int, newest: _Weights) -> list[_Weights]:
-    """Keeps the weights of a version that is granted, with `BatchSpec.grants_name_version`. Workers fill two batches at
+    """Keeps the weights of a version that is granted, with `SlotSpec.grants_name_version`. Workers fill two batches at
     a time, so only the last two versions are kept.
 
     Args:
@@ -219,8 +219,8 @@ class Transport(Protocol):
         """Watches a started worker: a process (`collectx.transport.processes.Handle`), or inline a generator."""
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
-        """Allows `worker` to fill `slot`, after `reset`. With `BatchSpec.require_latest`, the worker acts with the
-        newest weights of this moment, or newer ones; with `BatchSpec.grants_name_version`, with those of `version`,
+        """Allows `worker` to fill `slot`, after `reset`. With `SlotSpec.require_latest`, the worker acts with the
+        newest weights of this moment, or newer ones; with `SlotSpec.grants_name_version`, with those of `version`,
         which is the newest one or one of the last two that were granted. Does not block. Does nothing for a worker that
         is gone and whose `Departure` was not received yet."""
 
@@ -243,13 +243,13 @@ class Transport(Protocol):
 
     def publish(self, writes: Writes) -> int:
         """Makes the weights that `writes` write the newest, all of one version, and returns the version:
-        `BatchSpec.first_version` for the first call, then one more each time. Does not wait for workers. If a `write`
-        raises, nothing is published. With `BatchSpec.grants_name_version`, replaces a version that was not granted.
+        `SlotSpec.first_version` for the first call, then one more each time. Does not wait for workers. If a `write`
+        raises, nothing is published. With `SlotSpec.grants_name_version`, replaces a version that was not granted.
 
         Args:
             writes: by worker: each acts with the weights that its `write` writes until newer ones are published for it
                 or for all, and the other workers keep their weights and version. Or `{None: write}`: for all workers,
-                which is the only form with `BatchSpec.grants_name_version`.
+                which is the only form with `SlotSpec.grants_name_version`.
         """
 
     def newest_weights(self) -> torch.Tensor:
@@ -288,7 +288,7 @@ class Link(Protocol):
     """
 
     @property
-    def batch(self) -> BatchSpec: ...
+    def batch(self) -> SlotSpec: ...
     @property
     def slots(self) -> Sequence[Slot]: ...
     @property
@@ -304,7 +304,7 @@ class Link(Protocol):
         """Calls `read` with this worker's newest weights if their version is not `version`; returns their version. The
         weights are never a mixture of two versions."""
 
-    def send(self, slot: int, report: BatchReport) -> None:
+    def send(self, slot: int, report: SlotReport) -> None:
         """Delivers a filled slot. The worker must not touch it before it is granted again."""
 
     def reply(self, value: Any, error: Exception | None = None) -> None:

@@ -34,7 +34,7 @@ class ActionRequest(NamedTuple):
     """A request for the actions of one group of a worker's envs.
 
     Attributes:
-        pointer: with `BatchSpec.grants_name_version`, to the weights that act; see `Slab.pointer_to`.
+        pointer: with `SlotSpec.grants_name_version`, to the weights that act; see `Slab.pointer_to`.
         incarnation: of the worker; requests of an earlier process of it are discarded.
         step: of the slot whose observations are written; `END`: the group has no further step in its batch.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from collectx.errors import WorkerDied
-from collectx.transport.base import Arrival, BatchReport, BatchSpec, Departure, Fill, Reply, Request, Reset
+from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.slab import Slab, SlabLink, SlabTransport
 
 _ENDED = object()
@@ -20,7 +20,7 @@ _ENDED = object()
 class InlineTransport(SlabTransport):
     """The trainer's end. No method blocks on another process, so nothing can time out."""
 
-    def __init__(self, spec: BatchSpec):
+    def __init__(self, spec: SlotSpec):
         super().__init__(spec, shared=False)
         # The worker of each grant and request, in order.
         self._pending: deque[int] = deque()
@@ -48,7 +48,7 @@ class InlineTransport(SlabTransport):
 
     def receive(self) -> Arrival | Departure | Reply:
         if not self._pending:
-            raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
+            raise RuntimeError("no worker owes a batch or a reply, so there is nothing to receive")
         worker = self._pending[0]
         try:
             if next(self._workers[worker], _ENDED) is _ENDED:
@@ -85,7 +85,7 @@ class InlineLink(SlabLink):
             self.pointer = pointer
         return message
 
-    def send(self, slot: int, report: BatchReport) -> None:
+    def send(self, slot: int, report: SlotReport) -> None:
         self._events.append(Arrival(self.worker, slot, report))
 
     def reply(self, value: Any, error: Exception | None = None) -> None:

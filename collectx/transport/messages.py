@@ -2,10 +2,10 @@
 signed, as they carry the states of envs, which a worker that resumes unpickles (`collectx.state`).
 
 trainer -> worker    GRANT   | slot, reset, version (int64): of the weights to act with, or the oldest that are allowed:
-                             | exactly this version with `BatchSpec.grants_name_version`
+                             | exactly this version with `SlotSpec.grants_name_version`
                      WEIGHTS | version (int64)
 worker -> trainer    FULL    | slot, version, frames, episodes (int64), seconds (4 float64) | returns (float64)
-                             | lengths (int64) | nothing, or `BatchReport.added` as by `pack_tensors`
+                             | lengths (int64) | nothing, or `SlotReport.added` as by `pack_tensors`
                      HAVE    | version (int64)
                      FAILED  | the error, encoded by the transport
 between processes of one machine    REQUEST | pickled request        REPLY | pickled answer
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from collectx.errors import RendezvousError
-from collectx.transport.base import BatchReport, Fill, Reset
+from collectx.transport.base import Fill, Reset, SlotReport
 
 FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY = (bytes([number]) for number in range(7))
 _NUMBERS = struct.Struct("<cqqq")
@@ -94,7 +94,7 @@ def unpack_version(message: bytes) -> int:
     return version
 
 
-def pack_full(slot: int, report: BatchReport) -> bytes:
+def pack_full(slot: int, report: SlotReport) -> bytes:
     """`slot` is filled."""
     times = (report.env_s, report.policy_s, report.wait_s, report.send_s)
     head = _FULL.pack(FULL, slot, report.policy_version, report.frames, len(report.returns), *times)
@@ -102,7 +102,7 @@ def pack_full(slot: int, report: BatchReport) -> bytes:
     return head + report.returns.tobytes() + report.lengths.tobytes() + added
 
 
-def unpack_full(message: bytes) -> tuple[int, BatchReport]:
+def unpack_full(message: bytes) -> tuple[int, SlotReport]:
     """The slot and the report of `pack_full`; the arrays are views of `message`.
 
     Raises:
@@ -117,7 +117,7 @@ def unpack_full(message: bytes) -> tuple[int, BatchReport]:
     returns = np.frombuffer(message, np.float64, episodes, _FULL.size)
     lengths = np.frombuffer(message, np.int64, episodes, _FULL.size + 8 * episodes)
     added = _unpack_added(message[end:]) if end < len(message) else {}
-    return slot, BatchReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s, added)
+    return slot, SlotReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s, added)
 
 
 def _unpack_added(message: bytes) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ import cloudpickle
 
 from collectx.errors import RemoteFailure, WorkerTimeout
 from collectx.transport import messages
-from collectx.transport.base import Arrival, BatchReport, BatchSpec, Departure, Fill, Reply, Request, Reset
+from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.inference import InferenceChannel, InferenceClient
 from collectx.transport.processes import Handle
 from collectx.transport.slab import NO_WORKER, Slab, SlabLink, SlabTransport
@@ -34,7 +34,7 @@ class SharedMemoryTransport(SlabTransport):
     """The trainer's end. Closes the supervisor and `inference` with itself."""
 
     def __init__(
-        self, spec: BatchSpec, supervisor: Supervisor[_LocalProcess], inference: InferenceChannel | None = None
+        self, spec: SlotSpec, supervisor: Supervisor[_LocalProcess], inference: InferenceChannel | None = None
     ):
         super().__init__(spec, shared=True)
         self.inference = inference
@@ -75,17 +75,16 @@ class SharedMemoryTransport(SlabTransport):
         self._send(worker, messages.REQUEST + cloudpickle.dumps((*request,)))
 
     def _send(self, index: int, message: bytes) -> None:
-        worker = self._workers.get(index)
-        if (
-            worker is not None and worker.state is JoinState.JOINED
-        ):  # otherwise `receive` is about to return its departure
-            self._supervisor.granted(worker)
-            self._supervisor.send(worker, message)
+        process = self._workers.get(index)
+        if process is None or process.state is not JoinState.JOINED:
+            return  # `receive` is about to return its departure
+        self._supervisor.granted(process)
+        self._supervisor.send(process, message)
 
     def receive(self) -> Arrival | Departure | Reply:
         while not self._events:
             if not self._supervisor.has_outstanding:
-                raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
+                raise RuntimeError("no worker owes a batch or a reply, so there is nothing to receive")
             for worker, message in self._supervisor.events():
                 self._handle_message(worker, message)
         return self._events.popleft()
@@ -110,8 +109,10 @@ class SharedMemoryTransport(SlabTransport):
         self._events.append(event)
 
     def _find_late(self, worker: _LocalProcess, error: WorkerTimeout) -> tuple[_LocalProcess, Exception]:
-        """The process that is the reason why a worker is late, and its error: if the worker waits for actions, another
-        one that does not ask for any, as the inference server waits for it, or else the server."""
+        """Returns the process to blame for a late worker, and its error. A worker that waits for actions is not to
+        blame. Then it is a worker that does not ask for actions, as the inference server waits for it; without one, the
+        server.
+        """
         limit = worker.limit
         if self.inference is None or limit is None or not self.inference.is_waiting(worker.index):
             return worker, error
@@ -180,7 +181,7 @@ class SharedMemoryLink(SlabLink):
             answer = pickle.dumps((None, RemoteFailure.of(refusal)))
         self._send(messages.REPLY + answer)
 
-    def send(self, slot: int, report: BatchReport) -> None:
+    def send(self, slot: int, report: SlotReport) -> None:
         self._send(messages.pack_full(slot, report))
 
     def fail(self, error: BaseException) -> None:

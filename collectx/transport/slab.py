@@ -19,7 +19,7 @@ import torch
 
 from collectx.batch import ALIGNMENT_BYTES, Slot
 from collectx.memory import SharedMemory, barrier, batch_memory
-from collectx.transport.base import Arrival, BatchSpec, Writes, keep_granted
+from collectx.transport.base import Arrival, SlotSpec, Writes, keep_granted
 
 _POINTER_BYTES = 8
 # The pointer to weights that were never published (version -1).
@@ -37,7 +37,7 @@ class SlabLayout:
         weights_start, regions_start: offsets.
     """
 
-    def __init__(self, spec: BatchSpec):
+    def __init__(self, spec: SlotSpec):
         self.region = spec.layout(spec.num_workers if spec.stacked else 1)
         self.pointers_nbytes = _aligned((1 + spec.num_workers) * _POINTER_BYTES)
         self.weights_nbytes = _aligned(spec.weights_nbytes)
@@ -56,15 +56,15 @@ class Slab:
             process that is being started.
     """
 
-    def __init__(self, spec: BatchSpec, shared: bool):
+    def __init__(self, spec: SlotSpec, shared: bool):
         self._map(spec, SharedMemory("slab") if shared else None)
         for owner in range(1 + spec.num_workers):
             self._pointers[owner] = _NOTHING
         self._pointers[0] = 2 * (spec.first_version - 1)
-        # With `BatchSpec.grants_name_version`: the pointers to the last two versions that were granted.
+        # With `SlotSpec.grants_name_version`: the pointers to the last two versions that were granted.
         self._granted: dict[int, int] = {}
 
-    def _map(self, spec: BatchSpec, shared: SharedMemory | None) -> None:
+    def _map(self, spec: SlotSpec, shared: SharedMemory | None) -> None:
         self.spec = spec
         self._shared = shared
         self._layout = places = SlabLayout(spec)
@@ -81,11 +81,11 @@ class Slab:
         self.stop: memoryview = header[pointers_nbytes : pointers_nbytes + 1].data
         self.preempted: memoryview = header[pointers_nbytes + 1 : pointers_nbytes + 2].data
 
-    def __getstate__(self) -> tuple[BatchSpec, SharedMemory]:
+    def __getstate__(self) -> tuple[SlotSpec, SharedMemory]:
         assert self._shared is not None
         return self.spec, self._shared
 
-    def __setstate__(self, state: tuple[BatchSpec, SharedMemory]) -> None:
+    def __setstate__(self, state: tuple[SlotSpec, SharedMemory]) -> None:
         self._map(*state)
         self.close_descriptor()
 
@@ -131,6 +131,8 @@ class Slab:
         for worker, write in writes.items():
             # Owner 0 of weights is all workers, owner 1 + w is worker w alone.
             owner = 0 if worker is None else 1 + worker
+            # Not over the weights that were granted last, which a worker may still have to read. Older ones were read
+            # (`Schedule.must_wait_to_publish`).
             last = [*self._granted.values()][-1] if self._granted else self._pointers[owner]
             pointers[owner] = 2 * version + 1 - last % 2
             write(self._weights(owner, pointers[owner]))
@@ -179,7 +181,7 @@ class SlabLink:
     """Base of the workers' ends over a slab. That of the inference server is the end of no worker.
 
     Attributes:
-        pointer: with `BatchSpec.grants_name_version`, to the weights that `refresh` takes; see `Slab.pointer_to`.
+        pointer: with `SlotSpec.grants_name_version`, to the weights that `refresh` takes; see `Slab.pointer_to`.
     """
 
     def __init__(self, slab: Slab, worker: int):
@@ -215,17 +217,21 @@ class SlabTransport:
 
     carries_objects = True
 
-    def __init__(self, spec: BatchSpec, shared: bool):
+    def __init__(self, spec: SlotSpec, shared: bool):
         self.spec = spec
         self.slab = Slab(spec, shared)
-        self.publish = self.slab.publish
-        self.newest_weights = self.slab.newest_weights
 
     def expect(self, worker: int, spec: Callable[[], dict[str, Any]]) -> None:
         pass  # only the trainer itself can connect a worker
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         return self.slab.gather([(part.worker, part.slot) for part in parts], copy)
+
+    def publish(self, writes: Writes) -> int:
+        return self.slab.publish(writes)
+
+    def newest_weights(self) -> torch.Tensor:
+        return self.slab.newest_weights()
 
     def preempt(self, requested: bool) -> None:
         self.slab.preempted[0] = requested
@@ -234,7 +240,7 @@ class SlabTransport:
         self.slab.stop[0] = 1
 
 
-def concatenate(spec: BatchSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
+def concatenate(spec: SlotSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
     """Copies slots into new memory, laid out as `Layout(leaves, rows * len(parts), steps)`.
 
     Args:

@@ -65,8 +65,8 @@ class WorkerProcess:
     limit: Limit | None = None
 
 
-class BatchTimers:
-    """One timer for each worker with outstanding batches. They expire by `now_s`, which follows `clock` only with
+class WorkerTimers:
+    """One timer for each worker that owes a batch or a reply. They expire by `now_s`, which follows `clock` only with
     `advance`, and by `longest_gap_s` seconds at most.
     """
 
@@ -142,7 +142,7 @@ class Supervisor(Generic[AnyWorker]):
         self._describe = describe
         self._join_timeout = join_timeout
         self._longest_gap_s = _LONGEST_GAP * min(start_timeout_s, worker_timeout_s)
-        self._timers = BatchTimers(self._longest_gap_s, clock)
+        self._timers = WorkerTimers(self._longest_gap_s, clock)
         self._selector = selectors.DefaultSelector()
 
     def describe(self, worker: WorkerProcess) -> str:
@@ -174,7 +174,7 @@ class Supervisor(Generic[AnyWorker]):
 
     @property
     def has_outstanding(self) -> bool:
-        """Whether any worker has yet to deliver a batch."""
+        """Whether any worker owes a batch or a reply."""
         return self._timers.are_running
 
     def has_message(self, worker: WorkerProcess) -> bool:

@@ -99,7 +99,7 @@ class InferenceServer:
 
     def _act(self, requests: Sequence[ActionRequest]) -> None:
         """Writes the actions for these requests, and the version of the weights."""
-        # With `BatchSpec.grants_name_version`, all of a batch have the same pointer.
+        # With `SlotSpec.grants_name_version`, all of a batch have the same pointer.
         self._link.pointer = requests[0].pointer
         self._version = self._link.refresh(self._read, self._version)
         places = [(self._slots[each.worker][each.slot], self._rows[each.group], each.step) for each in requests]
@@ -121,7 +121,7 @@ class InferenceServer:
             self._requests.reply(request)
 
     def _inference(self, num_envs: int) -> tuple[Inference, list[np.ndarray]]:
-        """The inference for so many envs, and memory for its outputs."""
+        """Returns the inference for `num_envs` envs, and memory for its outputs."""
         if num_envs not in self._inferences:
             actor = self._make_actor(num_envs)
             spec = replace(spec_with_states(self._env_spec, actor.states), num_envs=num_envs)

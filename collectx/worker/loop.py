@@ -14,7 +14,7 @@ from typing import Protocol
 
 from collectx.errors import text_of
 from collectx.rollout.loop import WorkerStopped
-from collectx.transport.base import BatchReport, Fill, Link, Request
+from collectx.transport.base import Fill, Link, Request, SlotReport
 
 
 class BatchSource(Protocol):
@@ -23,7 +23,7 @@ class BatchSource(Protocol):
     def refresh(self) -> object:
         """Takes the newest weights."""
 
-    def fill(self, grant: Fill) -> BatchReport:
+    def fill(self, grant: Fill) -> SlotReport:
         """Does the reset of the grant, then fills its slot. Sets all fields of the report but `wait_s` and `send_s`.
 
         Raises:

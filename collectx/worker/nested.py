@@ -26,7 +26,7 @@ from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import WorkerStopped
 from collectx.rollout.options import RolloutOptions
-from collectx.transport.base import BatchReport, Fill, Request
+from collectx.transport.base import Fill, Request, SlotReport
 from collectx.transport.network.link import NetworkLink
 from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import WorkerOverrides, WorkerSpec
@@ -67,7 +67,7 @@ class NestedSource:
             self._version = newest
             self._versions[self._collector.publish(self._policy)] = newest
 
-    def fill(self, grant: Fill) -> BatchReport:
+    def fill(self, grant: Fill) -> SlotReport:
         collector, tensors = self._collector, self._slots[grant.slot]
         if grant.reset is not None:
             collector.request_reset(grant.reset)
@@ -86,7 +86,7 @@ class NestedSource:
             oldest = min(self._acted.values())
             self._versions = {inner: outer for inner, outer in self._versions.items() if inner >= oldest}
         tensors[POLICY_VERSION].fill_(acted)
-        return BatchReport(
+        return SlotReport(
             acted,
             batch.numel(),
             float(np.mean([part.report.env_s for part in parts])),

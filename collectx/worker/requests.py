@@ -82,7 +82,7 @@ class RequestHandler:
 
     def after_batch(self, slot: int, steps: int) -> dict[str, torch.Tensor]:
         """Calls the hooks with the first `steps` steps of a slot. Returns what `post_collect_hook` has added; see
-        `BatchReport.added`."""
+        `SlotReport.added`."""
         hooks, added = self._hooks, {}
         if hooks.post_collect_hook is not None:
             added = _call_hook(hooks.post_collect_hook, self._batches(slot, steps))

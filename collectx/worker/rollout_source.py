@@ -25,7 +25,7 @@ from collectx.rollout.loop import EndsEarly, Rollout, WorkerStopped
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.served import ServedGroup, ServedRollout
 from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
-from collectx.transport.base import BatchReport, BatchSpec, Fill, Link, Request, Reset
+from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
 from collectx.worker.requests import RequestHandler
@@ -54,8 +54,10 @@ class RolloutSource:
         self._rollout: Rollout | ServedRollout
         self._prepared: list[Any]
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
-        self._installed: Callable[[], AbstractContextManager[None]] = self._swap_generator if is_inline else nullcontext
-        with self._installed():
+        self._own_generator: Callable[[], AbstractContextManager[None]] = (
+            self._swap_generator if is_inline else nullcontext
+        )
+        with self._own_generator():
             self._build()
 
     @contextmanager
@@ -188,9 +190,9 @@ class RolloutSource:
         self._version = self._link.refresh(self._read, self._version)
         return self._version
 
-    def fill(self, grant: Fill) -> BatchReport:
+    def fill(self, grant: Fill) -> SlotReport:
         slot = grant.slot
-        with self._installed(), policies.exploration(self._exploration):
+        with self._own_generator(), policies.exploration(self._exploration):
             if grant.reset is not None:
                 self._reset(grant.reset)
             self._requests.before_batch()
@@ -217,7 +219,7 @@ class RolloutSource:
         self._rollout.reset([seed] * self._spec.num_envs if reset.static else env_seeds(self._spec, seed))
 
     def reply(self, request: Request) -> None:
-        with self._installed():
+        with self._own_generator():
             self._requests.reply(self._link, request)
 
     def close(self) -> None:
@@ -260,7 +262,7 @@ class _Batches:
         return batch[..., :steps] if steps < batch.shape[-1] else batch
 
 
-def _check_leaves(worker: int, batch: BatchSpec, leaves: tuple[Leaf, ...]) -> None:
+def _check_leaves(worker: int, batch: SlotSpec, leaves: tuple[Leaf, ...]) -> None:
     """Raises ShapeError unless the slots have these leaves, which the worker writes."""
     expected = {leaf.key: leaf for leaf in batch.leaves}
     for leaf in leaves:

@@ -19,7 +19,7 @@ from torch import nn
 from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
 from collectx.errors import ShapeError, WorkerError
 from collectx.policy.weights import FlatWeights
-from collectx.transport.base import BatchReport, Fill, Link, Request, Reset
+from collectx.transport.base import Fill, Link, Request, Reset, SlotReport
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import Placement, WorkerSpec, env_seed, seed_policy
@@ -76,7 +76,7 @@ class UserCollectorSource:
             self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
         self._versions[getattr(self._collector, "policy_version", None)] = newest
 
-    def fill(self, grant: Fill) -> BatchReport:
+    def fill(self, grant: Fill) -> SlotReport:
         hooks, tensors = self._hooks, self._slots[grant.slot].tensors
         if grant.reset is not None:
             self._do_reset(grant.reset)
@@ -98,7 +98,7 @@ class UserCollectorSource:
         version = self._translate_versions(tensors[POLICY_VERSION], POLICY_VERSION in leaves)
         returns, lengths = self._trajectories.take(tensors, TRAJ_IDS in leaves)
         # The collector does not report how its time was spent: all of it counts as the env's.
-        return BatchReport(version, self._layout.frames, seconds, 0.0, returns, lengths)
+        return SlotReport(version, self._layout.frames, seconds, 0.0, returns, lengths)
 
     def _translate_versions(self, versions: torch.Tensor, has_versions: bool) -> int:
         """Replaces the collector's versions in a slot, if it had any, by the trainer's; returns the first frame's."""

@@ -14,7 +14,7 @@ from collectx import AsyncBatchedCollector
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
-from collectx.collector.record import WorkerState
+from collectx.collector.worker_record import WorkerState
 from collectx.config.rules import problems
 from collectx.errors import WorkerDied, WorkerTimeout
 

@@ -20,7 +20,7 @@ from worlds.clocks import Clock, slow_clock
 from worlds.spaceenv import SpaceEnv, read
 
 from collectx import Collector, ReplayBuffer, split_trajectories
-from collectx.collector.trajectories import mask
+from collectx.trajectories import mask
 
 SYNC = (INLINE_SYNC, SHARED_SYNC)
 

@@ -14,7 +14,7 @@ THEIRS = TESTS / "conformance" / "test_differences.py"
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
     {"errors", "batch", "memory", "random_state"},
-    {"checkpoints", "loggers"},
+    {"checkpoints", "loggers", "trajectories"},
     {"config"},
     {"state", "user_objects", "data"},
     {"env", "policy", "transport", "replay"},

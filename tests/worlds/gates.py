@@ -10,7 +10,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from collectx.collector.record import Role
+from collectx.collector.worker_record import Role
 
 
 class Gates:

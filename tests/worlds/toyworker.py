@@ -9,7 +9,7 @@ import torch
 
 from collectx.batch import Layout, Leaf
 from collectx.launcher.local import LocalLauncher
-from collectx.transport.base import BatchReport, BatchSpec, Departure, Joined
+from collectx.transport.base import Departure, Joined, SlotReport, SlotSpec
 from collectx.transport.inline import InlineTransport
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import join_trainer
@@ -24,7 +24,7 @@ SECRET = b"s" * 32
 
 def batch_spec(num_workers=2, num_slots=2, weights_nbytes=4096):
     """Slots of two rows and three steps, one region for each."""
-    return BatchSpec(LEAVES, 2, 3, num_workers, num_slots, False, False, weights_nbytes)
+    return SlotSpec(LEAVES, 2, 3, num_workers, num_slots, False, False, weights_nbytes)
 
 
 def writer(value):
@@ -139,7 +139,7 @@ def work(worker, link, fails_at):
         value = weights[0].unique().tolist()
         assert len(value) == 1, "two versions of the weights are mixed"
         link.slots[grant.slot].tensors[NUMBER][...] = torch.tensor([worker, count])
-        link.send(grant.slot, BatchReport(version, 6, 0.0, 0.0, np.array(value, float), np.array([count])))
+        link.send(grant.slot, SlotReport(version, 6, 0.0, 0.0, np.array(value, float), np.array([count])))
         count += 1
         yield
 

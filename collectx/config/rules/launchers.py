@@ -23,7 +23,7 @@ _SBATCH = {
     "requeue": ": use launcher.requeue",
     "no-requeue": ": use launcher.requeue",
 }
-# SLURM's signal before the time limit comes up to so many seconds early.
+# How early SLURM's signal before the time limit may come, in seconds.
 _EARLY_S = 60
 
 

@@ -24,6 +24,10 @@ class TrainerConfig(Section):
     digest: bool | None
 
 
+# Number of the last finished episodes whose mean return a run reports.
+RETURN_WINDOW = 100
+
+
 @dataclass(kw_only=True)
 class LearningTrainerConfig(TrainerConfig):
     """Options of the built-in trainers that learn."""

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from collectx.errors import RendezvousError
-from collectx.transport.base import BatchSpec
+from collectx.transport.base import SlotSpec
 from collectx.transport.connections import enable_keepalive
 from collectx.transport.network.handshake import Endpoint, Listener, receive_hello
 from collectx.transport.network.p2p import TRAINER, Pair, PairConfig
@@ -32,7 +32,7 @@ class Admission:
     def __init__(
         self,
         workers: dict[int, RemoteProcess],
-        batch: BatchSpec,
+        batch: SlotSpec,
         config: PairConfig,
         events: Callable[..., None],
         endpoint: Endpoint,

@@ -18,7 +18,7 @@ import torch
 from collectx.batch import Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import BatchReport, BatchSpec, Fill, Request
+from collectx.transport.base import Fill, Request, SlotReport, SlotSpec
 from collectx.transport.connections import disconnect_poll, enable_keepalive
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.p2p import (
@@ -67,7 +67,7 @@ def join_trainer(
         config = PairConfig(**reply["pair"])
         enable_keepalive(connection, config.timeout_s)
         pair = config.make_pair(connection, WORKER, address)
-        batch = BatchSpec.from_json(reply["batch"])
+        batch = SlotSpec.from_json(reply["batch"])
         return reply["spec"], NetworkLink(worker, connection, pair, batch, endpoint.secret)
     except BlockingIOError as error:
         raise RendezvousError(f"the trainer sent nothing for too long while worker {worker} was joining") from error
@@ -98,7 +98,7 @@ class NetworkLink:
             milliseconds, and takes weights that have arrived.
     """
 
-    def __init__(self, worker: int, connection: Connection, pair: Pair, batch: BatchSpec, secret: bytes):
+    def __init__(self, worker: int, connection: Connection, pair: Pair, batch: SlotSpec, secret: bytes):
         self.batch, layout = batch, batch.layout()
         self.worker = worker
         self._secret = secret
@@ -110,7 +110,7 @@ class NetworkLink:
         self.stop = _StopFlag(self._poll)
         self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
         # Slots with the least versions to act with, and requests.
-        self._granted: deque[tuple[Fill, int] | Request] = deque()
+        self._inbox: deque[tuple[Fill, int] | Request] = deque()
         self._announced_version = -1
         self._is_closed = False
         self._next_poll_s = 0.0
@@ -141,14 +141,14 @@ class NetworkLink:
         return self._is_closed
 
     def acquire(self) -> Fill | Request | None:
-        while not self._granted and not self._is_closed:
+        while not self._inbox and not self._is_closed:
             # Weights give no sign of their complete arrival, so they are polled for.
             is_arriving = self._announced_version > self._version and not self._grants_name_version
             self._receive_messages(POLL_S if is_arriving else None)
             self._take_weights()
         if self._is_closed:
             return None
-        granted = self._granted.popleft()
+        granted = self._inbox.popleft()
         if isinstance(granted, Request):
             return granted
         fill, self._least_version = granted
@@ -191,7 +191,7 @@ class NetworkLink:
                 self._receive_weights(unused)
             self._send_message(messages.pack_version(messages.HAVE, self._version))
 
-    def send(self, slot: int, report: BatchReport) -> None:
+    def send(self, slot: int, report: SlotReport) -> None:
         try:
             self._pair.send(self._memory[slot]).wait()
         except RuntimeError:
@@ -239,9 +239,9 @@ class NetworkLink:
                 message = self.connection.recv_bytes()
                 timeout_s = 0.0
                 if message[:1] == messages.REQUEST:
-                    self._granted.append(Request(*messages.unpack_signed(message, self._secret)))
+                    self._inbox.append(Request(*messages.unpack_signed(message, self._secret)))
                 elif message[:1] == messages.GRANT:
-                    self._granted.append(messages.unpack_grant(message))
+                    self._inbox.append(messages.unpack_grant(message))
                 else:
                     self._announced_version = messages.unpack_version(message)
         except (EOFError, OSError):

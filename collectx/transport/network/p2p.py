@@ -108,7 +108,7 @@ class PairConfig:
 
 
 def message_buffer(nbytes: int, device: str = "cpu") -> torch.Tensor:
-    """Zeroed memory for a message of so many bytes, and for its stamp."""
+    """Returns zeroed memory for a message of `nbytes` bytes and its stamp."""
     return torch.zeros(-(-nbytes // STAMP_BYTES) * STAMP_BYTES + STAMP_BYTES, dtype=torch.uint8, device=device)
 
 

@@ -36,7 +36,7 @@ class RemoteProcess(WorkerProcess):
         incoming: receives that were posted, by slot.
         weights_version: the version that is being sent, or was sent last.
         sending: the transfer of weights in progress.
-        versions: with `BatchSpec.grants_name_version`, the weights that its grants name and that are still to be sent.
+        versions: with `SlotSpec.grants_name_version`, the weights that its grants name and that are still to be sent.
     """
 
     spec: Callable[[], dict[str, Any]] = dict

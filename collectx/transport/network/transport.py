@@ -35,7 +35,7 @@ import torch
 from collectx.errors import RemoteFailure, WorkerDied, WorkerTimeout
 from collectx.memory import batch_memory
 from collectx.transport import messages
-from collectx.transport.base import Arrival, BatchSpec, Departure, Joined, Reply, Request, Reset, Writes
+from collectx.transport.base import Arrival, Departure, Joined, Reply, Request, Reset, SlotSpec, Writes
 from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
@@ -65,7 +65,7 @@ class NetworkTransport:
 
     def __init__(
         self,
-        spec: BatchSpec,
+        spec: SlotSpec,
         supervisor: Supervisor[RemoteProcess],
         endpoint: Endpoint,
         timeout_s: float,
@@ -136,7 +136,7 @@ class NetworkTransport:
     def receive(self) -> Arrival | Departure | Joined | Reply:
         while not self._received:
             if not self._supervisor.has_outstanding:
-                raise RuntimeError("no worker was granted a slot, so there is nothing to receive")
+                raise RuntimeError("no worker owes a batch or a reply, so there is nothing to receive")
             self._process_events(POLL_S if self._announced else None)
         return self._received.popleft()
 
@@ -188,7 +188,7 @@ class NetworkTransport:
         except Exception as failure:
             name = self._supervisor.describe(worker)
             # An invalid message must not end the run of the other workers.
-            error = WorkerDied(f"{name} is gone: it sent what is no message of collectx ({failure!r})")
+            error = WorkerDied(f"{name} is gone: it sent an invalid message ({failure!r})")
         self._remove_worker(worker, error)
 
     def _complete_arrivals(self) -> None:

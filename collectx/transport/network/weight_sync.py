@@ -1,5 +1,5 @@
 """Sends weights to remote workers: one transfer per worker at a time, few workers at a time. Sends the newest version
-only or, with `BatchSpec.grants_name_version`, the versions that the worker's grants name.
+only or, with `SlotSpec.grants_name_version`, the versions that the worker's grants name.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 import torch
 
 from collectx.transport import messages
-from collectx.transport.base import BatchSpec, Write, Writes, keep_granted
+from collectx.transport.base import SlotSpec, Write, Writes, keep_granted
 from collectx.transport.network.p2p import message_buffer, set_stamp
 from collectx.transport.network.remote_process import RemoteProcess, Weights
 from collectx.transport.supervisor import JoinState
 
-# At most so many transfers at a time; more if their bytes together are fewer than `_TRANSFER_BYTES`.
-_LEAST_TRANSFERS = 4
+# The maximum number of concurrent transfers. More are allowed while their total size is below `_TRANSFER_BYTES`.
+_MIN_CONCURRENT = 4
 _TRANSFER_BYTES = 2**28
 
 
@@ -27,7 +27,7 @@ class WeightSync:
 
     def __init__(
         self,
-        spec: BatchSpec,
+        spec: SlotSpec,
         workers: dict[int, RemoteProcess],
         send_message: Callable[[RemoteProcess, bytes], None],
     ):
@@ -39,12 +39,12 @@ class WeightSync:
         # The weights of all workers, and newer ones of some indices, where no worker may have joined yet.
         self._shared: Weights | None = None
         self._individual: dict[int | None, Weights] = {}
-        # With `BatchSpec.grants_name_version`: the last two versions that were granted.
+        # With `SlotSpec.grants_name_version`: the last two versions that were granted.
         self._granted: dict[int, Weights] = {}
         self._spare: list[Weights] = []
         # Transfers share the network card: many at a time would all end late.
         self._num_sending = 0
-        self._most_sending = max(_LEAST_TRANSFERS, _TRANSFER_BYTES // max(1, nbytes))
+        self._max_concurrent = max(_MIN_CONCURRENT, _TRANSFER_BYTES // max(1, nbytes))
         self._queued: OrderedDict[RemoteProcess, None] = OrderedDict()
 
     def publish(self, writes: Writes) -> int:
@@ -145,7 +145,7 @@ class WeightSync:
             return
         if worker.sending is not None or worker.weights_version == weights.version:
             return
-        if self._num_sending >= self._most_sending:
+        if self._num_sending >= self._max_concurrent:
             self._queued[worker] = None
             return
         assert worker.pair is not None
@@ -161,5 +161,5 @@ class WeightSync:
         self._send_message(worker, messages.pack_version(messages.WEIGHTS, weights.version))
 
     def _send_queued(self) -> None:
-        while self._queued and self._num_sending < self._most_sending:
+        while self._queued and self._num_sending < self._max_concurrent:
             self.send(self._queued.popitem(last=False)[0])

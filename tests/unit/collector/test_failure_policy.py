@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectx.collector.record import Action, FailurePolicy
+from collectx.collector.worker_record import Action, FailurePolicy
 from collectx.errors import JobEnded, WorkerDied
 
 DIED, ENDED = WorkerDied, JobEnded

@@ -6,7 +6,7 @@ import pytest
 from collecting import Log
 
 from collectx.collector.pool import WorkerPool
-from collectx.collector.record import FailurePolicy, Role
+from collectx.collector.worker_record import FailurePolicy, Role
 from collectx.errors import JobEnded, WorkerDied
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Departure, Reply, Reset
@@ -72,7 +72,7 @@ def test_a_replacement_begins_the_next_incarnation_with_the_reset_of_its_worker(
     schedule = SyncSchedule(2)
     pool, recorder, log = make_pool("restart", 2, schedule)
     worker = pool.records[1]
-    list(schedule.begin())
+    list(schedule.batch_awaited())
     worker.num_granted, worker.reset, worker.num_frames = 1, Reset(), 30
     pool.request("ready", {1: ()})
     recorder.calls.clear()
@@ -84,7 +84,7 @@ def test_a_replacement_begins_the_next_incarnation_with_the_reset_of_its_worker(
     ]
     assert (worker.incarnation, worker.num_granted, worker.num_frames, pool.num_awaited) == (1, 0, 30, 0)
     assert (worker.take_reset(), worker.take_reset()) == (Reset(), None)
-    assert log.of("worker_restarted") == [{"worker": 1, "life": 1, "after": "WorkerDied"}]
+    assert log.of("worker_restarted") == [{"worker": 1, "life": 1, "restarts": 1, "after": "WorkerDied"}]
     with pytest.raises(WorkerDied):
         pool.replies()
 
@@ -94,7 +94,7 @@ def test_an_added_worker_has_incarnations_that_no_other_worker_has():
     pool, recorder, _ = make_pool("restart", 2, schedule, max_requeues=3)
     pool.add()
     assert ("expect", 2, (2, 14)) in recorder.calls
-    assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
+    assert list(schedule.batch_awaited()) == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_a_reply_to_an_interrupted_request_is_discarded():
@@ -139,7 +139,7 @@ def test_a_worker_whose_job_is_submitted_again_is_not_waited_for(made):
     pool, schedule, requests, _ = made
     for worker in (0, 1, 2, 2):
         pool.handle_first_reply(Reply(worker), 0)
-    assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
+    assert list(schedule.batch_awaited()) == [(0, 0), (1, 0), (2, 0)]
     assert list(pool.handle_departure(Departure(2, JobEnded("preempted")), is_final=False)) == []
     assert (pool.ready, pool.starting) == ({0, 1}, {2})
     # It begins new episodes, so it gets no state.

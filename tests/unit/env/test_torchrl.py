@@ -20,12 +20,12 @@ from collectx import Collector
 from collectx import collector as collectors
 from collectx import trainer as trainers
 from collectx.cli.compose import compose
-from collectx.collector.trajectories import split_trajectories
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env import read_spec
 from collectx.env.base import first_observations
 from collectx.env.torchrl.group import TorchrlEnv, split_serial_env
 from collectx.errors import ConfigError, ShapeError, SpaceError
+from collectx.trajectories import split_trajectories
 
 torch.set_num_threads(1)
 

@@ -11,12 +11,12 @@ from collectx import trainer as trainers
 from collectx.collector.batch_info import BatchInfo
 from collectx.config.schema.trainer import TrainerConfig
 from collectx.run import RunFolder
-from collectx.transport.base import Arrival, BatchReport
+from collectx.transport.base import Arrival, SlotReport
 
 
 def _part(worker=0, policy_version=0, frames=10, returns=(), timings=(1.0, 2.0, 3.0, 4.0)):
     episodes = np.array(returns, float), np.full(len(returns), 5)
-    return Arrival(worker, 0, BatchReport(policy_version, frames, *timings[:2], *episodes, *timings[2:]))
+    return Arrival(worker, 0, SlotReport(policy_version, frames, *timings[:2], *episodes, *timings[2:]))
 
 
 @pytest.fixture

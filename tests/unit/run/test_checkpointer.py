@@ -11,7 +11,7 @@ from collectx.config.schema.run import CheckpointOptions
 from collectx.errors import DamagedFile
 from collectx.run import Status, checkpointer, execute
 from collectx.run.checkpointer import Checkpointer
-from collectx.run.result import Record
+from collectx.run.result import ResultBuilder
 from collectx.run.resume import ResumePoint
 from collectx.run.signals import RunStopped, Signals
 from collectx.run.statistics import Statistics
@@ -28,7 +28,7 @@ class Run:
         self.collector = SimpleNamespace(
             policy_version=1, num_batches=0, wait_until_filled=self._fill, state=self._save
         )
-        self.record, self.signals = Record(cfg, signals), signals
+        self.record, self.signals = ResultBuilder(cfg, signals), signals
         given = CheckpointOptions(**{"every_min": None, **options})
         self.checkpointer = Checkpointer(
             given,
@@ -171,7 +171,7 @@ def test_a_folder_is_rewound_to_its_checkpoint(cfg, ended):
     point.rewind(ended)
     assert (ended.metrics.read_bytes(), later.exists()) == (lines, False)
     with Signals() as signals:
-        record = Record(cfg, signals)
+        record = ResultBuilder(cfg, signals)
     point.load_record(record)
     assert record.digest.total == ended.read_result()["digest"]
 

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from collectx.collector.owner import Owner
 from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
@@ -25,6 +26,7 @@ class FakeCollector:
 
     def __init__(self, *deliveries):
         self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
+        self.owner = Owner()
 
     def __iter__(self):
         for each in self.deliveries:

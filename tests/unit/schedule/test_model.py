@@ -18,7 +18,7 @@ import pytest
 
 from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.base import Schedule
-from collectx.schedule.replay import RecordedBatch, ReplaySchedule
+from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Arrival
 
@@ -91,7 +91,7 @@ class Model:
     @property
     def can_be_cut(self) -> bool:
         """Whether a checkpoint can be taken: a recorded order has all workers."""
-        return not isinstance(self.schedule, ReplaySchedule) or sorted(self.granted) == [0, 1]
+        return not isinstance(self.schedule, RecordedSchedule) or sorted(self.granted) == [0, 1]
 
     @property
     def is_over(self) -> bool:
@@ -108,7 +108,7 @@ class Model:
             return False
         parts = self.schedule.next_batch()
         if parts is None:
-            grants = list(self.schedule.begin())
+            grants = list(self.schedule.batch_awaited())
             if self.schedule.stacked and grants:
                 assert self.begun is None or not self.begun, "a batch is begun in the middle of another one"
                 assert {worker for worker, _ in grants} == set(self.granted), "a batch is begun without a worker"
@@ -245,7 +245,7 @@ class OverlappedModel(Model):
     def next(self) -> bool:
         if self.delivered or self.is_over:
             return super().next()
-        grants = list(self.schedule.request())
+        grants = list(self.schedule.batch_requested())
         assert not grants or {worker for worker, _ in grants} == set(self.granted), "a batch is begun without a worker"
         self.grant(grants)
         parts = self.schedule.next_batch()
@@ -305,9 +305,9 @@ def _async(num_slots: int, num_batches: int | None = None, exact: bool = False, 
 
 def _replay() -> Model:
     def continued(before: Model) -> Schedule:
-        return ReplaySchedule(2, 2, len(RECORD), RECORD[before.num_delivered :], False)
+        return RecordedSchedule(2, 2, len(RECORD), RECORD[before.num_delivered :], False)
 
-    schedule = ReplaySchedule(2, 2, len(RECORD), RECORD, False)
+    schedule = RecordedSchedule(2, 2, len(RECORD), RECORD, False)
     schedule.published(0)
     return Model(schedule, continued, len(RECORD), _workers(2))
 

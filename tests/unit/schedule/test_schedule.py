@@ -5,11 +5,11 @@ import pytest
 
 from collectx.collector import RecordedBatch
 from collectx.schedule.asynchronous import AsyncSchedule
-from collectx.schedule.replay import ReplaySchedule, slots_needed
+from collectx.schedule.recorded import RecordedSchedule, slots_needed
 from collectx.schedule.sync import SyncSchedule
-from collectx.transport.base import Arrival, BatchReport
+from collectx.transport.base import Arrival, SlotReport
 
-TALLY = BatchReport(0, 0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
+TALLY = SlotReport(0, 0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
 
 
 def arrival(worker, slot=0):
@@ -26,8 +26,8 @@ def arrive(schedule, worker, slot=0):
 def test_sync_asks_once_and_joins_in_order_of_workers_whoever_comes_first(order):
     schedule = SyncSchedule(3)
     for _ in range(2):
-        assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
-        assert list(schedule.begin()) == []  # as after a wait that was interrupted
+        assert list(schedule.batch_awaited()) == [(0, 0), (1, 0), (2, 0)]
+        assert list(schedule.batch_awaited()) == []  # as after a wait that was interrupted
         assert [arrive(schedule, worker) for worker in order] == [None, None, (arrival(0), arrival(1), arrival(2))]
 
 
@@ -35,13 +35,13 @@ def test_sync_asks_once_and_joins_in_order_of_workers_whoever_comes_first(order)
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_async_grants_and_delivers_its_budget_also_without_a_dropped_worker(num_batches, is_dropped):
     schedule, num_delivered = AsyncSchedule(2, 2, num_batches), 0
-    granted = list(schedule.begin())
+    granted = list(schedule.batch_awaited())
     # Slot 0 of every worker first, so that a small budget is spread over them.
     assert granted == [(0, 0), (1, 0), (0, 1), (1, 1)][:num_batches]
-    assert list(schedule.begin()) == []
+    assert list(schedule.batch_awaited()) == []
     if is_dropped:
         schedule.dropped(1)
-        granted = [grant for grant in granted if grant[0] == 0] + list(schedule.begin())
+        granted = [grant for grant in granted if grant[0] == 0] + list(schedule.batch_awaited())
     while granted:
         worker, slot = granted.pop(0)
         parts = arrive(schedule, worker, slot)
@@ -54,12 +54,12 @@ def test_async_grants_and_delivers_its_budget_also_without_a_dropped_worker(num_
 def test_async_grants_what_is_left_of_its_budget():
     schedule = AsyncSchedule(2, 2, 17)
     schedule.skip(14)
-    assert list(schedule.begin()) == [(0, 0), (1, 0), (0, 1)]
+    assert list(schedule.batch_awaited()) == [(0, 0), (1, 0), (0, 1)]
 
 
 def test_async_does_not_grant_the_last_slot_of_a_dropped_worker_again():
     schedule = AsyncSchedule(2, 1, None)
-    schedule.begin()
+    schedule.batch_awaited()
     parts = arrive(schedule, 1)
     schedule.dropped(1)
     assert list(schedule.released(parts)) == []
@@ -69,7 +69,7 @@ def test_a_replacement_fills_what_the_lost_worker_owed():
     sync, free = SyncSchedule(3), AsyncSchedule(2, 2, 10)
     assert list(sync.replaced(1)) == []
     for schedule in (sync, free):
-        schedule.begin()
+        schedule.batch_awaited()
         schedule.arrived(arrival(1))
     assert [list(sync.replaced(worker)) for worker in (0, 1)] == [[(0, 0)], []]
     assert list(free.replaced(1)) == [(1, 1)]
@@ -78,27 +78,27 @@ def test_a_replacement_fills_what_the_lost_worker_owed():
 def test_sync_goes_on_with_fewer():
     schedule = SyncSchedule(4)
     schedule.dropped(3)
-    assert list(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
+    assert list(schedule.batch_awaited()) == [(0, 0), (1, 0), (2, 0)]
     for worker in (0, 2):
         arrive(schedule, worker)
     schedule.dropped(1)
     assert schedule.next_batch() == (arrival(0), arrival(2))
-    assert list(schedule.begin()) == [(0, 0), (2, 0)]
+    assert list(schedule.batch_awaited()) == [(0, 0), (2, 0)]
     # What the next one delivered before it was dropped stays in its batch.
     assert arrive(schedule, 2) is None
     schedule.dropped(2)
     assert schedule.next_batch() is None
     assert arrive(schedule, 0) == (arrival(0), arrival(2))
-    assert list(schedule.begin()) == [(0, 0)]
+    assert list(schedule.batch_awaited()) == [(0, 0)]
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_async_waits_for_workers_that_never_came_only_where_their_batches_must_not_be_anothers(exact):
     schedule, num_delivered = AsyncSchedule(3, 2, 5, exact), 0
-    here = [grant for grant in schedule.begin() if grant[0] == 0]
+    here = [grant for grant in schedule.batch_awaited() if grant[0] == 0]
     while here and num_delivered < 5:
         parts = arrive(schedule, *here.pop(0))
-        here += [grant for grant in [*schedule.released(parts), *schedule.begin()] if grant[0] == 0]
+        here += [grant for grant in [*schedule.released(parts), *schedule.batch_awaited()] if grant[0] == 0]
         num_delivered += 1
         assert len(here) <= 2
     assert (num_delivered, len(here)) == ((2, 0) if exact else (5, 1))
@@ -106,45 +106,45 @@ def test_async_waits_for_workers_that_never_came_only_where_their_batches_must_n
 
 def test_async_waits_for_workers_that_have_come():
     schedule = AsyncSchedule(2, 1, 4)
-    schedule.begin()
+    schedule.batch_awaited()
     for worker in (1, 0):
         parts = arrive(schedule, worker)
         assert list(schedule.released(parts)) == [(worker, 0)]
     schedule.released(arrive(schedule, 0))
-    assert list(schedule.begin()) == []
+    assert list(schedule.batch_awaited()) == []
     assert list(schedule.replaced(1)) == [(1, 0)]
-    assert list(schedule.begin()) == [(0, 0)]  # the other one has not come yet
+    assert list(schedule.batch_awaited()) == [(0, 0)]  # the other one has not come yet
 
 
 @pytest.mark.parametrize(("num_batches", "granted"), [(None, [(1, 0), (1, 1)]), (3, [(1, 0)])])
 def test_a_worker_that_joins_an_async_run_is_granted_its_slots(num_batches, granted):
     schedule = AsyncSchedule(1, 2, num_batches)
-    assert list(schedule.begin()) == [(0, 0), (0, 1)]
+    assert list(schedule.batch_awaited()) == [(0, 0), (0, 1)]
     schedule.joined(1)
-    assert list(schedule.begin()) == granted
+    assert list(schedule.batch_awaited()) == granted
 
 
 def test_a_worker_that_joins_a_sync_run_takes_part_from_the_next_batch_on():
     schedule = SyncSchedule(0)
     assert schedule.next_batch() is None
     schedule.joined(2)
-    assert list(schedule.begin()) == [(2, 0)]
+    assert list(schedule.batch_awaited()) == [(2, 0)]
     schedule.joined(0)
-    assert list(schedule.begin()) == []
+    assert list(schedule.batch_awaited()) == []
     assert arrive(schedule, 2) == (arrival(2),)
     schedule.joined(1)
     schedule.joined(3)
     schedule.dropped(3)
-    assert sorted(schedule.begin()) == [(0, 0), (1, 0), (2, 0)]
+    assert sorted(schedule.batch_awaited()) == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_where_all_workers_of_a_batch_are_dropped_those_that_are_joining_begin_another():
     schedule = SyncSchedule(1)
-    assert list(schedule.begin()) == [(0, 0)]
+    assert list(schedule.batch_awaited()) == [(0, 0)]
     schedule.joined(1)
     schedule.dropped(0)
     assert schedule.next_batch() is None
-    assert list(schedule.begin()) == [(1, 0)]
+    assert list(schedule.batch_awaited()) == [(1, 0)]
     assert arrive(schedule, 1) == (arrival(1),)
 
 
@@ -174,9 +174,9 @@ def test_slots_are_as_many_as_batches_may_be_ahead(text, slots):
 
 
 def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
-    again = ReplaySchedule(2, 2, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), zero_copy=False)
+    again = RecordedSchedule(2, 2, None, record("0:0/0 1:0/0 0:0/0 1:0/0"), zero_copy=False)
     again.published(0)
-    again.begin()
+    again.batch_awaited()
     assert arrive(again, 1) is None  # the other one's turn
     again.dropped(1)
     assert again.next_batch() is None

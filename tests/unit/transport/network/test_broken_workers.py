@@ -20,7 +20,7 @@ from worlds.toyworker import SECRET, Toys, batch_spec
 from collectx import state as states
 from collectx.errors import NotRestorable, RemoteFailure, RendezvousError
 from collectx.transport import messages
-from collectx.transport.base import Arrival, BatchReport, Fill, Reply, Request, Reset
+from collectx.transport.base import Arrival, Fill, Reply, Request, Reset, SlotReport
 from collectx.transport.network.link import NetworkLink
 
 CASES = pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_broken_message_is_the_end_of_its_worker_alone(cases, tmp_path):
 
 
 def test_a_reply_does_not_overtake_the_bytes_of_a_slot():
-    report = BatchReport(0, 6, 0.0, 0.0, np.array([]), np.array([], np.int64))
+    report = SlotReport(0, 6, 0.0, 0.0, np.array([]), np.array([], np.int64))
     with Toys("gloo", batch_spec(1)) as toys:
         toys.start(0)
         toys.deliver()
@@ -133,7 +133,7 @@ def test_what_is_no_message_is_refused_by_the_worker(cases):
 
 
 def test_what_a_hook_has_added_travels_with_the_report():
-    report = BatchReport(3, 6, 0.1, 0.2, np.array([1.5]), np.array([6]), added={"deep.key": torch.ones(1, 6)})
+    report = SlotReport(3, 6, 0.1, 0.2, np.array([1.5]), np.array([6]), added={"deep.key": torch.ones(1, 6)})
     slot, same = messages.unpack_full(messages.pack_full(2, report))
     assert (slot, same.policy_version, same.returns.tolist(), same.lengths.tolist()) == (2, 3, [1.5], [6])
     assert torch.equal(same.added["deep.key"], report.added["deep.key"])

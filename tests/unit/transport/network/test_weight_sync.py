@@ -33,7 +33,7 @@ class Channel:
 @pytest.mark.parametrize("most_sending", [1, 2, 100])
 def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_sending):
     """Four workers, one of which leaves and never receives; versions for all and for some, in any order."""
-    monkeypatch.setattr(weight_sync, "_LEAST_TRANSFERS", most_sending)
+    monkeypatch.setattr(weight_sync, "_MIN_CONCURRENT", most_sending)
     monkeypatch.setattr(weight_sync, "_TRANSFER_BYTES", 0)
     workers = {index: RemoteProcess(index, state=JoinState.JOINED, pair=Channel()) for index in range(4)}
     sync, draw, buffers, expected = WeightSync(SPEC, workers, lambda *message: None), random.Random(0), set(), {}

@@ -25,7 +25,7 @@ class RecordedBatch:
     newest: int
 
 
-class ReplaySchedule(AsyncSchedule):
+class RecordedSchedule(AsyncSchedule):
     """After the end of the record it behaves as `AsyncSchedule`.
 
     Args:
@@ -56,8 +56,8 @@ class ReplaySchedule(AsyncSchedule):
     def must_wait_to_publish(self) -> bool:
         return bool(self._order) and (any(self._granted.values()) or any(self._can_act(grant) for grant in self._free))
 
-    def begin(self) -> Iterable[Grant]:
-        return self._grant_free_slots() if self._order else super().begin()
+    def batch_awaited(self) -> Iterable[Grant]:
+        return self._grant_free_slots() if self._order else super().batch_awaited()
 
     def before_publish(self) -> Iterable[Grant]:
         return self._grant_free_slots()

@@ -5,7 +5,7 @@ import torch
 from collecting import through_a_file
 
 from collectx.batch import to_tensordict
-from collectx.collector.trajectories import Assembler
+from collectx.trajectories import Assembler
 
 # The trajectory of each frame, by batch: 0 to 3 end with the frame in which they are last named.
 BATCHES = [[0, 0, 1, 2], [0, 1, 1, 3], [2, 2, 3, 3]]

@@ -144,9 +144,15 @@ class BaseCollector(ReadableCollector):
             self._ahead = asyncio.ensure_future(asyncio.to_thread(next, self, _END))
         try:
             batch = await asyncio.shield(self._ahead)
-        finally:
-            if self._ahead.done():
+        except asyncio.CancelledError:
+            # Of the waiting task; the batch may be complete already.
+            if self._ahead.cancelled():
                 self._ahead = None
+            raise
+        except BaseException:
+            self._ahead = None
+            raise
+        self._ahead = None
         if batch is _END:
             raise StopAsyncIteration
         return batch

@@ -188,7 +188,9 @@ class Rollout:
             infer = refreshing(infer, self._refresh, views.policy_version)
         views.terminated[:] = False
         views.truncated[:] = False
-        return self._report(views, policy_version, *self._step_envs(views, infer))
+        report = self._report(views, policy_version, *self._step_envs(views, infer))
+        self._count_random()
+        return report
 
     def _report(
         self, views: SlotViews, policy_version: int, num_steps: int, env_s: float, policy_s: float
@@ -314,10 +316,11 @@ class Rollout:
 
     def _next_inference(self) -> Inference:
         """The inference of the next batch."""
-        if self._num_random and self._random is not None:
-            self._num_random -= 1
-            return self._random
-        return self._inference
+        return self._random if self._num_random and self._random is not None else self._inference
+
+    def _count_random(self) -> None:
+        """Counts a batch that is full. One that is interrupted is collected anew, with random actions again."""
+        self._num_random -= self._num_random > 0
 
     def _end_batch(self, done: np.ndarray, cuts: Sequence[np.ndarray]) -> np.ndarray:
         """Applies `reset_at_each_iter`, and `set_truncated` to `cuts`, the flags `[T, E, ...]` that it sets, with

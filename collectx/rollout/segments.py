@@ -114,6 +114,7 @@ class RaggedRollout(Rollout):
         for key, array in views.items():
             array[...] = self._segments[key][delivered]
         self._free += delivered
+        self._count_random()
         return SlotReport(policy_version, views[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
 
     def _store(self, policy_version: int) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from collectx.checkpoints import Checkpoint, Checkpoints
-from collectx.config.derived import is_elastic
+from collectx.config.derived import is_elastic, schedule_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import saved_config
@@ -64,7 +64,7 @@ class ResumePoint:
         self._check_ends(cfg)
         lines = files.read_metrics()
         self._digest = self._continue_digest(files, lines)
-        self.order = self._order(files, cfg, [*lines])
+        self.order = self._order(files, cfg, lines)
 
     def _check_ends(self, cfg: RunConfig) -> None:
         """Raises `ConfigError` where the run has passed its end already."""
@@ -98,19 +98,21 @@ class ResumePoint:
             raise DamagedFile(f"{files.metrics}: {has} and {manifest['frames']} frames")
         return digest
 
-    def _order(self, files: RunFolder, cfg: RunConfig, lines: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
-        losses = ("worker_restarted", "worker_dropped")
-        written_s = self._checkpoint.manifest["time"]
-        if any(event.get("event") in losses and event["time"] > written_s for event in files.read_events()):
+    def _order(self, files: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, int, int]]:
+        if schedule_of(cfg.collector) != "async":
             return []
         if is_elastic(cfg.collector) or not saved_config.is_equal_run(saved_config.newest_config(files), cfg):
             return []
         if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []
+        losses = ("worker_restarted", "worker_dropped")
+        written_s = self._checkpoint.manifest["time"]
         try:
+            if any(event.get("event") in losses and event["time"] > written_s for event in files.read_events()):
+                return []
             return order_of(files.metrics, lines)
-        except ValueError:
-            return []
+        except (LookupError, TypeError, ValueError):
+            return []  # also where a line is damaged: these lines and events may be newer than what is synced
 
     def rewind(self, files: RunFolder) -> None:
         """Removes lines and checkpoints of batches after the checkpoint."""

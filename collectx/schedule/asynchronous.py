@@ -32,6 +32,8 @@ class AsyncSchedule(Schedule):
         # Workers that have delivered; the others may still wait in a scheduler's queue.
         self._active: set[int] = set()
         self._arrivals: deque[Arrival] = deque()
+        # Slots that are full, until their memory was read, which may be after their worker was dropped and has joined.
+        self._full: set[Grant] = set()
         # Slots that are withheld while restored batches take their places, by the numbers of these.
         self._withheld: dict[int, Grant] = {}
 
@@ -42,6 +44,7 @@ class AsyncSchedule(Schedule):
         self._granted[arrival.worker].remove(arrival.slot)
         self._active.add(arrival.worker)
         self._arrivals.append(arrival)
+        self._full.add((arrival.worker, arrival.slot))
 
     def next_batch(self) -> tuple[Arrival, ...] | None:
         return (self._arrivals.popleft(),) if self._arrivals else None
@@ -64,6 +67,7 @@ class AsyncSchedule(Schedule):
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
         for arrival in arrivals:
+            self._full.discard((arrival.worker, arrival.slot))
             worker, slot = self._withheld.pop(arrival.slot, (arrival.worker, arrival.slot))
             if slot >= 0 and worker in self._granted:
                 self._free.append((worker, slot))
@@ -87,7 +91,7 @@ class AsyncSchedule(Schedule):
 
     def joined(self, worker: int) -> None:
         self._granted[worker] = []
-        self._free.extend((worker, slot) for slot in range(self.num_slots))
+        self._free.extend((worker, slot) for slot in range(self.num_slots) if (worker, slot) not in self._full)
         for arrival in self._arrivals:
             if arrival.worker == worker and arrival.slot < 0:
                 self._withhold_slot(arrival)

@@ -45,13 +45,16 @@ def test_async_for_gives_the_same_batches_and_blocks_no_task(way):
     torch.testing.assert_close(asyncio.run(collect()), expected, rtol=0, atol=0)
 
 
-def test_a_cancelled_wait_loses_no_batch():
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_a_cancelled_wait_loses_no_batch(is_complete):
     with make(SINGLE, **FRAMES) as collector:
         expected = [batch["observation"] for batch in collector]
 
     async def collect(collector):
         waiting = asyncio.ensure_future(anext(collector))
         await asyncio.sleep(0)
+        if is_complete:
+            await collector._ahead  # and `waiting` has not resumed yet
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

@@ -5,6 +5,7 @@ import itertools
 import sys
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -154,6 +155,22 @@ def test_random_frames_leave_nothing_in_what_the_policy_writes_nor_the_slot_in_t
     rollout, slot, rows = make(counting(20), policy, 6)
     rollout.collect(rows, 0)
     assert slot.tensors["high",].unique().tolist() == [3]
+
+
+@pytest.mark.parametrize("cfg", [counting(1), counting(3), RAGGED], ids=["one env", "lockstep", "ragged"])
+def test_an_interrupted_batch_of_random_actions_is_collected_anew_with_random_actions(cfg, monkeypatch):
+    policy = telling_policy(4)
+    with torch.no_grad():
+        policy.module.number.fill_(3)
+    rollout, slot, rows = make(cfg, policy, 6, spec=RolloutOptions(False, num_random_batches=1))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(rollout._env, "step", Mock(side_effect=KeyboardInterrupt))
+        rollout.collect(rows, 0)
+    rollout.reset(None)
+    for low in (0, 3):
+        rollout.collect(rows, 0)
+        assert slot.tensors["low",].unique().tolist() == [low]
+    rollout.close()
 
 
 @pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])

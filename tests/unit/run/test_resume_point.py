@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import collecting
 import pytest
 import torch
 
@@ -73,6 +74,21 @@ def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys
         f"{option}: {ended.checkpoints}/000000005 has {number} {what} already: choose more." in capsys.readouterr().err
     )
     assert {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["metrics", "events"])
+@pytest.mark.parametrize("kind", ["single", "multi_async"])
+def test_a_damaged_line_that_is_not_needed_does_not_prevent_a_resume(folder, kind, name):
+    size = {"num_workers": 1, "frames_per_batch": 20, "total_frames": 100, "device": "cpu"}
+    cfg = collecting.config(kind, "inline", **size)
+    assert execute(replace(cfg, run=RunOptions(max_batches=4)), folder.path, []).status is Status.COMPLETED
+    # As a power loss may leave it: lines after the checkpoint, and events, are not synced.
+    with open(getattr(folder, name), "ab") as file:
+        file.write(b"\0\0\0\n")
+    assert resume.main([str(folder.path), "run.max_batches=5"]) == 0
+    result = folder.read_result()
+    assert (result["status"], result["batches"]) == (Status.COMPLETED, 5)
+    assert [line["batch"] for line in folder.read_metrics()] == [*range(5)]
 
 
 @pytest.mark.parametrize("line", [0, 2, 4])

@@ -40,10 +40,11 @@ class Model:
     version: int = 0
     faults: int = 0
     next_worker: int = 2
-    # Workers that may still join.
+    # How many times a worker may still join, a new one or one that was dropped.
     late: int = 0
     may_cut: bool = True
-    # Of a stacked schedule, the workers that took part when the batch was begun and are not dropped; None between two.
+    # Of a stacked schedule, the workers that took part when the batch was begun, without those that were dropped before
+    # their part had arrived; None between two batches.
     begun: set[int] | None = None
 
     @property
@@ -119,10 +120,9 @@ class Model:
         assert len({part.worker for part in parts}) == len(parts)
         assert {(part.worker, part.slot) for part in parts} <= self.full
         if self.schedule.stacked:
-            # A worker that was dropped after its part had arrived stays in the batch.
             workers = {part.worker for part in parts}
             assert workers >= self.begun, "a worker is missing"
-            assert not (workers - self.begun) & set(self.granted), "a worker has joined in the middle of the batch"
+            assert workers <= self.begun, "a worker has joined in the middle of the batch"
             self.begun = None
         else:
             assert len(parts) == 1
@@ -145,11 +145,11 @@ class Model:
         del self.granted[worker]
         self.faults += 1
         self.schedule.dropped(worker)
-        if self.begun is not None:
+        if self.begun is not None and all(each != worker for each, _ in self.full):
             self.begun.discard(worker)
 
-    def join(self) -> None:
-        worker, self.next_worker = self.next_worker, self.next_worker + 1
+    def join(self, worker: int) -> None:
+        self.next_worker = max(self.next_worker, worker + 1)
         self.granted[worker] = deque()
         self.late -= 1
         self.schedule.joined(worker)
@@ -171,7 +171,7 @@ class Model:
         if self.version < 2:
             events.append(("publish",))
         if self.late:
-            events.append(("join",))
+            events += [("join", worker) for worker in range(self.next_worker + 1) if worker not in self.granted]
         if self.faults < 2:
             events += [("replace", worker) for worker in self.granted]
             if len(self.granted) + self.late > 1:
@@ -188,7 +188,7 @@ class Model:
         """From here, workers that fill their slots let the trainer deliver more batches, without a further fault."""
         model = copy.deepcopy(self)
         if not model.granted:
-            model.join()
+            model.join(model.next_worker)
         target = model.num_delivered + 4 if model.num_batches is None else model.num_batches
         while model.num_delivered < target:
             if model.next():

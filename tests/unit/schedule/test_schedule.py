@@ -124,6 +124,18 @@ def test_a_worker_that_joins_an_async_run_is_granted_its_slots(num_batches, gran
     assert list(schedule.batch_awaited()) == granted
 
 
+def test_a_worker_that_joins_an_async_run_again_is_not_granted_its_full_slots():
+    schedule = AsyncSchedule(1, 2, None)
+    schedule.batch_awaited()
+    schedule.arrived(arrival(0, 1))
+    schedule.dropped(0)
+    schedule.joined(0)
+    assert list(schedule.batch_awaited()) == [(0, 0)]
+    parts = schedule.next_batch()
+    assert list(schedule.batch_awaited()) == []  # as the batch is delivered without a copy
+    assert list(schedule.released(parts)) == [(0, 1)]
+
+
 def test_a_worker_that_joins_a_sync_run_takes_part_from_the_next_batch_on():
     schedule = SyncSchedule(0)
     assert schedule.next_batch() is None

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from collectx.config.derived import JOB_LAUNCHERS, backend_of, schedule_of
+from collectx.config.derived import JOB_LAUNCHERS, backend_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.run import cores, display, preflight, printing, saved_config, snapshot
@@ -204,7 +204,7 @@ class _Execution:
         order: Sequence[tuple[int, int, int]] = ()
         if cfg.collector.order_of is not None:
             order = recorded_order(cfg.collector.order_of)
-        elif self._point is not None and schedule_of(cfg.collector) == "async":
+        elif self._point is not None:
             order = self._point.order
         recorded = [collector.RecordedBatch(*batch) for batch in order] or None
         resume = None if self._point is None else self._point.collector

@@ -85,7 +85,8 @@ class Schedule:
         raise NotImplementedError
 
     def joined(self, worker: int) -> None:
-        """A worker of a new index takes part from now on; the next `begin` or `released` grants its slots."""
+        """A worker takes part from now on: one of a new index, or one that was dropped. The next `batch_awaited` or
+        `released` grants its slots."""
         raise NotImplementedError
 
     def published(self, version: int) -> None:

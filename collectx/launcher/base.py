@@ -1,6 +1,6 @@
 """The launcher interface: where the workers of a collector run, and how they are started and named in messages.
 
-Does not depend on what a worker does.
+Independent of the code that a worker runs.
 """
 
 from __future__ import annotations

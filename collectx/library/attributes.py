@@ -90,7 +90,7 @@ class ReadableCollector:
 
     @property
     def _collector(self) -> CollectorCore:
-        """The collector whose batches this one delivers. Raises `RuntimeError` in a forked process."""
+        """`_core`, after checking that this process has made it; raises `RuntimeError` in a forked process."""
         self._core.owner.check_process()
         return self._core
 

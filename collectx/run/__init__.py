@@ -4,6 +4,13 @@
     RunFolder(path)              every file name of a run folder            (folder.py)
     Status                       the state of a run                         (result.py)
 
+The modules by their purpose:
+
+    one run            execution, preflight, collection, checkpointer, resume, evaluator, signals, statistics, digest, cores
+    its folder         folder, files, lock, snapshot, saved_config, sources, result, events
+    what a user sees   display, printing, notices, logger_threads
+    after a run        trained, evaluation, export, foreign_code, reproduce
+
 The command line also uses the modules that read a run folder. Importing this package imports neither torch nor rich:
 names are imported on first use.
 """

@@ -207,11 +207,11 @@ class Transport(Protocol):
 
     carries_objects: bool
 
-    def expect(self, worker: int, spec: Callable[[], dict[str, Any]]) -> None:
+    def expect(self, worker: int, make_spec: Callable[[], dict[str, Any]]) -> None:
         """Allows one process of a worker to connect over a network. Must be called before the process is started.
 
         Args:
-            spec: returns what is sent to the process when it has connected, as JSON-compatible data. May be called from
+            make_spec: returns what is sent to the process when it has connected, as JSON-compatible data. May be called from
                 any thread.
         """
 

@@ -221,7 +221,7 @@ class SlabTransport:
         self.spec = spec
         self.slab = Slab(spec, shared)
 
-    def expect(self, worker: int, spec: Callable[[], dict[str, Any]]) -> None:
+    def expect(self, worker: int, make_spec: Callable[[], dict[str, Any]]) -> None:
         pass  # only the trainer itself can connect a worker
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:

@@ -54,10 +54,10 @@ class Admission:
             raise
         self.endpoint = self._listener.endpoint
 
-    def expect(self, index: int, spec: Callable[[], dict[str, Any]]) -> None:
+    def expect(self, index: int, make_spec: Callable[[], dict[str, Any]]) -> None:
         """Lets one process of this worker join; see `Transport.expect`."""
         with self._lock:
-            self._workers[index] = RemoteProcess(index, spec=spec)
+            self._workers[index] = RemoteProcess(index, make_spec=make_spec)
 
     def withdraw(self, worker: RemoteProcess) -> None:
         """Lets this process of a worker join no longer."""
@@ -92,7 +92,7 @@ class Admission:
             raise RendezvousError(reason)
         worker.info = hello
         try:
-            reply = {"spec": worker.spec(), "batch": self._batch.to_json(), "pair": vars(self._config)}
+            reply = {"spec": worker.make_spec(), "batch": self._batch.to_json(), "pair": vars(self._config)}
             connection.send_bytes(json.dumps(reply).encode())
             pair = self._config.make_pair(connection, TRAINER, address)
         except Exception as error:

@@ -29,7 +29,7 @@ class RemoteProcess(WorkerProcess):
     """See `WorkerProcess`.
 
     Attributes:
-        spec: see `Transport.expect`.
+        make_spec: see `Transport.expect`.
         info: what the worker said of itself when it connected: host, pid, job.
         pair: for slots and weights; None until it has been made.
         queued_before_join: functions that send it what it was granted and asked before it joined, in order.
@@ -39,7 +39,7 @@ class RemoteProcess(WorkerProcess):
         versions: with `SlotSpec.grants_name_version`, the weights that its grants name and that are still to be sent.
     """
 
-    spec: Callable[[], dict[str, Any]] = dict
+    make_spec: Callable[[], dict[str, Any]] = dict
     info: dict[str, Any] = field(default_factory=dict)
     pair: Pair | None = None
     queued_before_join: list[Callable[[], None]] = field(default_factory=list)

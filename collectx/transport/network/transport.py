@@ -91,8 +91,8 @@ class NetworkTransport:
         supervisor.watch(self._admission.readable, self._add_worker)
         self.endpoint = self._admission.endpoint
 
-    def expect(self, worker: int, spec: Callable[[], dict[str, Any]]) -> None:
-        self._admission.expect(worker, spec)
+    def expect(self, worker: int, make_spec: Callable[[], dict[str, Any]]) -> None:
+        self._admission.expect(worker, make_spec)
 
     def attach(self, worker: int, handle: Handle) -> None:
         self._supervisor.attach(self._workers[worker], handle)

@@ -94,6 +94,13 @@ def preload() -> None:
         _preloaded.append(os.getpid())
 
 
+def reuse_imports() -> None:
+    """Has the next `warm_up` fork the server from this process, which has imported what workers need. Does nothing on
+    other systems than Linux."""
+    if sys.platform == "linux":
+        _preloaded.append(os.getpid())
+
+
 def warm_up() -> None:
     """Starts the fork server, which imports in the background unless `preload` has. Does not block. Later calls do
     nothing."""

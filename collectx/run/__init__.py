@@ -6,7 +6,8 @@
 
 The modules by their purpose:
 
-    one run            execution, preflight, collection, checkpointer, resume, evaluator, signals, statistics, digest, cores
+    one run            execution, preflight, collection, checkpointer, resume, evaluator, signals, statistics, digest,
+                       cores
     its folder         folder, files, lock, snapshot, saved_config, sources, result, events
     what a user sees   display, printing, notices, logger_threads
     after a run        trained, evaluation, export, foreign_code, reproduce

@@ -211,8 +211,8 @@ class Transport(Protocol):
         """Allows one process of a worker to connect over a network. Must be called before the process is started.
 
         Args:
-            make_spec: returns what is sent to the process when it has connected, as JSON-compatible data. May be called from
-                any thread.
+            make_spec: returns what is sent to the process when it has connected, as JSON-compatible data. May be called
+                from any thread.
         """
 
     def attach(self, worker: int, handle: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from collectx.errors import RendezvousError
+from collectx.launcher.local import reuse_imports, warm_up
 from collectx.transport.base import Link
 from collectx.transport.inline import InlineLink
 from collectx.transport.network.handshake import Endpoint
@@ -68,7 +69,15 @@ def run_remote_worker(
         info["job"] = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     elif "SLURM_JOB_ID" in os.environ:
         info["job"] = os.environ["SLURM_JOB_ID"]
-    message, link = join_trainer(endpoint, worker, info, start_timeout_s, _set_visible_device)
+
+    def prepare(spec: dict[str, Any]) -> None:
+        set_visible_device(spec["placement"]["visible_device"])
+        if build is not None:
+            # Here, as the pair may start a thread: the server of the processes of this worker would import everything.
+            reuse_imports()
+            warm_up()
+
+    message, link = join_trainer(endpoint, worker, info, start_timeout_s, prepare)
     spec = WorkerSpec.from_json(message, user_objects or UserObjects())
     if spec.placement.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
         # The visible device is the first of those that this process sees.
@@ -76,10 +85,6 @@ def run_remote_worker(
         spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
     write_on_signal(link.connection)
     run_until_stopped(link, lambda: _make_source(spec, link, build=build))
-
-
-def _set_visible_device(spec: dict[str, Any]) -> None:
-    set_visible_device(spec["placement"]["visible_device"])
 
 
 def set_visible_device(device: str | None) -> None:

@@ -22,7 +22,6 @@ from collectx.batch import POLICY_VERSION
 from collectx.config.derived import frames_per_part
 from collectx.config.schema.collector import CollectorConfig
 from collectx.errors import WorkerError
-from collectx.launcher.local import warm_up
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import WorkerStopped
 from collectx.rollout.options import RolloutOptions
@@ -37,7 +36,6 @@ class NestedSource:
     workers fails."""
 
     def __init__(self, spec: WorkerSpec, link: NetworkLink, build: Callable[..., Any]):
-        warm_up()
         self._link = link
         self._build(spec, build)
         self._weights = FlatWeights(self._policy)

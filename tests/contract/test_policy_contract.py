@@ -413,7 +413,6 @@ def test_a_policy_that_does_not_fit_is_refused(policy, error, message):
         (POLICIES["mlp"], TWO_ACTIONS, SpaceError, "policy=custom"),
         (POLICIES["q_mlp"], "box", SpaceError, "policy=q_mlp"),
         (POLICIES["cnn"], "discrete", ConfigError, "needs an image"),
-        (MlpPolicyConfig(kind="mlp", hidden_sizes=[4], activation="tanhh"), "discrete", ConfigError, "unknown"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(cfg, action, error, message):

@@ -72,9 +72,12 @@ def measure(kind: str, num_workers: int, inner: int, **_: Any) -> dict[str, floa
     ) as collector:
         while (joined := [at for name, at in seen if name == "worker_joined"]) == [] or len(joined) < groups:
             next(collector)
+        ready_s = perf_counter() - began
         workers = _workers()
         result = {
             "join_s": max(joined) - began,
+            # Of a sync collector: the first batch that has a frame of every process.
+            "ready_s": ready_s,
             "descriptors": len(os.listdir("/proc/self/fd")) / groups,
             "threads": len(os.listdir("/proc/self/task")) / groups,
             "trainer_mb": (_own_bytes(os.getpid()) - before) / groups / 1e6,

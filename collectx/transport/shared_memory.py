@@ -58,15 +58,15 @@ class SharedMemoryTransport(SlabTransport):
         return SharedMemoryLink(self.slab, worker if worker < self.spec.num_workers else NO_WORKER, theirs, client)
 
     def attach(self, worker: int, handle: Handle) -> None:
-        record = self._workers[worker]
-        self._close_remote_end(record)
-        self._supervisor.attach(record, handle)
+        process = self._workers[worker]
+        self._close_remote_end(process)
+        self._supervisor.attach(process, handle)
 
-    def _close_remote_end(self, worker: _LocalProcess) -> None:
+    def _close_remote_end(self, process: _LocalProcess) -> None:
         """Closes the worker's end, which its process has inherited, in this process."""
-        if worker.remote_end is not None:
-            worker.remote_end.close()
-            worker.remote_end = None
+        if process.remote_end is not None:
+            process.remote_end.close()
+            process.remote_end = None
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
         self._send(worker, messages.pack_grant(slot, reset, 0 if version is None else self.slab.pointer_to(version)))
@@ -85,37 +85,37 @@ class SharedMemoryTransport(SlabTransport):
         while not self._events:
             if not self._supervisor.has_outstanding:
                 raise RuntimeError("no worker owes a batch or a reply, so there is nothing to receive")
-            for worker, message in self._supervisor.events():
-                self._handle_message(worker, message)
+            for process, message in self._supervisor.events():
+                self._handle_message(process, message)
         return self._events.popleft()
 
-    def _handle_message(self, worker: _LocalProcess, message: bytes | Exception) -> None:
+    def _handle_message(self, process: _LocalProcess, message: bytes | Exception) -> None:
         event: Arrival | Reply
         if isinstance(message, WorkerTimeout):
-            worker, message = self._find_late(worker, message)
+            process, message = self._find_late(process, message)
         if isinstance(message, bytes) and message[:1] == messages.FAILED:
-            message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(worker))
+            message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(process))
         if not isinstance(message, bytes):
             # First, as Ctrl-C may end the wait for the process.
-            self._events.append(Departure(worker.index, message))
-            self._supervisor.remove(worker)
+            self._events.append(Departure(process.index, message))
+            self._supervisor.remove(process)
             return
         if message[:1] == messages.FULL:
-            event = Arrival(worker.index, *messages.unpack_full(message))
-            self._supervisor.delivered(worker)
+            event = Arrival(process.index, *messages.unpack_full(message))
+            self._supervisor.delivered(process)
         else:
-            event = self._unpack_reply(worker, message[1:])
-            self._supervisor.replied(worker)
+            event = self._unpack_reply(process, message[1:])
+            self._supervisor.replied(process)
         self._events.append(event)
 
-    def _find_late(self, worker: _LocalProcess, error: WorkerTimeout) -> tuple[_LocalProcess, Exception]:
+    def _find_late(self, process: _LocalProcess, error: WorkerTimeout) -> tuple[_LocalProcess, Exception]:
         """Returns the process to blame for a late worker, and its error. A worker that waits for actions is not to
         blame. Then it is a worker that does not ask for actions, as the inference server waits for it; without one, the
         server.
         """
-        limit = worker.limit
-        if self.inference is None or limit is None or not self.inference.is_waiting(worker.index):
-            return worker, error
+        limit = process.limit
+        if self.inference is None or limit is None or not self.inference.is_waiting(process.index):
+            return process, error
         others = [other for index, other in self._workers.items() if index < self.spec.num_workers and other.limit]
         busy = [other for other in others if not self.inference.is_waiting(other.index)]
         late = busy[0] if busy else self._workers[self.spec.num_workers]
@@ -123,22 +123,22 @@ class SharedMemoryTransport(SlabTransport):
             self._supervisor.restart_timer(other)
         return late, self._supervisor.timeout_error(late, limit)
 
-    def _unpack_reply(self, worker: _LocalProcess, pickled: bytes) -> Reply:
+    def _unpack_reply(self, process: _LocalProcess, pickled: bytes) -> Reply:
         try:
             value, failure = pickle.loads(pickled)
         except Exception as refusal:
             refusal.add_note("the answer cannot be read in the trainer's process")
-            return Reply(worker.index, None, refusal)
-        error = None if failure is None else failure.rebuild(self._supervisor.describe(worker))
-        return Reply(worker.index, value, error)
+            return Reply(process.index, None, refusal)
+        error = None if failure is None else failure.rebuild(self._supervisor.describe(process))
+        return Reply(process.index, value, error)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self.interrupt()
-        for worker in self._workers.values():
-            self._close_remote_end(worker)
+        for process in self._workers.values():
+            self._close_remote_end(process)
         self._supervisor.close()
         self.slab.close_descriptor()
         if self.inference is not None:

@@ -83,17 +83,17 @@ class WorkerTimers:
         before_s, self._advanced_s = self._advanced_s, self._clock()
         self.now_s += min(self._advanced_s - before_s, self._longest_gap_s)
 
-    def start(self, worker: Any, limit: Limit) -> None:
+    def start(self, process: Any, limit: Limit) -> None:
         """Starts the timer of a `collectx.transport.supervisor.WorkerProcess`, and sets its `limit`."""
         self.advance()
-        worker.limit = limit
-        self._started.setdefault(limit, OrderedDict())[worker] = self.now_s
+        process.limit = limit
+        self._started.setdefault(limit, OrderedDict())[process] = self.now_s
 
-    def stop(self, worker: Any) -> None:
+    def stop(self, process: Any) -> None:
         """Stops a worker's timer, if it is running, and clears its `limit`."""
-        if worker.limit is not None:
-            del self._started[worker.limit][worker]
-            worker.limit = None
+        if process.limit is not None:
+            del self._started[process.limit][process]
+            process.limit = None
 
     @property
     def are_running(self) -> bool:
@@ -105,7 +105,7 @@ class WorkerTimers:
         oldest = [(*next(iter(started.items())), limit_s) for (_, limit_s), started in self._started.items() if started]
         if not oldest:
             return None
-        return min(((start_s + limit_s, worker) for worker, start_s, limit_s in oldest), key=lambda entry: entry[0])
+        return min(((start_s + limit_s, process) for process, start_s, limit_s in oldest), key=lambda entry: entry[0])
 
 
 AnyWorker = TypeVar("AnyWorker", bound=WorkerProcess)
@@ -145,28 +145,28 @@ class Supervisor(Generic[AnyWorker]):
         self._timers = WorkerTimers(self._longest_gap_s, clock)
         self._selector = selectors.DefaultSelector()
 
-    def describe(self, worker: WorkerProcess) -> str:
+    def describe(self, process: WorkerProcess) -> str:
         """Names a worker in error messages, with its host if that is another one."""
-        text = self._describe(worker.index, worker.handle)
-        return text if worker.host is None or f"on {worker.host}" in text else f"{text} on {worker.host}"
+        text = self._describe(process.index, process.handle)
+        return text if process.host is None or f"on {process.host}" in text else f"{text} on {process.host}"
 
-    def add(self, worker: AnyWorker) -> AnyWorker:
+    def add(self, process: AnyWorker) -> AnyWorker:
         """Adds the record of a worker that is expected, in place of the one that is gone."""
-        self.workers[worker.index] = worker
-        return worker
+        self.workers[process.index] = process
+        return process
 
-    def connect(self, worker: WorkerProcess, connection: Connection) -> None:
+    def connect(self, process: WorkerProcess, connection: Connection) -> None:
         """Takes the connection of a worker, which has joined; the supervisor closes it."""
         set_send_timeout(connection, self._start_timeout_s)
-        worker.connection, worker.reader = connection, MessageReader(connection)
-        worker.state = JoinState.JOINED
-        self._selector.register(connection, selectors.EVENT_READ, worker)
+        process.connection, process.reader = connection, MessageReader(connection)
+        process.state = JoinState.JOINED
+        self._selector.register(connection, selectors.EVENT_READ, process)
 
-    def attach(self, worker: WorkerProcess, handle: Handle) -> None:
+    def attach(self, process: WorkerProcess, handle: Handle) -> None:
         """Watches a worker's process."""
-        worker.handle = handle
+        process.handle = handle
         if handle.sentinel >= 0:
-            self._selector.register(handle.sentinel, selectors.EVENT_READ, worker)
+            self._selector.register(handle.sentinel, selectors.EVENT_READ, process)
 
     def watch(self, descriptor: int, callback: Callable[[], object]) -> None:
         """Lets `events` call `callback` whenever `descriptor` is readable."""
@@ -177,44 +177,44 @@ class Supervisor(Generic[AnyWorker]):
         """Whether any worker owes a batch or a reply."""
         return self._timers.are_running
 
-    def has_message(self, worker: WorkerProcess) -> bool:
+    def has_message(self, process: WorkerProcess) -> bool:
         """Whether a message or a closed connection is pending. Waits briefly: the data connection may break first."""
-        assert worker.connection is not None
-        return worker.connection.poll(min(_GRACE_S, self._close_timeout_s))
+        assert process.connection is not None
+        return process.connection.poll(min(_GRACE_S, self._close_timeout_s))
 
-    def send(self, worker: WorkerProcess, message: bytes) -> None:
+    def send(self, process: WorkerProcess, message: bytes) -> None:
         """Sends to a worker that has joined. Never fails: if the worker is dead, `events` yields its error; if it reads
         nothing for its whole timeout, `events` reports that it is late."""
-        assert worker.connection is not None
+        assert process.connection is not None
         with contextlib.suppress(OSError):
-            worker.connection.send_bytes(message)
+            process.connection.send_bytes(message)
 
-    def granted(self, worker: WorkerProcess) -> None:
+    def granted(self, process: WorkerProcess) -> None:
         """Notes that a worker was granted a slot, and starts its timer."""
-        worker.num_outstanding += 1
-        if worker.limit is None:
-            self._timers.start(worker, self._limit(worker))
+        process.num_outstanding += 1
+        if process.limit is None:
+            self._timers.start(process, self._limit(process))
 
-    def delivered(self, worker: WorkerProcess) -> None:
+    def delivered(self, process: WorkerProcess) -> None:
         """Notes that a worker has delivered one of its outstanding batches."""
-        if not worker.has_delivered:
-            worker.has_delivered = True
-            assert worker.connection is not None
-            set_send_timeout(worker.connection, self._worker_timeout_s)
-        self.replied(worker)
+        if not process.has_delivered:
+            process.has_delivered = True
+            assert process.connection is not None
+            set_send_timeout(process.connection, self._worker_timeout_s)
+        self.replied(process)
 
-    def replied(self, worker: WorkerProcess) -> None:
+    def replied(self, process: WorkerProcess) -> None:
         """Notes that a worker has replied to one of its requests."""
-        worker.num_outstanding -= 1
-        self._timers.stop(worker)
-        if worker.num_outstanding:
-            self._timers.start(worker, self._limit(worker))
+        process.num_outstanding -= 1
+        self._timers.stop(process)
+        if process.num_outstanding:
+            self._timers.start(process, self._limit(process))
 
-    def restart_timer(self, worker: WorkerProcess) -> None:
+    def restart_timer(self, process: WorkerProcess) -> None:
         """Lets a worker's full timeout begin at this moment."""
-        if worker.limit is not None:
-            self._timers.stop(worker)
-            self._timers.start(worker, self._limit(worker))
+        if process.limit is not None:
+            self._timers.stop(process)
+            self._timers.start(process, self._limit(process))
 
     def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyWorker, bytes | Exception]]:
         """Blocks until a worker has sent a message, is gone or is late, or a share of the timeouts has passed, for
@@ -234,14 +234,14 @@ class Supervisor(Generic[AnyWorker]):
                 key.data()
                 was_called = True
                 continue
-            worker: Any = key.data
-            for message in self._messages(worker, key.fileobj):
-                if worker in gone:
+            process: Any = key.data
+            for message in self._messages(process, key.fileobj):
+                if process in gone:
                     break
-                active.add(worker)
+                active.add(process)
                 if isinstance(message, Exception):
-                    gone.add(worker)
-                yield worker, message
+                    gone.add(process)
+                yield process, message
         if expiring is not None:
             deadline_s, late = expiring
             # A watched descriptor may be a sign of the late worker. Messages of other workers are not.
@@ -251,79 +251,79 @@ class Supervisor(Generic[AnyWorker]):
                 else:
                     self.restart_timer(late)  # it has joined or delivered meanwhile, and has another limit
 
-    def _messages(self, worker: WorkerProcess, source: Any) -> Iterator[bytes | Exception]:
+    def _messages(self, process: WorkerProcess, source: Any) -> Iterator[bytes | Exception]:
         """The messages that a ready descriptor brings, or the error of a worker that is gone; nothing of a worker that
         was removed meanwhile."""
-        if worker.state is JoinState.GONE:
+        if process.state is JoinState.GONE:
             return
-        if source is worker.connection:
-            yield from self._read(worker)
+        if source is process.connection:
+            yield from self._read(process)
             return
         # The process ended; its last messages may still be in the socket.
-        while worker.connection is not None and worker.connection.poll():
-            for message in self._read(worker):
+        while process.connection is not None and process.connection.poll():
+            for message in self._read(process):
                 yield message
                 if isinstance(message, Exception):
                     return
-        if worker.state is not JoinState.GONE:
-            yield self._death_error(worker)
+        if process.state is not JoinState.GONE:
+            yield self._death_error(process)
 
-    def _read(self, worker: WorkerProcess) -> Iterator[bytes | Exception]:
-        assert worker.reader is not None
+    def _read(self, process: WorkerProcess) -> Iterator[bytes | Exception]:
+        assert process.reader is not None
         try:
-            messages: Sequence[bytes | Exception] = worker.reader.read()
+            messages: Sequence[bytes | Exception] = process.reader.read()
         except (EOFError, OSError) as error:
-            messages = [self._death_error(worker, error)]
+            messages = [self._death_error(process, error)]
         for message in messages:
-            if worker.state is not JoinState.GONE:
+            if process.state is not JoinState.GONE:
                 yield message
 
-    def _death_error(self, worker: WorkerProcess, error: Exception | None = None) -> Exception:
-        has_joined = worker.state is JoinState.JOINED
-        return death_error(self.describe(worker), has_joined, worker.handle, self._close_timeout_s, error)
+    def _death_error(self, process: WorkerProcess, error: Exception | None = None) -> Exception:
+        has_joined = process.state is JoinState.JOINED
+        return death_error(self.describe(process), has_joined, process.handle, self._close_timeout_s, error)
 
-    def timeout_error(self, worker: WorkerProcess, limit: Limit) -> Exception:
+    def timeout_error(self, process: WorkerProcess, limit: Limit) -> Exception:
         """The error of a worker that has exceeded a timeout."""
-        stacks = request_stacks(worker.handle.pid if worker.handle is not None else None, worker.connection)
-        return timeout_error(self.describe(worker), worker.state is JoinState.JOINED, limit, stacks)
+        stacks = request_stacks(process.handle.pid if process.handle is not None else None, process.connection)
+        return timeout_error(self.describe(process), process.state is JoinState.JOINED, limit, stacks)
 
-    def _limit(self, worker: WorkerProcess) -> Limit:
-        if worker.has_delivered:
+    def _limit(self, process: WorkerProcess) -> Limit:
+        if process.has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
-        has_joined = worker.state is JoinState.JOINED
+        has_joined = process.state is JoinState.JOINED
         limit = None
         if self._join_timeout is not None and not has_joined:
-            limit = self._join_timeout(worker.index, worker.handle)
+            limit = self._join_timeout(process.index, process.handle)
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
-    def remove(self, worker: WorkerProcess) -> None:
+    def remove(self, process: WorkerProcess) -> None:
         """Closes a worker's connection and ends its process; its record stays until another is added for its index."""
-        worker.state = JoinState.GONE
-        self._timers.stop(worker)
-        connection, worker.connection, worker.reader = worker.connection, None, None
+        process.state = JoinState.GONE
+        self._timers.stop(process)
+        connection, process.connection, process.reader = process.connection, None, None
         if connection is not None:
             self._selector.unregister(connection)
             shut_down(connection)
-        if (handle := worker.handle) is not None:
+        if (handle := process.handle) is not None:
             if handle.sentinel >= 0:
                 self._selector.unregister(handle.sentinel)
             # Briefly, as the other workers must not run out of slots meanwhile. Another thread that kills the process
             # ends this wait.
             end_processes([handle], min(_GRACE_S, self._close_timeout_s))
-            worker.handle = None
+            process.handle = None
 
     def kill_workers(self, *states: JoinState) -> None:
         """Kills the processes of the workers in these states."""
-        for worker in self.workers.values():
-            if worker.state in states and worker.handle is not None and worker.handle.exitcode is None:
-                worker.handle.kill()
+        for process in self.workers.values():
+            if process.state in states and process.handle is not None and process.handle.exitcode is None:
+                process.handle.kill()
 
     def close(self) -> None:
         """Closes all connections, which tells the workers to stop, and ends their processes."""
-        for worker in self.workers.values():
-            if worker.connection is not None:
-                shut_down(worker.connection)
-        handles = [worker.handle for worker in self.workers.values() if worker.handle is not None]
+        for process in self.workers.values():
+            if process.connection is not None:
+                shut_down(process.connection)
+        handles = [process.handle for process in self.workers.values() if process.handle is not None]
         try:
             end_processes(handles, self._close_timeout_s)
         except BaseException:

@@ -59,18 +59,18 @@ class Admission:
         with self._lock:
             self._workers[index] = RemoteProcess(index, make_spec=make_spec)
 
-    def withdraw(self, worker: RemoteProcess) -> None:
+    def withdraw(self, process: RemoteProcess) -> None:
         """Lets this process of a worker join no longer."""
         with self._lock:
-            worker.state = JoinState.GONE
+            process.state = JoinState.GONE
 
     def take(self) -> tuple[RemoteProcess, Connection, Pair] | None:
         """The next admitted worker with its connection and its pair; None if it came too late. Blocks until
         `readable` is."""
         os.read(self.readable, 1)
-        worker, connection, pair = self._admitted.get()
-        if worker.state is JoinState.PAIRING:
-            return worker, connection, pair
+        process, connection, pair = self._admitted.get()
+        if process.state is JoinState.PAIRING:
+            return process, connection, pair
         _reject(connection, pair)
         return None
 
@@ -81,28 +81,28 @@ class Admission:
         index = hello.pop("worker", None)
         with self._lock:
             # In Python, JSON's `true` is an int.
-            worker = self._workers.get(index) if type(index) is int else None
-            if worker is not None and worker.state is JoinState.EXPECTED:
-                worker.state = JoinState.PAIRING
+            process = self._workers.get(index) if type(index) is int else None
+            if process is not None and process.state is JoinState.EXPECTED:
+                process.state = JoinState.PAIRING
             else:
-                worker = None
-        if worker is None:
+                process = None
+        if process is None:
             reason = f"worker {index} is not expected: it has joined already, or is above the number of workers"
             connection.send_bytes(json.dumps({"refused": reason}).encode())
             raise RendezvousError(reason)
-        worker.info = hello
+        process.info = hello
         try:
-            reply = {"spec": worker.make_spec(), "batch": self._batch.to_json(), "pair": vars(self._config)}
+            reply = {"spec": process.make_spec(), "batch": self._batch.to_json(), "pair": vars(self._config)}
             connection.send_bytes(json.dumps(reply).encode())
             pair = self._config.make_pair(connection, TRAINER, address)
         except Exception as error:
             with self._lock:
-                if worker.state is JoinState.PAIRING:
-                    worker.state = JoinState.EXPECTED
-            raise RendezvousError(f"worker {worker.index}: {error!r}") from error
+                if process.state is JoinState.PAIRING:
+                    process.state = JoinState.EXPECTED
+            raise RendezvousError(f"worker {process.index}: {error!r}") from error
         with self._lock:
             if not self._is_closed:
-                self._admitted.put((worker, connection, pair))
+                self._admitted.put((process, connection, pair))
                 os.write(self._wakeup, b"\0")
                 return
         _reject(connection, pair)
@@ -115,9 +115,9 @@ class Admission:
         """Admits no more workers. Those that are making their pairs complete them."""
         with self._lock:
             self._is_closed = True
-            for worker in self._workers.values():
-                if worker.state is JoinState.EXPECTED:
-                    worker.state = JoinState.GONE
+            for process in self._workers.values():
+                if process.state is JoinState.EXPECTED:
+                    process.state = JoinState.GONE
 
     def close(self) -> None:
         """Stops listening, and rejects the workers that were not taken. Called after `stop`."""

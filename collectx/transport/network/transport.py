@@ -98,40 +98,40 @@ class NetworkTransport:
         self._supervisor.attach(self._workers[worker], handle)
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
-        record = self._workers[worker]
+        process = self._workers[worker]
         if version is not None:
             self._weight_sync.keep(version)
-        self._send(record, partial(self._send_grant, record, slot, reset, version))
+        self._send(process, partial(self._send_grant, process, slot, reset, version))
 
     def send_request(self, worker: int, request: Request) -> None:
-        record = self._workers[worker]
+        process = self._workers[worker]
         message = messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
-        self._send(record, partial(self._supervisor.send, record, message))
+        self._send(process, partial(self._supervisor.send, process, message))
 
-    def _send(self, worker: RemoteProcess, send: Callable[[], None]) -> None:
+    def _send(self, process: RemoteProcess, send: Callable[[], None]) -> None:
         """Calls `send`, as soon as the worker has joined."""
-        if worker.state is JoinState.GONE:
+        if process.state is JoinState.GONE:
             return  # `receive` is about to return its departure
-        self._supervisor.granted(worker)
-        if worker.state is JoinState.JOINED:
+        self._supervisor.granted(process)
+        if process.state is JoinState.JOINED:
             send()
         else:
-            worker.queued_before_join.append(send)
+            process.queued_before_join.append(send)
 
-    def _send_grant(self, worker: RemoteProcess, slot: int, reset: Reset | None, version: int | None) -> None:
-        key = worker.index, slot
+    def _send_grant(self, process: RemoteProcess, slot: int, reset: Reset | None, version: int | None) -> None:
+        key = process.index, slot
         if key not in self._memory:
             self._memory[key] = message_buffer(self._layout.nbytes, self._config.devices[TRAINER])
         if version is not None:
-            self._weight_sync.send_version(worker, version)
+            self._weight_sync.send_version(process, version)
         else:
-            version = self._weight_sync.newest_version(worker.index) if self.spec.require_latest else 0
+            version = self._weight_sync.newest_version(process.index) if self.spec.require_latest else 0
         # First, as the worker may be waiting for it; its bytes come much later.
-        self._supervisor.send(worker, messages.pack_grant(slot, reset, version))
-        assert worker.pair is not None
+        self._supervisor.send(process, messages.pack_grant(slot, reset, version))
+        assert process.pair is not None
         # If the pair is broken, so is the connection, which the supervisor notices.
         with contextlib.suppress(RuntimeError):
-            worker.incoming[slot] = worker.pair.receive(self._memory[key])
+            process.incoming[slot] = process.pair.receive(self._memory[key])
 
     def receive(self) -> Arrival | Departure | Joined | Reply:
         while not self._received:
@@ -141,11 +141,11 @@ class NetworkTransport:
         return self._received.popleft()
 
     def _process_events(self, timeout_s: float | None) -> None:
-        for worker, message in self._supervisor.events(timeout_s):
+        for process, message in self._supervisor.events(timeout_s):
             if isinstance(message, Exception):
-                self._remove_worker(worker, message)
+                self._remove_worker(process, message)
             else:
-                self._handle_message(worker, message)
+                self._handle_message(process, message)
         self._complete_arrivals()
 
     def _add_worker(self) -> None:
@@ -153,97 +153,97 @@ class NetworkTransport:
         admitted = self._admission.take()
         if admitted is None:
             return
-        worker, connection, pair = admitted
-        worker.pair = pair
-        host = worker.info.get("host")
-        worker.host = None if host == socket.gethostname() else host
-        self._supervisor.connect(worker, connection)
-        self._received.append(Joined(worker.index, worker.info))
-        self._weight_sync.send(worker)
-        for send in worker.queued_before_join:
+        process, connection, pair = admitted
+        process.pair = pair
+        host = process.info.get("host")
+        process.host = None if host == socket.gethostname() else host
+        self._supervisor.connect(process, connection)
+        self._received.append(Joined(process.index, process.info))
+        self._weight_sync.send(process)
+        for send in process.queued_before_join:
             send()
-        worker.queued_before_join.clear()
-        self._supervisor.restart_timer(worker)
+        process.queued_before_join.clear()
+        self._supervisor.restart_timer(process)
 
-    def _handle_message(self, worker: RemoteProcess, message: bytes) -> None:
+    def _handle_message(self, process: RemoteProcess, message: bytes) -> None:
         try:
             if message[:1] == messages.HAVE:
-                self._weight_sync.acknowledge(worker)
+                self._weight_sync.acknowledge(process)
                 return
             if message[:1] == messages.FULL:
                 slot, report = messages.unpack_full(message)
                 if not 0 <= report.frames <= self.spec.rows * self.spec.steps:
                     raise ValueError(f"{report.frames} frames")
-                self._announced.append((worker, Arrival(worker.index, slot, report)))
+                self._announced.append((process, Arrival(process.index, slot, report)))
                 # It was in time, even if the trainer did not listen for long and the last bytes are still to come.
-                self._supervisor.restart_timer(worker)
+                self._supervisor.restart_timer(process)
                 return
             if message[:1] == messages.REPLY:
                 value, failure = messages.unpack_signed(message, self.endpoint.secret)
-                name = self._supervisor.describe(worker)
+                name = self._supervisor.describe(process)
                 cause = failure and RemoteFailure.from_json(failure.encode()).rebuild(name)
-                self._announced.append((worker, Reply(worker.index, value, cause)))
+                self._announced.append((process, Reply(process.index, value, cause)))
                 return
-            error = RemoteFailure.from_json(message[1:]).rebuild(self._supervisor.describe(worker))
+            error = RemoteFailure.from_json(message[1:]).rebuild(self._supervisor.describe(process))
         except Exception as failure:
-            name = self._supervisor.describe(worker)
+            name = self._supervisor.describe(process)
             # An invalid message must not end the run of the other workers.
             error = WorkerDied(f"{name} is gone: it sent an invalid message ({failure!r})")
-        self._remove_worker(worker, error)
+        self._remove_worker(process, error)
 
     def _complete_arrivals(self) -> None:
         """Delivers the slots that have arrived completely, and the replies. The events of one worker keep the order in
         which it sent them."""
         announced, self._announced = self._announced, []
         incomplete: set[RemoteProcess] = set()
-        for worker, event in announced:
-            if worker.state is JoinState.GONE:
+        for process, event in announced:
+            if process.state is JoinState.GONE:
                 continue
-            if worker in incomplete:
-                self._announced.append((worker, event))
+            if process in incomplete:
+                self._announced.append((process, event))
                 continue
             if isinstance(event, Reply):
-                self._supervisor.replied(worker)
+                self._supervisor.replied(process)
                 self._received.append(event)
                 continue
-            incoming = worker.incoming.get(event.slot)
+            incoming = process.incoming.get(event.slot)
             if incoming is None:
                 continue
             if not incoming.done():
-                incomplete.add(worker)
-                self._announced.append((worker, event))
+                incomplete.add(process)
+                self._announced.append((process, event))
                 continue
             try:
-                self._memory[worker.index, event.slot] = incoming.wait()
+                self._memory[process.index, event.slot] = incoming.wait()
             except RuntimeError as error:
-                incomplete.add(worker)
-                if not self._supervisor.has_message(worker):
-                    self._remove_worker(worker, WorkerDied(f"{self._supervisor.describe(worker)}: {error}"))
+                incomplete.add(process)
+                if not self._supervisor.has_message(process):
+                    self._remove_worker(process, WorkerDied(f"{self._supervisor.describe(process)}: {error}"))
                 continue
-            del worker.incoming[event.slot]
-            self._supervisor.delivered(worker)
+            del process.incoming[event.slot]
+            self._supervisor.delivered(process)
             self._received.append(event)
 
-    def _remove_worker(self, worker: RemoteProcess, error: Exception) -> None:
-        if worker.info and worker.state is not JoinState.JOINED and isinstance(error, WorkerTimeout):
+    def _remove_worker(self, process: RemoteProcess, error: Exception) -> None:
+        if process.info and process.state is not JoinState.JOINED and isinstance(error, WorkerTimeout):
             error.add_note(
-                f"Worker {worker.index} on {worker.info.get('host')} has reached the trainer's port "
+                f"Worker {process.index} on {process.info.get('host')} has reached the trainer's port "
                 f"{self.endpoint.port}, but the connection of {self._config.backend} between the two, whose port the "
                 "system chooses, could not be made: a firewall between them lets the one port through and not the "
                 "other. It must let all TCP ports through, or choose another network with backend.interface."
             )
-        has_joined = worker.state is JoinState.JOINED
+        has_joined = process.state is JoinState.JOINED
         # First, as Ctrl-C may end the wait for the process.
-        self._received.append(Departure(worker.index, error))
-        self._admission.withdraw(worker)
-        self._supervisor.remove(worker)
+        self._received.append(Departure(process.index, error))
+        self._admission.withdraw(process)
+        self._supervisor.remove(process)
         if has_joined:
-            self._weight_sync.remove(worker)
-            assert worker.pair is not None
-            worker.pair.close()
+            self._weight_sync.remove(process)
+            assert process.pair is not None
+            process.pair.close()
             # The memory may still be written to until the pair is closed.
-            for slot in worker.incoming:
-                self._memory.pop((worker.index, slot), None)
+            for slot in process.incoming:
+                self._memory.pop((process.index, slot), None)
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         memories = [self._memory[part.worker, part.slot][: self._layout.nbytes] for part in parts]
@@ -262,15 +262,15 @@ class NetworkTransport:
         return self._weight_sync.newest_weights()
 
     def _joined(self) -> list[RemoteProcess]:
-        return [worker for worker in list(self._workers.values()) if worker.state is JoinState.JOINED]
+        return [process for process in list(self._workers.values()) if process.state is JoinState.JOINED]
 
     def preempt(self, requested: bool) -> None:
         pass
 
     def interrupt(self) -> None:
-        for worker in self._joined():
-            assert worker.connection is not None
-            with contextlib.suppress(OSError), socket_of(worker.connection) as line:
+        for process in self._joined():
+            assert process.connection is not None
+            with contextlib.suppress(OSError), socket_of(process.connection) as line:
                 line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -285,6 +285,6 @@ class NetworkTransport:
         self._admission.close()
         self._supervisor.kill_workers(JoinState.EXPECTED, JoinState.PAIRING)
         self._supervisor.close()
-        for worker in joined:
-            assert worker.pair is not None
-            worker.pair.close()
+        for process in joined:
+            assert process.pair is not None
+            process.pair.close()

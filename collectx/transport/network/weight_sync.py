@@ -58,12 +58,12 @@ class WeightSync:
         else:
             previous = [self._individual.get(index) for index in filled]
             self._individual |= filled
-            chosen = [worker for index, worker in self._workers.items() if index in filled]
+            chosen = [process for index, process in self._workers.items() if index in filled]
         for weights in previous:
             if weights not in self._granted.values():
                 self._retire(weights)
-        for worker in chosen:
-            self.send(worker)
+        for process in chosen:
+            self.send(process)
         return self.version
 
     def keep(self, version: int) -> None:
@@ -73,12 +73,12 @@ class WeightSync:
         for weights in keep_granted(self._granted, version, self._shared):
             self._retire(weights)
 
-    def send_version(self, worker: RemoteProcess, version: int) -> None:
+    def send_version(self, process: RemoteProcess, version: int) -> None:
         """Sends weights that were kept, unless the worker has them from an earlier grant."""
-        last = worker.versions[-1].version if worker.versions else worker.weights_version
+        last = process.versions[-1].version if process.versions else process.weights_version
         if last != version:
-            worker.versions.append(self._granted[version])
-            self.send(worker)
+            process.versions.append(self._granted[version])
+            self.send(process)
 
     def newest_weights(self) -> torch.Tensor:
         """Returns a copy of the newest weights of all workers."""
@@ -109,56 +109,56 @@ class WeightSync:
         if not weights.num_users and not weights.is_needed:
             self._spare.append(weights)
 
-    def acknowledge(self, worker: RemoteProcess) -> None:
+    def acknowledge(self, process: RemoteProcess) -> None:
         """Notes that a worker has received what it was sent, and sends newer weights, if there are any.
 
         Raises:
             ValueError: it was sent nothing.
         """
-        if worker.sending is None:
+        if process.sending is None:
             raise ValueError("HAVE without WEIGHTS")
-        work, weights = worker.sending
-        worker.sending = None
+        work, weights = process.sending
+        process.sending = None
         self._num_sending -= 1
         with contextlib.suppress(RuntimeError):
             work.wait()
         weights.num_users -= 1
         self._release(weights)
         self._send_queued()
-        self.send(worker)
+        self.send(process)
 
-    def remove(self, worker: RemoteProcess) -> None:
+    def remove(self, process: RemoteProcess) -> None:
         """Forgets a worker that is gone."""
-        self._queued.pop(worker, None)
-        if worker.sending is not None:
+        self._queued.pop(process, None)
+        if process.sending is not None:
             # The buffer may be read until the pair is closed: it is not used for another version.
             self._num_sending -= 1
             self._send_queued()
 
-    def send(self, worker: RemoteProcess) -> None:
+    def send(self, process: RemoteProcess) -> None:
         """Sends the next weights to a worker that has joined and has older ones; queues it if enough are sending."""
         if self._grants_name_version:
-            weights = worker.versions[0] if worker.versions else None
+            weights = process.versions[0] if process.versions else None
         else:
-            weights = self._individual.get(worker.index, self._shared)
-        if worker.state is not JoinState.JOINED or weights is None:
+            weights = self._individual.get(process.index, self._shared)
+        if process.state is not JoinState.JOINED or weights is None:
             return
-        if worker.sending is not None or worker.weights_version == weights.version:
+        if process.sending is not None or process.weights_version == weights.version:
             return
         if self._num_sending >= self._max_concurrent:
-            self._queued[worker] = None
+            self._queued[process] = None
             return
-        assert worker.pair is not None
+        assert process.pair is not None
         try:
-            worker.sending = worker.pair.send(weights.buffer), weights
+            process.sending = process.pair.send(weights.buffer), weights
         except RuntimeError:
             return  # the connection is broken as well
         self._num_sending += 1
         weights.num_users += 1
         if self._grants_name_version:
-            worker.versions.popleft()
-        worker.weights_version = weights.version
-        self._send_message(worker, messages.pack_version(messages.WEIGHTS, weights.version))
+            process.versions.popleft()
+        process.weights_version = weights.version
+        self._send_message(process, messages.pack_version(messages.WEIGHTS, weights.version))
 
     def _send_queued(self) -> None:
         while self._queued and self._num_sending < self._max_concurrent:

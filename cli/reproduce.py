@@ -21,6 +21,7 @@ from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import Outcome
 from collectx.run import RunFolder, printing, saved_config, snapshot
 from collectx.run.reproduce import compare, recorded_order, why_not_recorded
+from collectx.run.result import LOSSES
 
 # Number of differences between two snapshots that are printed.
 _SHOWN = 12
@@ -115,17 +116,17 @@ def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut:
     comparison = compare(old.path, new, limit)
     up_to = " up to its end" if comparison.identical and is_cut else ""
     printing.say(f"{comparison.verdict.value}{up_to}: {comparison.message}")
-    if not comparison.identical and reason:
+    if comparison.identical:
+        return 0
+    if reason:
         printing.say(f"note: the order in which workers are ready depends on no seed and was not recorded: {reason}.")
-    if not comparison.identical and not reason:
-        losses = ("worker_restarted", "worker_dropped")
-        if lost := {event["worker"] for event in old.read_events() if event.get("event") in losses}:
-            workers = ", ".join(map(str, sorted(lost)))
-            printing.say(f"note: {old.path} has lost workers ({workers}): the batches after a loss cannot be repeated.")
-    if not comparison.identical and (differences := snapshot.differences(old, RunFolder(new))):
+    elif lost := {event["worker"] for event in old.read_events() if event.get("event") in LOSSES}:
+        workers = ", ".join(map(str, sorted(lost)))
+        printing.say(f"note: {old.path} has lost workers ({workers}): the batches after a loss cannot be repeated.")
+    if differences := snapshot.differences(old, RunFolder(new)):
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
         printing.say("\n  ".join(["note: results may depend on these differences:", *differences[:_SHOWN]]) + more)
-    return 0 if comparison.identical else 1
+    return 1
 
 
 main = subcommand("reproduce", _reproduce, _USAGE, lists_problems=True)

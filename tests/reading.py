@@ -84,6 +84,10 @@ def read_minari(path):
     ]
 
 
+# The features of a frame, in the order of `Episode`.
+LEROBOT_NAMES = ("observation.state", "action", "next.reward", "next.terminated", "next.truncated", "policy_version")
+
+
 def read_lerobot(path):
     """As LeRobot's documents describe the layout v3.0: the frames of an episode by its indices into all files. Where
     LeRobot is installed (`tests/installs.py`), its own reader gives the same."""
@@ -103,9 +107,8 @@ def read_lerobot(path):
         assert table.column("frame_index").to_pylist() == [*range(row["length"])]
         times = np.arange(row["length"], dtype=np.float64) / info["fps"]
         assert np.allclose(table.column("timestamp").to_numpy(), times, atol=1e-4)
-        names = ("observation.state", "action", "next.reward", "next.terminated", "next.truncated", "policy_version")
-        columns = [np.array(table.column(name).to_pylist(), kind(table.column(name))) for name in names]
-        for name, column in zip(names, columns, strict=True):
+        columns = [np.array(table.column(name).to_pylist(), kind(table.column(name))) for name in LEROBOT_NAMES]
+        for name, column in zip(LEROBOT_NAMES, columns, strict=True):
             feature = info["features"][name]
             assert (feature["dtype"], feature["shape"][0]) == (str(column.dtype), column[0].size)
         found.append(Episode(*columns, None))
@@ -127,8 +130,7 @@ def read_by_lerobot(path):
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     rows = [*LeRobotDataset("collectx/test", root=path)]
-    names = ("observation.state", "action", "next.reward", "next.terminated", "next.truncated", "policy_version")
-    columns = [np.stack([row[name].numpy() for row in rows]) for name in names]
+    columns = [np.stack([row[name].numpy() for row in rows]) for name in LEROBOT_NAMES]
     return split(np.array([row["episode_index"] for row in rows]), [*columns, columns[0]])
 
 

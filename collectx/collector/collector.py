@@ -283,7 +283,7 @@ class CollectorCore(Iterator[TensorDict], AbstractContextManager["CollectorCore"
             **saved_state.save_workers(self.pool.records, replies),
         }
 
-    def load(self, state: CollectorState | Mapping[str, Any], seed: int) -> dict[int, str]:
+    def load(self, state: CollectorState, seed: int) -> dict[int, str]:
         """Continues the counts and the undelivered batches of a state, and restores the workers. Blocks until those
         have replied that take part; the others are restored before they do (`saved_state.first_requests`).
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -36,15 +36,15 @@ class CollectorState(SavedWorkers):
 
     Attributes:
         frames, batches, frames_by_worker: delivered so far.
-        version, weights: the newest weights that were published for all workers.
+        version, weights: the newest weights that were published for all workers. `CollectorCore.load` needs neither.
         undelivered: the batches that are full and were not delivered, see `save_batch`.
     """
 
     frames: int
     batches: int
     frames_by_worker: dict[int, int]
-    version: int
-    weights: torch.Tensor
+    version: NotRequired[int]
+    weights: NotRequired[torch.Tensor]
     undelivered: list[dict[str, Any]]
 
 

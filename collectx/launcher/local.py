@@ -91,7 +91,7 @@ def preload() -> None:
         with environment(OPENBLAS_NUM_THREADS="1"):
             for module in PRELOAD:
                 import_module(module)
-        _preloaded.append(os.getpid())
+        reuse_imports()
 
 
 def reuse_imports() -> None:

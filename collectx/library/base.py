@@ -26,6 +26,7 @@ from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
 from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import build
+from collectx.collector.saved_state import CollectorState
 from collectx.config.derived import backend_of, schedule_of, surplus_note
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
@@ -495,7 +496,7 @@ class BaseCollector(ReadableCollector):
             self._ask("set_hook", "write_batch", write)
             for fields in self._overrides:  # for workers that are started again
                 fields.hooks = replace(fields.hooks, write_batch=write)
-        state = {
+        saved_state: CollectorState = {
             "frames": state_dict["frames"],
             "batches": state_dict.get("iter", 0),
             "frames_by_worker": {},
@@ -504,7 +505,7 @@ class BaseCollector(ReadableCollector):
             "workers": saved,
         }
         with self._exclusive():
-            self._collector.load(state, self._cfg.seed)
+            self._collector.load(saved_state, self._cfg.seed)
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Stops the workers; kills those that have not stopped within `close_timeout_s`. Idempotent.

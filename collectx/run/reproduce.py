@@ -13,6 +13,7 @@ from typing import Any
 
 from collectx.errors import DamagedFile
 from collectx.run.folder import RunFolder
+from collectx.run.result import LOSSES
 
 
 class Verdict(StrEnum):
@@ -87,7 +88,7 @@ def recorded_order(folder: str | Path) -> list[tuple[int, int, int]]:
     """
     files = RunFolder(folder)
     # A failure that ends the run has no effect on the batches before.
-    if any(event.get("event") in ("worker_restarted", "worker_dropped") for event in files.read_events()):
+    if any(event.get("event") in LOSSES for event in files.read_events()):
         raise ValueError(f"in {files.path} a worker was lost, and the log does not record between which batches")
     batches = order_of(files.metrics, files.read_metrics())
     if not batches:

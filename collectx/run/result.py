@@ -45,6 +45,8 @@ def exit_status(*statuses: Status) -> int:
 
 ALL_DELIVERED = "all frames delivered"
 ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
+# The events of a worker that is lost while the run continues.
+LOSSES = ("worker_restarted", "worker_dropped")
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class ResultBuilder:
             self._last_loss = Failure(fields["type"], fields["message"], fields["worker"])
         elif name == "envs_not_saved":
             self.is_unsaved_known = True
-        elif name in ("worker_restarted", "worker_dropped") and self._last_loss is not None:
+        elif name in LOSSES and self._last_loss is not None:
             self._recovered.append(self._last_loss)
         elif name == "checkpoint_failed":
             failure = Failure(fields["type"], f"no checkpoint could be written: {fields['message']}")

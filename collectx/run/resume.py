@@ -21,7 +21,7 @@ from collectx.run import saved_config
 from collectx.run.digest import Digest
 from collectx.run.folder import RunFolder
 from collectx.run.reproduce import order_of
-from collectx.run.result import ResultBuilder, Status
+from collectx.run.result import LOSSES, ResultBuilder, Status
 
 if TYPE_CHECKING:
     from collectx.collector.saved_state import CollectorState
@@ -105,10 +105,9 @@ class ResumePoint:
             return []
         if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []
-        losses = ("worker_restarted", "worker_dropped")
         written_s = self._checkpoint.manifest["time"]
         try:
-            if any(event.get("event") in losses and event["time"] > written_s for event in files.read_events()):
+            if any(event.get("event") in LOSSES and event["time"] > written_s for event in files.read_events()):
                 return []
             return order_of(files.metrics, lines)
         except (LookupError, TypeError, ValueError):

@@ -73,7 +73,8 @@ def run_remote_worker(
     def prepare(spec: dict[str, Any]) -> None:
         set_visible_device(spec["placement"]["visible_device"])
         if build is not None:
-            # Here, as the pair may start a thread: the server of the processes of this worker would import everything.
+            # Before the pair is made, which may start a thread: the server of this worker's processes would then not be
+            # forked from here, and would import everything again.
             reuse_imports()
             warm_up()
 

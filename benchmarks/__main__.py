@@ -96,7 +96,7 @@ def _run(part: str, options: argparse.Namespace, report: Report) -> None:
     if part in MEASUREMENTS:
         MEASUREMENTS[part](options, report)
     else:
-        if CASES[part].ratio is not None and not speed.has_peer():
+        if CASES[part].ratio and not speed.has_peer():
             report.say("  torchrl is not installed: its ratio is omitted (pip install torchrl==0.14.1)")
             if CASES[part].torchrl:
                 return

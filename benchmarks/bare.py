@@ -79,11 +79,7 @@ def _gym_loop(case: Case, kind: str) -> Callable[[int], None]:
 
     from collectx.worker.spec import env_seed
 
-    if case.env_id.startswith("ALE/"):
-        import ale_py
-
-        gymnasium.register_envs(ale_py)
-    envs = [_wrapped(case, gymnasium.make(case.env_id, **dict(case.env_kwargs))) for _ in range(case.num_envs)]
+    envs = [make_one(case) for _ in range(case.num_envs)]
     steps = [env.step for env in envs]
     forward = _forward(case, kind)
     rows = np.stack([env.reset(seed=env_seed(0, e))[0] for e, env in enumerate(envs)])
@@ -104,9 +100,15 @@ def _gym_loop(case: Case, kind: str) -> Callable[[int], None]:
     return advance
 
 
-def _wrapped(case: Case, env: Any) -> Any:
+def make_one(case: Case) -> Any:
+    """One env with its wrappers."""
     import gymnasium
 
+    if case.env_id.startswith("ALE/"):
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+    env = gymnasium.make(case.env_id, **dict(case.env_kwargs))
     for wrapper in case.wrappers:
         kwargs = {key: value for key, value in wrapper.items() if key != "_target_"}
         env = getattr(gymnasium.wrappers, wrapper["_target_"].rpartition(".")[2])(env, **kwargs)

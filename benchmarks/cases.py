@@ -3,7 +3,7 @@
 Imported in every measurement's process; functions import heavy modules themselves.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 KINDS = ("single", "multi_sync", "multi_async")
@@ -15,7 +15,10 @@ RAY_KINDS = ("ray", "ray_sync")
 OVERLAP = "_overlap"
 OVERLAPPED = ("multi_sync_overlap", "distributed_sync_overlap")
 
-_SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync", *OVERLAPPED)
+# Collectors with `inference=server`; TorchRL's is its `AsyncBatchedCollector`.
+SERVER = "_server"
+
+_SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync", "multi_sync_server", *OVERLAPPED)
 # Collectors with a key `sync`; here the sync ones are separate kinds.
 _EITHER = ("rpc", "ray")
 # Each side of a comparison starts a new cluster.
@@ -30,7 +33,8 @@ class Case:
         steps: of every env in one batch. Enough that the fixed cost of a batch is small (about 16 to 40 ms of work on
             one core); 20 and 128 are also what IMPALA and PPO use.
         share: target for the share of the bare loop, by kind of collector. No entry: no target.
-        ratio: target for the ratio to TorchRL, by kind. No entry: no target. None: not compared.
+        ratio: target for the ratio to TorchRL, by kind. None: no target. No entry: not compared.
+        workers: number of worker processes of all kinds but `single`; they share two cores.
         torchrl: whether collectx has TorchRL's env (a GymEnv or a SerialEnv, with transforms), not Gymnasium's.
         kinds: kinds of collectors, in the order of measurement.
     """
@@ -40,7 +44,8 @@ class Case:
     policy: str
     steps: int
     share: dict[str, float]
-    ratio: dict[str, float] | None = None
+    ratio: dict[str, float | None] = field(default_factory=dict)
+    workers: int = 2
     env_kwargs: tuple[tuple[str, Any], ...] = ()
     wrappers: tuple[Any, ...] = ()
     envpool: bool = False
@@ -48,12 +53,16 @@ class Case:
     kinds: tuple[str, ...] = KINDS
 
     def num_workers(self, kind: str) -> int:
-        """The number of worker processes, and of cores that they may use."""
-        return 1 if kind == "single" else 2
+        """The number of worker processes."""
+        return 1 if kind == "single" else self.workers
+
+    def num_cores(self, kind: str) -> int:
+        """The number of cores that the workers may use."""
+        return min(2, self.num_workers(kind))
 
     def frames_per_batch(self, kind: str) -> int:
         """`steps` of every env that contributes: those of all workers in a sync batch, of one worker otherwise."""
-        return self.steps * self.num_envs * (2 if kind in _SYNC else 1)
+        return self.steps * self.num_envs * (self.workers if kind in _SYNC else 1)
 
 
 _HIGH = {"single": 0.9, "multi_async": 0.9}
@@ -65,7 +74,7 @@ CASES = {
     "cartpole_1": Case("CartPole-v1", 1, "mlp", 1024, dict.fromkeys(_HIGH, 0.8), dict.fromkeys(KINDS, 6.0)),
     "halfcheetah_1": Case("HalfCheetah-v5", 1, "mlp", 512, dict.fromkeys(_HIGH, 0.8)),
     "cartpole_32": Case("CartPole-v1", 32, "mlp", 128, _HIGH, dict.fromkeys(KINDS, 10.0)),
-    "halfcheetah_8": Case("HalfCheetah-v5", 8, "mlp", 64, _HIGH, {}),
+    "halfcheetah_8": Case("HalfCheetah-v5", 8, "mlp", 64, _HIGH, dict.fromkeys(KINDS)),
     "pong_raw_8": Case("ALE/Pong-v5", 8, "cnn", 16, _HIGH),
     "pong_8": Case(
         "ALE/Pong-v5",
@@ -82,6 +91,12 @@ for _name in ("cartpole_32", "halfcheetah_8"):
     _case = CASES[_name]
     _share = _case.share | {"multi_sync": 0.8, "multi_sync_overlap": 0.9}
     CASES[_name] = replace(_case, kinds=(*KINDS, "multi_sync_overlap"), share=_share)
+# One env in each of eight workers, with a policy in each worker and with one policy for all.
+_CENTRAL = {"workers": 8, "kinds": ("multi_sync", "multi_sync_server", "multi_async", "multi_async_server")}
+for _name, _steps, _policy in (("cartpole_1", 256, "mlp"), ("cartpole_1", 256, "wide"), ("pong_8", 32, "cnn")):
+    CASES[f"{_name.rpartition('_')[0]}_1x8_{_policy}"] = replace(
+        CASES[_name], num_envs=1, policy=_policy, steps=_steps, share={}, ratio={"multi_async_server": 5.0}, **_CENTRAL
+    )
 # TorchRL's env on both sides.
 _TORCHRL = ("single", "multi_sync")
 for _name, _env_id, _times in (("torchrl", "CartPole-v1", 6.0), ("torchrl_halfcheetah", "HalfCheetah-v5", 2.5)):
@@ -151,13 +166,13 @@ def ballast_config(megabytes: float) -> Any:
 
 
 def policy_config(case: Case) -> Any:
-    """The policy: 64x64 tanh, or the convolutions of `conf/policy/cnn.yaml`."""
+    """The policy: 64x64 or 1024x1024 tanh, or the convolutions of `conf/policy/cnn.yaml`."""
     from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 
     if case.policy == "ballast":
         return ballast_config(0.001)
-    if case.policy == "mlp":
-        return MlpPolicyConfig(kind="mlp", hidden_sizes=[64, 64], activation="tanh")
+    if case.policy in ("mlp", "wide"):
+        return MlpPolicyConfig(kind="mlp", hidden_sizes=2 * [64 if case.policy == "mlp" else 1024], activation="tanh")
     return CnnPolicyConfig(
         kind="cnn", channels=[32, 64, 64], kernel_sizes=[8, 4, 3], strides=[4, 2, 1], hidden_size=512, scale=255.0
     )
@@ -171,6 +186,8 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
     from collectx.config.schema.trainer import TrainerConfig
 
     overlap, kind = int(kind in OVERLAPPED), kind.removesuffix(OVERLAP)
+    inference = "server" if kind.endswith(SERVER) else "local"
+    kind = kind.removesuffix(SERVER)
     values = packaged_values("collector", "multi_sync") | {
         "kind": kind,
         "overlap": overlap,
@@ -193,6 +210,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
         env=env,
         policy=policy,
         collector=group_from_dict("collector", values),
+        inference=group_from_dict("inference", packaged_values("inference", inference)),
         backend=BackendConfig(kind="auto", interface=None, port=None),
         launcher=launcher,
         devices=DevicesConfig(device="cpu", storing_device=None, policy_device=None, env_device=None),

@@ -60,7 +60,7 @@ def _checkout(revision: str) -> Iterator[Path]:
 
 def _round(other: Path, name: str, kind: str, seconds: float, begins: bool) -> float:
     """Frames per second of this checkout divided by those of `other`. `begins`: whether it is measured first."""
-    cores = fresh.cores()[: CASES[name].num_workers(kind)]
+    cores = fresh.cores()[: CASES[name].num_cores(kind)]
     folders = [_ROOT, other] if begins else [other, _ROOT]
     with ExitStack() as stack:
         sessions = [

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import fresh
-from benchmarks.cases import CASES, RAY, RAY_KINDS, RPC_KINDS, Case, env_config, policy_config
+from benchmarks.cases import CASES, RAY, RAY_KINDS, RPC_KINDS, SERVER, Case, env_config, policy_config
 
 
 def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float, None]:
@@ -30,7 +30,8 @@ def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float
     spec = envs.read_spec(env_config(group))
     module = Greedy(policies.build(policy_config(group), spec, 0)).requires_grad_(False)
     policy = TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
-    batches = iter(_collector(kind, partial(make_env, group), policy, group))
+    make = partial(make_env, group)
+    batches = iter(_batched(make, policy, group) if kind.endswith(SERVER) else _collector(kind, make, policy, group))
     try:
         next(batches)
         seconds = yield {}
@@ -83,13 +84,42 @@ def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> A
     )
 
 
+def _batched(make: Callable[[], Any], policy: Any, case: Case) -> Any:
+    """One env in each process, and a process for the policy, which is the fast configuration of its documentation."""
+    from torchrl.collectors import AsyncBatchedCollector
+    from torchrl.modules.inference_server import InferenceServerConfig
+
+    kind = "multi_async" + SERVER
+    return AsyncBatchedCollector(
+        [make] * case.num_workers(kind),
+        policy_factory=partial(_same, policy),
+        frames_per_batch=case.frames_per_batch(kind),
+        env_backend="multiprocessing",
+        transport="auto",
+        transition_chunk_size=case.steps,
+        server_config=InferenceServerConfig(max_batch_size=case.workers, min_batch_size=1, timeout=0.001),
+    )
+
+
+def _same(policy: Any) -> Any:
+    return policy
+
+
 def make_env(case: Case) -> Any:
     """The env group of one worker; with `Case.torchrl` under transforms, as in most scripts."""
-    from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+    from torchrl.envs import Compose, RewardSum, SerialEnv, StepCounter, TransformedEnv
 
-    one = partial(GymEnv, case.env_id, categorical_action_encoding=True)
+    one = partial(_gym_env, case)
     env = one() if case.num_envs == 1 else SerialEnv(case.num_envs, one)
     return TransformedEnv(env, Compose(StepCounter(), RewardSum())) if case.torchrl else env
+
+
+def _gym_env(case: Case) -> Any:
+    from torchrl.envs import GymWrapper
+
+    from benchmarks.bare import make_one
+
+    return GymWrapper(make_one(case), categorical_action_encoding=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks import fresh
-from benchmarks.cases import CASES, OVERLAPPED, RAY_KINDS
+from benchmarks.cases import CASES, RAY_KINDS, SERVER
+
+# For `inference=server` in times of `inference=local`, by policy.
+_SERVER_TARGETS = {"cnn": 2.0}
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,21 @@ def has_peer() -> bool:
 def compare(name: str, turns: int, seconds: float, say: Callable[[str], None]) -> Iterator[Line]:
     """Measures one case in `turns` turns of `seconds` per side; yields its lines."""
     case = CASES[name]
-    peers = [kind for kind in case.kinds if case.ratio is not None and has_peer() and kind not in OVERLAPPED]
+    peers = [kind for kind in case.kinds if kind in case.ratio and has_peer()]
     rates = rates_of(name, peers, turns, seconds, say)
     say(f"  frames/s of one bare loop {median(rates['bare_1']):,.0f}, of two at once {median(rates['bare_2']):,.0f}")
     for kind in case.kinds:
-        shares = _ratios(rates[kind], rates[f"bare_{case.num_workers(kind)}"])
+        shares = _ratios(rates[kind], rates[f"bare_{case.num_cores(kind)}"])
         note = f"{median(rates[kind]):,.0f} frames/s"
         yield Line(f"{name} {kind}: share", shares, case.share.get(kind), note)
+    for kind in case.kinds:
+        if kind.endswith(SERVER):
+            ratios = _ratios(rates[kind], rates[kind.removesuffix(SERVER)])
+            yield Line(f"{name} {kind}: times inference=local", ratios, _SERVER_TARGETS.get(case.policy))
     for kind in peers:
         if theirs := rates.get(f"torchrl_{kind}"):
             note = f"TorchRL {median(theirs):,.0f} frames/s"
-            yield Line(
-                f"{name} {kind}: times TorchRL", _ratios(rates[kind], theirs), (case.ratio or {}).get(kind), note
-            )
+            yield Line(f"{name} {kind}: times TorchRL", _ratios(rates[kind], theirs), case.ratio[kind], note)
 
 
 def _ratios(ours: list[float], theirs: list[float]) -> list[float]:
@@ -86,10 +91,10 @@ def rates_of(
         bare = [start("bare", [core]) for core in cores]
         sessions |= {"bare_1": bare[:1], "bare_2": bare}
         for kind in case.kinds:
-            sessions[kind] = [start("ours", cores[: case.num_workers(kind)], kind=kind)]
+            sessions[kind] = [start("ours", cores[: case.num_cores(kind)], kind=kind)]
         for kind in peers:
             sessions[f"torchrl_{kind}"] = [
-                start("peer", cores[: case.num_workers(kind)], stopped=kind not in RAY_KINDS, kind=kind)
+                start("peer", cores[: case.num_cores(kind)], stopped=kind not in RAY_KINDS, kind=kind)
             ]
         for side in list(sessions):
             try:

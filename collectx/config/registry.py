@@ -133,7 +133,8 @@ def why_not(kind: str, group: str = "backend") -> str | None:
     except ModuleNotFoundError as error:
         return f"{error.name} is not installed: {install}"
     except Exception as error:
-        return f"its library cannot be loaded ({error}): {install}"
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        return f"its library cannot be loaded ({first}): {install}"
     return module.why_not() if group == "backend" else None
 
 

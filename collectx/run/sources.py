@@ -6,7 +6,6 @@ The versions of installed packages are in the snapshot: only files outside of th
 
 from __future__ import annotations
 
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ import xxhash
 
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
+from collectx.installed import is_installed
 
 
 def targets(cfg: RunConfig) -> Iterator[tuple[str, str]]:
@@ -54,7 +54,7 @@ def _module(target: str) -> Path | None:
     if spec is None or not spec.origin or not Path(spec.origin).is_file():
         return None
     path = Path(spec.origin)
-    if any(path.is_relative_to(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")):
+    if is_installed(path):
         return None
     for name in others if path.name == "__init__.py" else ():
         # Not by find_spec, which imports the packages above.

@@ -17,7 +17,6 @@ import io
 import pickle
 import random
 import sys
-import sysconfig
 import types
 import weakref
 from bisect import bisect_right
@@ -30,6 +29,7 @@ import torch
 from gymnasium.utils import EzPickle
 
 from collectx.errors import NotRestorable
+from collectx.installed import is_installed
 from collectx.state.simulators import simulator_reducer
 
 # Objects of their classes name things of the process, such as descriptors.
@@ -39,7 +39,6 @@ _DATA = (
     *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, deque, np.ndarray),
     *(np.generic, np.random.Generator, np.random.RandomState, random.Random, torch.Tensor, torch.Generator),
 )
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 class ReducingPickler(cloudpickle.Pickler):
@@ -101,7 +100,7 @@ class ReducingPickler(cloudpickle.Pickler):
         """Notes a class that is pickled by its name, and its module."""
         module = sys.modules.get(kind.__module__)
         path = getattr(module, "__file__", None) or ""
-        if path and not path.startswith(_INSTALLED) and not kind.__module__.startswith("collectx."):
+        if path and not is_installed(path) and not kind.__module__.startswith("collectx."):
             self._holders |= {id(module): module, id(kind): kind}
 
     def _array(self, array: np.ndarray) -> Any:

@@ -24,6 +24,7 @@ if __name__ == "__main__":
     collector = start("multi_async", "local", {env}, total_frames=-1)
     next(collector)
     print("collecting", flush=True)
+    sys.stdin.readline()
 {body}
 """
 ENDLESS = """
@@ -89,12 +90,14 @@ def test_nothing_is_left_of_a_trainer(tmp_path, body, parts, number, status, las
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        stdin=subprocess.PIPE,
     )
     family = []
     try:
         assert trainer.stdout.readline() == "collecting\n", trainer.stderr.read()
         family = psutil.Process(trainer.pid).children(recursive=True)
         assert len(family) >= 3
+        print(file=trainer.stdin, flush=True)
         if number is not None:
             # A terminal's Ctrl-C is for the whole group.
             (os.killpg if number == signal.SIGINT else os.kill)(trainer.pid, number)

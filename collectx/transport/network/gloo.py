@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
-from collectx.transport.network.p2p import PairConfig, set_stamp, stamp_of
+from collectx.transport.network.p2p import PairConfig, stamp_view
 from collectx.transport.network.process_group import ConnectionStore, GroupPair, GroupReceive
 
 
@@ -46,9 +46,10 @@ class GlooPair(GroupPair):
         super().__init__(group, group, 1 - rank)
 
     def receive(self, buffer: torch.Tensor) -> _GlooReceive:
+        stamp = stamp_view(buffer)
         # An earlier message's stamp must not be taken for this one's.
-        set_stamp(buffer, 0)
-        return _GlooReceive(self._inwards.recv([buffer], self._peer, 0), buffer)
+        stamp[0] = 0
+        return _GlooReceive(self._inwards.recv([buffer], self._peer, 0), buffer, stamp)
 
 
 make = GlooPair
@@ -72,5 +73,9 @@ class _GlooReceive(GroupReceive):
     """gloo does not tell whether a receive is complete without blocking. It writes the bytes of a message in order,
     straight into the buffer: once the stamp at its end has arrived, `wait` returns at once."""
 
+    def __init__(self, work: dist.Work, buffer: torch.Tensor, stamp: Any):
+        super().__init__(work, buffer)
+        self._stamp = stamp
+
     def done(self) -> bool:
-        return stamp_of(self._buffer) != 0
+        return bool(self._stamp[0])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from collectx.config import registry
 from collectx.config.registry import why_not
 
 
@@ -37,3 +38,11 @@ def test_mpi_is_refused_where_it_would_start_no_worker(monkeypatch, within, vers
     for name in ("PMIX_NAMESPACE", "PRTE_ALLOW_RUN_AS_ROOT"):
         monkeypatch.delenv(name, raising=False)
     assert reason in why_not("mpi")
+
+
+def test_a_library_that_cannot_be_loaded_is_named_in_one_line(monkeypatch):
+    def fails(group, kind):
+        raise RuntimeError("cannot load MPI library\nlibmpi.so: No such file")
+
+    monkeypatch.setattr(registry, "implementation", fails)
+    assert "(cannot load MPI library): pip install" in registry.why_not("mpi")

@@ -73,6 +73,9 @@ def _export_policy(source: str, name: str, target: Path | None, trusted: bool) -
         path = getattr(import_module(module), function)(files.path, target)
     except ConfigError:
         raise
+    except OSError as error:
+        place = error.filename or files.path
+        raise ConfigError(f"export: {place}: {error.strerror or error}: choose another with output=PATH.") from error
     except Exception as error:
         printing.error(f"format={name}: {type(error).__name__}: {error}")
         return 1

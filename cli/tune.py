@@ -107,6 +107,10 @@ def _output(arguments: Arguments) -> Path:
         )
     if file.exists() and _WRITTEN_BY not in file.read_text():
         raise UsageError(f"{file}: exists, and was not written by collectx tune: choose another with --output.")
+    # Before anything is measured.
+    place = next(each for each in (file, *file.absolute().parents) if each.exists())
+    if not os.access(place, os.W_OK) or not (place is file or place.is_dir()):
+        raise UsageError(f"{file}: cannot be written below {place}: choose another with --output.")
     return file
 
 

@@ -113,7 +113,8 @@ def test_a_ray_cluster_that_does_not_answer(monkeypatch):
     assert levels("ray") == ["problem"]
 
 
-def test_clocks(within):
+def test_clocks(within, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     within(doctor, "time", time=lambda: 1e9)
     assert levels("clock") == ["problem"]
     assert levels("folders").count("warning") == 2  # files are not from 2001

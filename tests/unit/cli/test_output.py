@@ -1,0 +1,33 @@
+"""Where files cannot be written, subcommands say so, and name the option that chooses another place."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from collectx.cli import export, tune
+
+
+@pytest.fixture
+def blocked(tmp_path, monkeypatch):
+    """A file in place of a folder: not even root can write below it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_text("")
+
+
+def test_tune_says_it_before_it_measures(blocked, capsys, within):
+    assert tune.main(["--output", "notes/experiment/a.yaml"]) == 2
+    assert "choose another with --output" in capsys.readouterr().err
+    within(tune, "os", access=lambda path, mode: False)
+    assert tune.main([]) == 2
+    assert "conf/experiment/tuned.yaml: cannot be written below" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_export_names_the_option(blocked, capsys, monkeypatch):
+    def fails(run_dir, output):
+        output.mkdir(parents=True)
+
+    monkeypatch.setattr(export, "foreign_code", SimpleNamespace(check=lambda *arguments: None))
+    monkeypatch.setattr(export.saved_config, "run_config", lambda files: None)
+    monkeypatch.setattr(export, "import_module", lambda name: SimpleNamespace(state_dict=fails))
+    assert export.main(["run", "format=state_dict", "output=notes/export"]) == 2
+    assert "choose another with output=PATH" in capsys.readouterr().err.replace("\n", " ")

@@ -34,6 +34,7 @@ class Case:
             one core); 20 and 128 are also what IMPALA and PPO use.
         share: target for the share of the bare loop, by kind of collector. No entry: no target.
         ratio: target for the ratio to TorchRL, by kind. None: no target. No entry: not compared.
+        server: target for the ratio of `inference=server` to `inference=local`. None: no target.
         workers: number of worker processes of all kinds but `single`; they share two cores.
         torchrl: whether collectx has TorchRL's env (a GymEnv or a SerialEnv, with transforms), not Gymnasium's.
         kinds: kinds of collectors, in the order of measurement.
@@ -45,6 +46,7 @@ class Case:
     steps: int
     share: dict[str, float]
     ratio: dict[str, float | None] = field(default_factory=dict)
+    server: float | None = None
     workers: int = 2
     env_kwargs: tuple[tuple[str, Any], ...] = ()
     wrappers: tuple[Any, ...] = ()
@@ -92,11 +94,28 @@ for _name in ("cartpole_32", "halfcheetah_8"):
     _share = _case.share | {"multi_sync": 0.8, "multi_sync_overlap": 0.9}
     CASES[_name] = replace(_case, kinds=(*KINDS, "multi_sync_overlap"), share=_share)
 # One env in each of eight workers, with a policy in each worker and with one policy for all.
-_CENTRAL = {"workers": 8, "kinds": ("multi_sync", "multi_sync_server", "multi_async", "multi_async_server")}
-for _name, _steps, _policy in (("cartpole_1", 256, "mlp"), ("cartpole_1", 256, "wide"), ("pong_8", 32, "cnn")):
-    CASES[f"{_name.rpartition('_')[0]}_1x8_{_policy}"] = replace(
-        CASES[_name], num_envs=1, policy=_policy, steps=_steps, share={}, ratio={"multi_async_server": 5.0}, **_CENTRAL
-    )
+_CENTRAL = Case(
+    "CartPole-v1",
+    1,
+    "mlp",
+    256,
+    {},
+    {"multi_async_server": 5.0},
+    workers=8,
+    kinds=("multi_sync", "multi_sync_server", "multi_async", "multi_async_server"),
+)
+CASES["cartpole_1x8_mlp"] = _CENTRAL
+CASES["cartpole_1x8_wide"] = replace(_CENTRAL, policy="wide")
+_pong = CASES["pong_8"]
+CASES["pong_1x8_cnn"] = replace(
+    _CENTRAL,
+    env_id=_pong.env_id,
+    policy="cnn",
+    steps=32,
+    server=2.0,
+    env_kwargs=_pong.env_kwargs,
+    wrappers=_pong.wrappers,
+)
 # TorchRL's env on both sides.
 _TORCHRL = ("single", "multi_sync")
 for _name, _env_id, _times in (("torchrl", "CartPole-v1", 6.0), ("torchrl_halfcheetah", "HalfCheetah-v5", 2.5)):

@@ -16,9 +16,6 @@ from statistics import median
 from benchmarks import fresh
 from benchmarks.cases import CASES, RAY_KINDS, SERVER
 
-# For `inference=server` in times of `inference=local`, by policy.
-_SERVER_TARGETS = {"cnn": 2.0}
-
 
 @dataclass(frozen=True)
 class Line:
@@ -66,7 +63,7 @@ def compare(name: str, turns: int, seconds: float, say: Callable[[str], None]) -
     for kind in case.kinds:
         if kind.endswith(SERVER):
             ratios = _ratios(rates[kind], rates[kind.removesuffix(SERVER)])
-            yield Line(f"{name} {kind}: times inference=local", ratios, _SERVER_TARGETS.get(case.policy))
+            yield Line(f"{name} {kind}: times inference=local", ratios, case.server)
     for kind in peers:
         if theirs := rates.get(f"torchrl_{kind}"):
             note = f"TorchRL {median(theirs):,.0f} frames/s"

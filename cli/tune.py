@@ -81,7 +81,7 @@ def _tune(arguments: Arguments) -> int:
     for text in (verdict, *(f"changes for the trainer: {text}" for text in changes)):
         printing.say(text)
     text, rest = _experiment(composer, overrides, result.chosen.values, [verdict, *changes, _machine()])
-    with folder_errors(file.parent):
+    with folder_errors(file.parent, "folder", "--output"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     config_dir = os.path.relpath(file.parent.parent)

@@ -183,16 +183,18 @@ class RunFolder:
 
 
 @contextmanager
-def folder_errors(path: Path | str) -> Iterator[None]:
-    """Raises a `ConfigError` where the block, which makes the folder `path`, raises an `OSError`."""
+def folder_errors(
+    path: Path | str, what: str = "run folder", option: str = "hydra.run.dir or hydra.sweep.dir"
+) -> Iterator[None]:
+    """Raises a `ConfigError` where the block, which makes the folder `path`, raises an `OSError`. `option` chooses
+    another place."""
     try:
         yield
     except BrokenPipeError:
         raise  # of the standard output
     except OSError as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
-        where = "choose another with hydra.run.dir or hydra.sweep.dir."
-        raise ConfigError(f"the run folder {path} cannot be made: {why}: {where}") from error
+        raise ConfigError(f"the {what} {path} cannot be made: {why}: choose another with {option}.") from error
 
 
 @contextmanager

@@ -9,6 +9,9 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart=0 -
 # `$(call limited,TIME)` ends a run that hangs, after LIMIT if it is set: SIGABRT makes Python print the stacks. In CI it
 # goes to all processes of the run; elsewhere to the first one alone, so that a terminal's Ctrl-C reaches all.
 limited = timeout $(if $(CI),,--foreground) --signal=ABRT --kill-after=30 $(or $(LIMIT),$(1))
+# What `make gpu-bundle` gets: the machine has torch, NumPy and pytest.
+GPU_PACKAGES := ale-py farama-notifications gymnasium hoptorch hydra-core hydra-submitit-launcher importlib_metadata \
+	omegaconf orjson pyvers submitit tensordict torchrl
 # More arguments for pytest, as in `make test ARGS="-k replay"`.
 ARGS ?=
 
@@ -16,7 +19,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-ci test-nightly test-slurm test-gpu bench bench-compare learning docs check format clean
+.PHONY: help install run test test-ci test-nightly test-slurm test-gpu gpu-bundle bench bench-compare learning docs check format clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +50,13 @@ test-slurm: install  ## Run all tests on a real SLURM
 
 test-gpu: install  ## Run the tests that need a GPU
 	$(BIN)/python -m pytest --tier=all tests/contract/test_on_gpu.py
+
+gpu-bundle: install  ## Get into gpu-bundle/ what a GPU machine without network lacks; there: benchmarks/gpu.sh RESULTS
+	rm -rf gpu-bundle
+	$(BIN)/pip download --quiet --constraint constraints.txt --no-deps --only-binary=:all: --implementation cp \
+		--python-version 3.12 $(addprefix --platform manylinux_2_,28_x86_64 27_x86_64 24_x86_64 17_x86_64) \
+		--dest gpu-bundle $(GPU_PACKAGES)
+	$(BIN)/pip wheel --quiet --constraint constraints.txt --no-deps --wheel-dir gpu-bundle antlr4-python3-runtime .
 
 bench: install  ## Benchmark against the bare loop and TorchRL (ten minutes), and rewrite the tables of the documentation
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -17,6 +17,7 @@
     memory.py     resident memory over many batches, and remaining processes and files
     overhead.py   the trainer's cost per batch; time from publish to use
     fresh.py      runs every measurement in a new process
+    gpu.py        what only a machine with a GPU can show, by gpu.sh
     walks.py      files and lines that run for a frame, a publish, a lost worker, a checkpoint, a resume (no speed)
 
 Compare only ratios within one run: absolute figures depend on the machine and its other load.

@@ -21,6 +21,8 @@ SERVER = "_server"
 _SYNC = ("multi_sync", "distributed_sync", "rpc_sync", "ray_sync", "multi_sync_server", *OVERLAPPED)
 # Collectors with a key `sync`; here the sync ones are separate kinds.
 _EITHER = ("rpc", "ray")
+# Units of each layer of the MLPs.
+_MLP_SIZES = {"mlp": 64, "wide": 1024, "wider": 2048}
 # Each side of a comparison starts a new cluster.
 RAY = {"address": "local", "num_cpus": 2, "include_dashboard": False, "log_to_driver": False}
 
@@ -185,13 +187,13 @@ def ballast_config(megabytes: float) -> Any:
 
 
 def policy_config(case: Case) -> Any:
-    """The policy: 64x64 or 1024x1024 tanh, or the convolutions of `conf/policy/cnn.yaml`."""
+    """The policy: a tanh MLP of two equal layers (`_MLP_SIZES`), or the convolutions of `conf/policy/cnn.yaml`."""
     from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 
     if case.policy == "ballast":
         return ballast_config(0.001)
-    if case.policy in ("mlp", "wide"):
-        return MlpPolicyConfig(kind="mlp", hidden_sizes=2 * [64 if case.policy == "mlp" else 1024], activation="tanh")
+    if case.policy in _MLP_SIZES:
+        return MlpPolicyConfig(kind="mlp", hidden_sizes=2 * [_MLP_SIZES[case.policy]], activation="tanh")
     return CnnPolicyConfig(
         kind="cnn", channels=[32, 64, 64], kernel_sizes=[8, 4, 3], strides=[4, 2, 1], hidden_size=512, scale=255.0
     )

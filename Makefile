@@ -48,8 +48,8 @@ test-nightly: install  ## Run all other tests: long ones, mutation tests, other 
 test-slurm: install  ## Run all tests on a real SLURM
 	$(call limited,4h) $(BIN)/python -m pytest --tier=all tests/slurm $(ARGS)
 
-test-gpu: install  ## Run the tests that need a GPU
-	$(BIN)/python -m pytest --tier=all tests/contract/test_on_gpu.py
+test-gpu: install  ## Run the tests that need a GPU; DEVICE=cpu rehearses them
+	COLLECTX_TEST_DEVICE=$(or $(DEVICE),cuda) $(BIN)/python -m pytest --tier=all tests/contract/test_on_gpu.py
 
 gpu-bundle: install  ## Get into gpu-bundle/ what a GPU machine without network lacks; there: benchmarks/gpu.sh RESULTS
 	rm -rf gpu-bundle

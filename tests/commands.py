@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-COMMAND = str(Path(sys.executable).parent / "collectx")
+_PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+COMMAND = which("collectx", path=_PATH) or "collectx"
 # A run without a learner.
 COUNTING = ["env=counting", "policy=random", "trainer=meter"]
 RAY = ["collector=ray", "launcher=ray", "launcher.ray_init_config={num_cpus: 2, address: local}"]
@@ -20,8 +21,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not inst
 
 def environment(**changes: str) -> dict[str, str]:
     """As a user has it: the command is on PATH, and the number of torch's threads is not set."""
-    path = f"{Path(COMMAND).parent}{os.pathsep}{os.environ['PATH']}"
-    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PATH": path} | changes
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PATH": _PATH} | changes
 
 
 def collectx(*argv: str, cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:

@@ -1,59 +1,94 @@
-"""All tests that need a GPU (`make test-gpu`): policies act there as on the CPU, and weights get there and back."""
+"""All tests that need a GPU (`make test-gpu`): policies, batches, training, failures and resumed runs on the device.
 
+`make test-gpu DEVICE=cpu` rehearses them on a machine without a GPU.
+"""
+
+import os
+
+import gymnasium
 import pytest
 import torch
-from collecting import batches, counting, gym, mlp
+from collecting import batches, counting, digest_of, gym, mlp, start
+from commands import collectx, result
 from making import make
+from surviving import collector, survive
 from tensordict.nn import TensorDictModule
 from torch import nn
-from ways import SHARED, SHARED_SYNC, SINGLE, over
+from ways import GLOO, RPC_ASYNC, SHARED, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
 from worlds.cartpoles import Argmax
 from worlds.streams import StreamChecker
 from worlds.tracing import batches_of_each_version, by_tensordict, by_tensors
 
+import collectx as library
+from collectx import env as envs
 from collectx import policy as policies
-from collectx.env import build
+from collectx.errors import LauncherError
 from collectx.policy import ExplorationType, make_actor
 from collectx.policy.weights import FlatWeights
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+DEVICE = os.environ.get("COLLECTX_TEST_DEVICE", "cuda")
+pytestmark = [
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="no GPU on this machine"),
+    # One process and one worker for all, as each GPU context takes memory and seconds.
+    pytest.mark.xdist_group("gpu"),
+]
+needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="not on a CPU")
+PPO = ["experiment=cartpole_ppo", f"devices={DEVICE}", "trainer.target_return=null"]
 
 
-@over((SINGLE, *SHARED))
+@over((SINGLE, *SHARED, *GLOO, RPC_ASYNC))
 def test_frames_are_whole_with_a_policy_on_the_gpu(way):
     checker = StreamChecker()
-    options = {"frames_per_batch": 30, "total_frames": 600, "device": "cuda"}
+    options = {"frames_per_batch": 36, "total_frames": 360, "device": DEVICE}
     for batch in batches(way.kind, way.place, counting(3), mlp(), **options):
-        assert batch.device.type == "cuda"
+        assert batch.device.type == DEVICE
         checker.take(batch.cpu())
-    assert checker.frames == 600
+    assert checker.frames == 360
+
+
+@over((SINGLE, *SHARED, *GLOO, RPC_ASYNC))
+@pytest.mark.parametrize("keyword", ["device", "policy_device", "storing_device"])
+def test_batches_lie_where_the_keyword_says_and_weights_arrive(way, keyword):
+    policy = Argmax()
+    acting = TensorDictModule(policy, in_keys=["observation"], out_keys=["action"])
+    with make(way, policy=acting, frames_per_batch=12, **{keyword: DEVICE}) as made:
+        for action in (0, 1):
+            with torch.no_grad():
+                policy.layer.weight.zero_()
+                policy.layer.bias.copy_(torch.tensor([1.0 - action, float(action)]))
+            made.update_policy_weights_()
+            while (batch := made.next())["collector", "policy_version"].max() < action + 1:
+                pass  # async workers had begun it before
+            assert batch["action"].device.type == (DEVICE if keyword != "policy_device" else "cpu")
+            assert batch["action"].unique().tolist() == [action]
 
 
 @over((SINGLE, SHARED_SYNC))
 def test_the_gpu_acts_as_the_cpu_does(way):
     options = {"frames_per_batch": 60, "total_frames": 60, "exploration_type": "deterministic"}
-    (there,), (here,) = (batches(way.kind, way.place, gym(3), mlp(), device=on, **options) for on in ("cuda", "cpu"))
+    (there,), (here,) = (batches(way.kind, way.place, gym(3), mlp(), device=on, **options) for on in (DEVICE, "cpu"))
     for key in ("action", "observation"):
         assert torch.equal(there[key].cpu(), here[key])
 
 
-@pytest.mark.parametrize(("lies", "acts"), [("cuda", "cpu"), ("cpu", "cuda")])
+@pytest.mark.parametrize(("lies", "acts"), [(DEVICE, "cpu"), ("cpu", DEVICE)])
 def test_the_users_policy_stays_on_its_device(lies, acts):
     policy = Argmax().to(lies)
     acting = TensorDictModule(policy, in_keys=["observation"], out_keys=["action"])
-    with make(SINGLE, policy=acting, frames_per_batch=10, policy_device=acts) as collector:
+    with make(SINGLE, policy=acting, frames_per_batch=10, policy_device=acts) as made:
         for action in (0, 1):
             with torch.no_grad():
                 policy.layer.weight.zero_()
                 policy.layer.bias.copy_(torch.tensor([1.0 - action, float(action)]))
-            collector.update_policy_weights_()
-            assert collector.next()["action"].unique().tolist() == [action]
+            made.update_policy_weights_()
+            assert made.next()["action"].unique().tolist() == [action]
     assert policy.layer.weight.device.type == lies
 
 
+@needs_cuda
 @pytest.mark.parametrize("env", [gym(3), gym(3, "Pendulum-v1")], ids=["categorical", "gaussian"])
 def test_acting_does_not_wait_for_the_gpu(env):
-    spec = build(env).spec
+    spec = envs.build(env).spec
     actor = make_actor(policies.build(mlp(), spec, 0), spec, torch.device("cuda"), ExplorationType.RANDOM)
     seen = [torch.zeros(3, *leaf.shape, device="cuda") for leaf in spec.observation]
     torch.cuda.set_sync_debug_mode("error")
@@ -66,13 +101,14 @@ def test_acting_does_not_wait_for_the_gpu(env):
 
 
 def test_weights_from_and_to_a_gpu():
-    source, target = (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).cuda() for _ in range(2))
+    source, target = (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(DEVICE) for _ in range(2))
     buffer = torch.zeros(FlatWeights(source).nbytes, dtype=torch.uint8)
     FlatWeights(source).write(buffer)
     FlatWeights(target).read(buffer)
     assert all(torch.equal(source.state_dict()[key], value) for key, value in target.state_dict().items())
 
 
+@needs_cuda
 @over([SHARED_SYNC])
 @pytest.mark.parametrize("create", [by_tensors, by_tensordict])
 def test_recorded_calls_act_with_the_newest_weights(way, create):
@@ -80,3 +116,69 @@ def test_recorded_calls_act_with_the_newest_weights(way, create):
     options = {"frames_per_batch": 20, "policy_device": "cuda", "cudagraph_policy": True}
     for batch in batches_of_each_version(make(way, policy=policy, **options), policy):
         assert torch.equal(batch["action"], batch["observation"][..., 2].gt(0).long())
+
+
+def overlapped(place, way):
+    """Digests of batches with other weights in each, which lie on the device and are published from there."""
+    options = {"overlap": 1, "frames_per_batch": 64, "total_frames": 640, "seed": 3, "device": DEVICE}
+    policy = policies.build(mlp(), envs.read_spec(gym(2), False), 3).to(DEVICE)
+    digests = []
+    with start(way.kind, place, gym(2), mlp(), **options) as made:
+        for number, batch in enumerate(made):
+            digests.append(digest_of(batch.cpu()))
+            with torch.no_grad():
+                for parameter in policy.parameters():
+                    parameter.add_(0.01 * (1 + number))
+            made.publish(policy)
+    return digests
+
+
+@over([SHARED_SYNC, GLOO[0]])
+def test_overlap_with_weights_on_the_gpu_gives_the_batches_of_one_process(way):
+    digests = overlapped(way.place, way)
+    assert digests == overlapped("inline", SHARED_SYNC)
+    assert len(set(digests)) == len(digests)
+
+
+FAULTS = [pytest.param("device_memory", RuntimeError), pytest.param("device_index", (RuntimeError, IndexError))]
+
+
+@pytest.mark.parametrize(("fault", "kind"), FAULTS)
+def test_an_error_of_the_device_names_its_worker(fault, kind):
+    """An out-of-range index breaks the worker's CUDA context, memory that is not there does not."""
+    with collector(SHARED_ASYNC, "raise", fault, device=DEVICE) as made, pytest.raises(kind) as raised:
+        for _ in made:
+            pass
+    assert any("worker 1" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize(("fault", "kind"), FAULTS)
+def test_a_worker_whose_device_failed_is_replaced(fault, kind):
+    frames, log = survive(SHARED_ASYNC, fault, device=DEVICE)
+    assert frames > 0
+    (restarted,) = log.of("worker_restarted")
+    assert restarted["worker"] == 1
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_name():
+    with pytest.raises((LauncherError, ValueError), match=r"cuda:99"):
+        library.Collector(lambda: gymnasium.make("CartPole-v1"), frames_per_batch=10, policy_device="cuda:99")
+
+
+def test_a_run_on_the_gpu_is_resumed_evaluated_and_exported(tmp_path):
+    words = [*PPO, "collector.total_frames=8192", "trainer.digest=true"]
+    collectx("run", *words, "run.max_batches=4", "hydra.run.dir=run", cwd=tmp_path)
+    collectx("resume", "run", "run.max_batches=null", cwd=tmp_path)
+    collectx("run", *words, "hydra.run.dir=uncut", cwd=tmp_path)
+    assert result(tmp_path / "run")["digest"] == result(tmp_path / "uncut")["digest"]
+    assert "mean return" in collectx("eval", "run", "episodes=2", cwd=tmp_path).stdout
+    for name in ("state_dict", "torchscript"):
+        collectx("export", "run", f"format={name}", cwd=tmp_path)
+    env = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=0)
+    policy, on_cpu = (library.load_policy(tmp_path / "run", device=device) for device in (DEVICE, "cpu"))
+    for _ in range(20):
+        assert policy(observation) == on_cpu(observation)
+        observation, *_ = env.step(policy(observation))
+    exported = next((tmp_path / "run" / "export").glob("*.pt*"))
+    assert torch.load(exported, map_location="cpu", weights_only=False) is not None

@@ -35,6 +35,8 @@ class Wordless(Exception):
         raise RuntimeError("no words")
 
 
+# Of the tests that need a GPU.
+DEVICE = os.environ.get("COLLECTX_TEST_DEVICE", "cuda")
 FAULTS = {
     "raises": lambda: throw(BrokenLever("left", 3)),
     "wordless": lambda: throw(Wordless()),
@@ -46,6 +48,9 @@ FAULTS = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sleeps": lambda: time.sleep(1000),
     "locks": lambda: [lock.acquire() for lock in [threading.Lock()] * 2],
+    # A petabyte; and an index that a kernel finds to be out of range.
+    "device_memory": lambda: torch.empty(2**50, device=DEVICE),
+    "device_index": lambda: torch.zeros(2, device=DEVICE)[torch.tensor([5], device=DEVICE)].sum().item(),
     "warns": lambda: warnings.warn("the env warns", stacklevel=1),
 }
 

@@ -254,6 +254,8 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
         mode = _parse_mode(cfg.autoreset_mode) or AutoresetMode.DISABLED
         # Observations are copied into the caller's arrays at once, so the env need not copy them.
         vector_kwargs = {"autoreset_mode": mode, "copy": False}
+    if vectorization == "async":
+        vector_kwargs["context"] = _context(cfg.context)
     wrappers: list[Callable] = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
     if vectorization == "async":
         wrappers += [partial(CheckedEnv, exclude_keys=cfg.exclude_keys), ProcessState]
@@ -265,6 +267,14 @@ def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
         wrappers=wrappers,
         **cfg.kwargs,
     )
+
+
+def _context(name: str | None) -> str:
+    """The start method of an AsyncVectorEnv's processes. A new fork server imports this module once for all of them."""
+    name = name or next(each for each in ("forkserver", "spawn") if each in multiprocessing.get_all_start_methods())
+    if name == "forkserver":
+        multiprocessing.get_context(name).set_forkserver_preload([__name__])
+    return name
 
 
 def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:

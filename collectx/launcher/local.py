@@ -26,7 +26,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -142,6 +142,7 @@ def _fork_server(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -
     if server == 0:
         try:
             atexit._clear()
+            _renew_multiprocessing()
             _close_all_but(0, 1, 2, *passed)
             exec(arguments[-1], {})
         except Exception:
@@ -150,6 +151,14 @@ def _fork_server(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -
             atexit._run_exitfuncs()
             os._exit(0)
     return server
+
+
+def _renew_multiprocessing() -> None:
+    """Gives this fork multiprocessing's state in a new Python. Its workers inherit this state, and their envs may start
+    processes of their own: a lock that the trainer's thread holds while it forks would never be released."""
+    util.spawnv_passfds = _spawn
+    for state in (forkserver._forkserver, resource_tracker._resource_tracker):
+        state.__init__()  # type: ignore[misc]
 
 
 def _close_all_but(*kept: int) -> None:

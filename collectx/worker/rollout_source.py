@@ -13,9 +13,10 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import Leaf, Slot, nested_dims, to_tensordict
-from collectx.config.schema.env import EnvConfig
+from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ShapeError
+from collectx.launcher.local import reuse_imports, warm_up
 from collectx.policy.base import Actor
 from collectx.policy.served import ServedActor
 from collectx.policy.weights import FlatWeights, is_on_device
@@ -165,6 +166,10 @@ class RolloutSource:
         self._rollout = ServedRollout(groups, link.connect_inference(), lambda: link.pointer)
 
     def _build_envs(self, cfg: EnvConfig, first_env: int, num_envs: int) -> Env:
+        if not self._is_inline and isinstance(cfg, GymVectorEnvConfig) and cfg.vectorization_mode == "async":
+            # The env's processes are forked with the imports of this worker, unless a library has started a thread.
+            reuse_imports()
+            warm_up()
         group = envs.build(cfg, first_env, self._spec.placement.incarnation)
         if group.spec.num_envs != num_envs:
             raise ShapeError(

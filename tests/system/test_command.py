@@ -141,6 +141,30 @@ def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, m
     assert "the run has no checkpoint to continue from" in err
 
 
+THREADED = "[{_target_: worlds.processes.ThreadedEnv, start_method: %s}]"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param(["env.vectorization_mode=async", f"env.wrappers={THREADED % 'forkserver'}"], id="async"),
+        pytest.param(
+            ["env.vectorization_mode=async", "env.context=spawn", f"env.wrappers={THREADED % 'spawn'}"], id="spawn"
+        ),
+        pytest.param(
+            ["env.vectorization_mode=async", "env.context=fork", f"env.wrappers={THREADED % 'fork'}"], id="fork"
+        ),
+        pytest.param(["env=gym", "env.id=null", "env.entry_point=worlds.processes:make_with_processes"], id="its_own"),
+    ],
+)
+def test_an_env_with_processes_of_its_own(tmp_path, monkeypatch, env):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    size = ["env.num_envs=2", "collector.frames_per_batch=64", "collector.total_frames=128", "hydra.run.dir=run"]
+    in_time = ["collector.start_timeout_s=100", "collector.worker_timeout_s=60"]
+    collectx("run", "env=gym_vector", "env.id=CartPole-v1", *COUNTING[1:], *env, *size, *in_time, cwd=tmp_path)
+    assert result(tmp_path / "run")["frames"] == 128
+
+
 def test_the_state_of_a_git_checkout(tmp_path):
     assert snapshot.git_state(tmp_path / "missing") is None
     (tmp_path / "file").write_text("1")

@@ -34,6 +34,7 @@ class GymEnvConfig(GymnasiumConfig):
 @dataclass(kw_only=True)
 class GymVectorEnvConfig(GymnasiumConfig):
     vectorization_mode: str = one_of("vector_entry_point", "sync", "async")
+    context: str | None = one_of("forkserver", "spawn", "fork")
     autoreset_mode: str | None = one_of("next_step", "same_step", "disabled")
 
 

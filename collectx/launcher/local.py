@@ -37,6 +37,7 @@ import psutil
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.base import AnyHandle, Entry, Launcher
+from collectx.launcher.inherited import Inherited
 from collectx.launcher.script import usable_preparation
 from collectx.transport.processes import Handle
 from collectx.transport.tracebacks import write_on_signal
@@ -303,10 +304,11 @@ class LocalLauncher(Launcher):
             args=(*entry, self.process_setup(worker), self._prints_errors),
             name=f"collectx-{self._file_name(worker)}",
         )
+        inherited = Inherited(os.environ | _ONE_THREAD)
         for pause_s in (*_RETRY_S, None):
             warm_up()
             try:
-                self._fork(process)
+                self._fork(process, inherited)
                 break
             except (EOFError, ConnectionError):
                 # The fork server is being killed; when it has ended, multiprocessing starts another one.
@@ -315,14 +317,14 @@ class LocalLauncher(Launcher):
                 time.sleep(pause_s)
         return process
 
-    def _fork(self, process: BaseProcess) -> None:
+    def _fork(self, process: BaseProcess, inherited: Inherited) -> None:
         """Blocks for the fork server, in a thread: reading its reply has no timeout. If this times out, the thread ends
         when the fork server replies or ends."""
         ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def start() -> None:
             try:
-                with usable_preparation():
+                with usable_preparation(inherited):
                     process.start()
             except BaseException as error:
                 ended.put(error)

@@ -1,4 +1,4 @@
-"""The user's script in worker processes.
+"""How worker processes begin: what they inherit, and the user's script.
 
 multiprocessing imports the script, `__main__` of the trainer, in every process that it starts, so that a script without
 `if __name__ == "__main__":` would start its collector in each worker once more. Such a script is not imported:
@@ -18,6 +18,8 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
+from collectx.launcher.inherited import Inherited
+
 _replacing = threading.Lock()
 
 
@@ -35,22 +37,21 @@ def is_guarded() -> bool:
 
 
 @contextmanager
-def usable_preparation() -> Iterator[None]:
-    """Processes that are started within this block do not import the script, unless it is guarded, and do not get the
-    start method of joblib's processes, which only joblib knows."""
+def usable_preparation(inherited: Inherited) -> Iterator[None]:
+    """Processes that are started within this block take over what is `inherited` before they import anything of the
+    user. They do not import the script, unless it is guarded, and do not get the start method of joblib's processes,
+    which only joblib knows."""
     left_out: tuple[str, ...] = () if is_guarded() else ("init_main_from_name", "init_main_from_path")
     if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
         left_out += ("start_method",)
-    if not left_out:
-        yield
-        return
     with _replacing:
         describe = spawn.get_preparation_data
 
-        def without(name: str) -> dict[str, Any]:
-            return {key: value for key, value in describe(name).items() if key not in left_out}
+        def prepared(name: str) -> dict[str, Any]:
+            kept = {key: value for key, value in describe(name).items() if key not in left_out}
+            return {"inherited": inherited, **kept}
 
-        spawn.get_preparation_data = without
+        spawn.get_preparation_data = prepared
         try:
             yield
         finally:

@@ -116,3 +116,67 @@ def script(tmp_path):
         return subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
 
     return run
+
+
+SURROUNDINGS = """
+import json, os, resource, time
+
+fields = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+masks = {name: int(fields[name], 16) >> signum - 1 & 1 for name, signum in (("SigIgn", 14), ("SigBlk", 28))}
+limits = [resource.getrlimit(each) for each in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE)]
+cores, mask = sorted(os.sched_getaffinity(0)), os.umask(0)
+os.umask(mask)
+variables = [os.environ.get(name) for name in ("LEVEL", "GONE")] + [time.tzname[0]]
+found = json.dumps([variables, mask, limits, os.nice(0), cores, os.getcwd(), masks])
+if __name__ == "__main__":
+    print(found)
+"""
+INHERITS = """
+import os, resource, signal, subprocess, sys
+
+import gymnasium
+
+from collectx import MultiSyncCollector, RandomPolicy
+
+def make():
+    import surroundings
+    env = gymnasium.make("CartPole-v1")
+    env.unwrapped.found = surroundings.found
+    return env
+
+def compare():
+    with MultiSyncCollector([make] * 2, RandomPolicy(), frames_per_batch=2) as collector:
+        found = collector.getattr_env("unwrapped.found")
+        started = subprocess.run([sys.executable, SURROUNDINGS], capture_output=True, text=True).stdout.strip()
+        print(found == started, found, flush=True)
+
+SURROUNDINGS = os.path.join(os.path.dirname(__file__), "surroundings.py")
+
+if __name__ == "__main__":
+    os.environ["GONE"] = "not yet"
+    compare()
+    del os.environ["GONE"]
+    os.environ.update(LEVEL="2", TZ="Asia/Tokyo")
+    os.umask(0o027)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(3)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+    compare()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_workers_inherit_what_any_process_inherits_that_is_started_at_that_moment(script, tmp_path, monkeypatch):
+    """Also what their imports read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "surroundings.py").write_text(SURROUNDINGS)
+    run = script(INHERITS)
+    assert run.returncode == 0, run.stderr
+    first, second = run.stdout.splitlines()
+    assert first.startswith('True [[null, "not yet", '), run.stdout
+    assert second.startswith('True [["2", null, "JST"], 23, [[0, 0], '), run.stdout
+    assert second.endswith('/elsewhere", {"SigIgn": 1, "SigBlk": 1}]'), run.stdout

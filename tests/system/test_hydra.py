@@ -33,6 +33,29 @@ def test_points_run_by_a_launcher_of_hydra(tmp_path, launcher):
     assert collectx("status", folder, cwd=tmp_path).stdout.count(" completed ") == 2
 
 
+@pytest.mark.parametrize("collector", ["multi_sync", "distributed_sync"])
+def test_the_workers_of_each_point_have_its_environment_variables(tmp_path, collector):
+    """Also those of workers that are collectors."""
+    (tmp_path / "levels.py").write_text(
+        textwrap.dedent("""
+            import os
+            from gymnasium.envs.classic_control import CartPoleEnv
+            from gymnasium.wrappers import TransformReward
+
+            LEVEL = float(os.environ["LEVEL"])
+
+            def make():
+                return TransformReward(CartPoleEnv(), lambda reward: LEVEL)
+        """)
+    )
+    words = ["env=gym", "env.entry_point=levels:make", *TINY, "policy=random", "collector.max_frames_per_traj=1"]
+    words += [f"collector={collector}", "seed=1,2", "+hydra.job.env_set.LEVEL='${hydra.job.num}'", "hydra.sweep.dir=s"]
+    if collector == "distributed_sync":
+        words += ["collector.num_workers=1", "collector.num_workers_per_collector=2"]
+    collectx("run", "-m", *words, cwd=tmp_path)
+    assert [result(tmp_path / "s" / f"seed={level}")["mean_return"] for level in (1, 2)] == [0, 1]
+
+
 @pytest.mark.parametrize("launcher", ["collectx", "basic"])
 def test_the_folders_of_points_may_be_several_levels_below_that_of_the_sweep(tmp_path, launcher):
     words = [

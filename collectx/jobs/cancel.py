@@ -16,7 +16,7 @@ from contextlib import suppress
 import psutil
 
 from collectx.errors import ConfigError, LauncherError
-from collectx.jobs.status import named_run, query_workers, read_job, statuses
+from collectx.jobs.status import NamedRun, named_run, query_workers, read_job, statuses
 from collectx.launcher.slurm import commands
 from collectx.run import RunFolder, printing
 from collectx.run.folder import holder
@@ -35,6 +35,7 @@ def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
     Returns:
         whether each was one that this process may end, and whether those have ended.
     """
+    # All is read before the first signal, which may end a run before it has written its configuration.
     living = [run for run, status in zip(runs, statuses(runs), strict=True) if not status.has_ended]
     # The jobs of workers whose trainer is gone.
     orphans = [job for run in runs if run not in living for job in _jobs_of_workers(run)]
@@ -42,14 +43,15 @@ def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
         printing.say(f"{ended} of {len(runs)} runs had ended" if len(runs) > 1 else f"{runs[0].path} had ended")
     jobs: list[str] = []
     processes: list[int] = []
-    mine: list[RunFolder] = []
+    mine: list[NamedRun] = []
     for run in living:
+        named = named_run(run)
         try:
             if (job := read_job(run)) is not None:
                 jobs.append(job)
             elif (pid := _process(run)) is not None:
                 processes.append(pid)
-            mine.append(run)
+            mine.append(named)
         except ConfigError as error:
             printing.error(f"cancel: {error}")
     for pid in processes:
@@ -59,7 +61,7 @@ def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
             time.sleep(_POLL_S)
     are_orphans_ended = end_jobs(commands.cancel, orphans)
     end_jobs(commands.cancel if is_now else commands.interrupt, jobs)  # `_wait` sees what is left
-    return mine == living, _wait(mine) and are_orphans_ended
+    return len(mine) == len(living), _wait(mine) and are_orphans_ended
 
 
 def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
@@ -73,10 +75,11 @@ def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
     return True
 
 
-def _wait(runs: Sequence[RunFolder]) -> bool:
+def _wait(named: Sequence[NamedRun]) -> bool:
     """Waits until the runs have ended, and cancels the jobs of those that take too long; returns whether all have
     ended."""
-    grace_s = max((named_run(run).grace_s for run in runs), default=0.0)
+    grace_s = max((run.grace_s for run in named), default=0.0)
+    runs = [RunFolder(run.folder) for run in named]
     begin_s, is_cancelled = time.monotonic(), False
     while runs:
         known = list(zip(runs, statuses(runs), strict=True))

@@ -6,11 +6,9 @@ import time
 from pathlib import Path
 
 from collectx.config.derived import num_tasks_of
-from collectx.errors import ConfigError
-from collectx.jobs.status import statuses
+from collectx.jobs.status import named_run, statuses
 from collectx.run import RunFolder, printing
 from collectx.run.files import LinesTail
-from collectx.run.saved_config import saved_config
 
 _POLL_S = 0.25
 # Seconds between two looks for the end of the run, which may ask SLURM.
@@ -19,10 +17,7 @@ _STATUS_S = 2.0
 
 def roles(run: RunFolder) -> list[str]:
     """The roles of a run, by its configuration and its logs. One that has written nothing has no log."""
-    try:
-        workers = [f"worker-{worker}" for worker in range(num_tasks_of(saved_config(run)) - 1)]
-    except ConfigError:
-        workers = []
+    workers = [f"worker-{worker}" for worker in range(num_tasks_of(named_run(run).cfg) - 1)]
     job = ["job"] if run.job_note.exists() else []
     return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))
 

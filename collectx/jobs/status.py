@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from collectx.checkpoints import Checkpoints
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import LauncherError
+from collectx.errors import DamagedFile, LauncherError
 from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.commands import JobState
 from collectx.run import Status, printing, snapshot
@@ -25,7 +25,7 @@ from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, holder, is_locked
 from collectx.run.result import ALL_DELIVERED
 from collectx.run.resume import NO_CHECKPOINT
-from collectx.run.saved_config import saved_config
+from collectx.run.saved_config import readable_config
 from collectx.run.statistics import MetricsTail
 
 # The states of jobs by their ids, or the error of the command that asks for them.
@@ -100,13 +100,12 @@ class NamedRun:
 
 
 def named_run(run: RunFolder) -> NamedRun:
-    """Returns a run with the configuration that it was begun or resumed with last. Waits for the configuration of a run
-    that is starting.
-    """
+    """Returns a run with the configuration that it was begun or resumed with last, see `readable_config`. Waits for the
+    configuration of a run that is starting, for at most `_SNAPSHOT_S` seconds."""
     deadline = time.monotonic() + _SNAPSHOT_S
     while not run.meta.exists() and is_locked(run) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return NamedRun(run.path.name, run.path, saved_config(run))
+    return NamedRun(run.path.name, run.path, readable_config(run))
 
 
 def begin_submitted(run: NamedRun, argv: Sequence[str]) -> None:
@@ -157,7 +156,10 @@ def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
 
 def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus:
     """The status of a run; `job` is from `read_job`, `states` are from `query_slurm`."""
-    return status_of_process(files) if job is None else status_of_job(files, job, states)
+    try:
+        return status_of_process(files) if job is None else status_of_job(files, job, states)
+    except DamagedFile as error:
+        return RunStatus(Status.DAMAGED, str(error))
 
 
 def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:

@@ -185,7 +185,8 @@ class Watcher:
         state = None if isinstance(states, LauncherError) or run.job is None else states.get(run.job)
         job_lives = state is not None and not state.is_over
         may_restart = run.may_requeue and status.status is not Status.COMPLETED and job_lives
-        is_final = run.files.read_result() is not None and not (job_lives and status.status is Status.INTERRUPTED)
+        has_result = status.status is Status.DAMAGED or run.files.read_result() is not None
+        is_final = has_result and not (job_lives and status.status is Status.INTERRUPTED)
         if is_final and not may_restart:
             return False
         run.ended_s = run.ended_s or now_s

@@ -33,7 +33,7 @@ class Status(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        return self in ENDED
+        return self in (*ENDED, Status.DAMAGED)
 
 
 def exit_status(*statuses: Status) -> int:

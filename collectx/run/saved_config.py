@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from collectx.checkpoints import Checkpoints
-from collectx.config.check import check_config
+from collectx.config.check import check_config, check_group
 from collectx.config.problem import YAML
-from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, packaged_values
+from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, packaged_values, schemas
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
@@ -143,6 +143,23 @@ def saved_config(files: RunFolder) -> RunConfig:
     cfg, problems = check_config(read_config(newest_config(files)))
     if problems:
         raise ConfigError(*[problem.text() for problem in problems])
+    return cfg
+
+
+def readable_config(files: RunFolder) -> RunConfig:
+    """Returns the same as `saved_config`; options that cannot be read, or that this version of collectx refuses, have
+    the packaged defaults. For commands that follow or end a run, whatever has written its folder."""
+    try:
+        content = read_config(newest_config(files))
+    except DamagedFile:
+        content = {}
+    cfg, problems = check_config(content)
+    for group in {problem.path.partition(".")[0] for problem in problems}.intersection(GROUPS):
+        right = vars(getattr(cfg, group))
+        values = packaged_values(group, right.get("kind") or next(iter(schemas(group))))
+        section = check_group(group, values, [])
+        vars(section).update(right)
+        setattr(cfg, group, section)
     return cfg
 
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from collectx.standard_streams import open_closed, outlive_readers
+
 # Name and one line of each subcommand; its module has `main(argv) -> exit status`.
 SUBCOMMANDS = {
     "run": "collect and train as configured: collectx run [overrides] [-m] [flags]",
@@ -29,6 +31,9 @@ SUBCOMMANDS = {
     "list": "list the choices of every group, or its keys: collectx list [GROUP] [-v]",
     "schema": "a JSON schema for editors: collectx schema [GROUP]",
 }
+
+# Those that only print end when nobody reads their output any more. The others go on and do what they say.
+PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
 
 _HELP = """\
 collectx: reinforcement-learning experience collection from one YAML-driven command.
@@ -52,7 +57,11 @@ Exit status: 0 completed, 1 failed, 2 wrong configuration or usage, 130 interrup
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry of the installed script. Never returns."""
-    sys.exit(_status(list(sys.argv[1:] if argv is None else argv)))
+    open_closed()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] not in PRINTING:
+        outlive_readers(lambda text: print(f"collectx {words[0]}: {text}", file=sys.stderr))
+    sys.exit(_status(words))
 
 
 def _status(argv: list[str]) -> int:
@@ -62,12 +71,11 @@ def _status(argv: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        if argv and argv[0] not in PRINTING:
+            raise  # of an env or a trainer
         # `collectx list | head`: the pipe is closed, so nothing may be flushed into it.
         sys.stdout = sys.stderr
-        if argv[:1] not in (["run"], ["reproduce"], ["resume"]) or {"--help", "-h"}.intersection(argv):
-            return 0
-        print(f"collectx {argv[0]}: ended early: its output was closed", file=sys.stderr)
-        return 1
+        return 0
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -151,8 +151,6 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         call_hydra(words, task, composer.config_name, composer.config_dir)
     except SweepStopped:
         pass  # the outcomes say so
-    except BrokenPipeError:
-        raise
     except Exception as error:
         if not task.outcomes and (prepared.is_ours or not sweep.run_folders(root)):
             with folder_errors(root), config_errors(CollectxError, *_submitit_errors()):

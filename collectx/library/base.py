@@ -42,6 +42,7 @@ from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.library.workers import overrides_of_workers, trainers_policy
 from collectx.policy.random import RandomPolicy
+from collectx.standard_streams import open_closed
 from collectx.transport.base import Reset
 from collectx.user_objects import UserEnvConfig
 from collectx.worker.profiling import ProfileConfig
@@ -74,6 +75,7 @@ class BaseCollector(ReadableCollector):
     _ahead: asyncio.Future[Any] | None = None
 
     def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
+        open_closed()
         passed, conflicts = lift_shared(passed)
         keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
         problems += conflicts

@@ -165,8 +165,7 @@ def _follow(jobs: Sequence[str], files: RunFolder) -> None:
         states = commands.states(jobs)
         trainer, *others = [states.get(job, gone) for job in jobs]
         text = files.log("trainer").read_bytes() if files.log("trainer").exists() else b""
-        sys.stdout.write(text[num_printed:].decode(errors="replace"))
-        sys.stdout.flush()
+        print(text[num_printed:].decode(errors="replace"), end="", flush=True)
         pause_s = _MIN_PAUSE_S if len(text) > num_printed else min(1.5 * pause_s, _MAX_PAUSE_S)
         num_printed = len(text)
         if trainer.is_over:

@@ -190,8 +190,6 @@ def folder_errors(
     another place."""
     try:
         yield
-    except BrokenPipeError:
-        raise  # of the standard output
     except OSError as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(f"the {what} {path} cannot be made: {why}: choose another with {option}.") from error

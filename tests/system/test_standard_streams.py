@@ -1,0 +1,72 @@
+"""Commands whose standard streams are closed, as cron and daemons leave them, or are pipes that nobody reads."""
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from commands import COMMAND, COUNTING, environment, result
+
+ENDLESS = [*COUNTING, "collector=multi_async", "collector.total_frames=-1"]
+ALL = "<&- >&- 2>&-"
+SCRIPT = """
+import gymnasium
+from collectx import MultiSyncCollector
+
+if __name__ == "__main__":
+    make = lambda: gymnasium.make("CartPole-v1")
+    with MultiSyncCollector([make] * 2, None, frames_per_batch=20, total_frames=40) as collector:
+        sum(batch.numel() for batch in collector) == 40 and open("done", "w").close()
+"""
+
+
+@pytest.fixture
+def unread():
+    """A pipe without a reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+def test_a_run_and_a_script_need_no_standard_streams(tmp_path):
+    run = f"{COMMAND} run {' '.join(COUNTING)} collector=multi_sync trainer.digest=true collector.total_frames=2000"
+    for folder, streams in {"open": "", "closed": ALL, "no_output": ">&-"}.items():
+        command = ["sh", "-c", f"{run} hydra.run.dir={folder} {streams}"]
+        subprocess.run(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, check=True, timeout=200)
+        assert result(tmp_path / folder)["status"] == "completed"
+    assert len({result(tmp_path / folder)["digest"] for folder in ("open", "closed", "no_output")}) == 1
+    assert not any(log.read_text() for log in (tmp_path / "closed" / "logs").iterdir())
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for streams in (ALL, ">&-"):
+        command = ["sh", "-c", f"{sys.executable} script.py {streams}"]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        (tmp_path / "done").unlink()
+
+
+def test_only_commands_that_print_end_with_their_reader(tmp_path, wait_until, unread):
+    def run(*argv, **streams):
+        words = {"cwd": tmp_path, "env": environment(), "stdout": unread, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([COMMAND, *argv], **(words | streams))
+
+    def finish(process, note):
+        _, error = process.communicate(timeout=200)
+        assert error == note
+        return process.returncode
+
+    with ExitStack() as stack:
+        folders = [tmp_path / "runs" / name for name in ("a", "b")]
+        # As with 2>&1.
+        runs = [run("run", *ENDLESS, f"hydra.run.dir={folder}", stderr=unread) for folder in folders]
+        for folder, process in zip(folders, runs, strict=True):
+            stack.callback(process.kill)
+            lines = folder / "metrics.jsonl"
+            wait_until(lambda: (lines.exists() and lines.read_text()) or process.poll() is not None, 200)  # noqa: B023
+        assert finish(run("list"), "") == 0
+        note = "collectx cancel: standard output was closed; the command goes on without it.\n"
+        assert finish(run("cancel", "runs"), note) == 0
+        for folder, process in zip(folders, runs, strict=True):
+            assert process.wait(200) == 130
+            assert result(folder)["exit_reason"] == "interrupted by SIGTERM"

@@ -23,7 +23,7 @@ def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     Raises:
         SpaceError: an action space without a head (see `collectx.policy.heads`).
     """
-    encode = Flatten(spec.inputs, spec.observation_space)
+    encode = Flatten(spec, spec.inputs)
     layers: list[nn.Module] = []
     width = encode.num_outputs
     for size in cfg.hidden_sizes:

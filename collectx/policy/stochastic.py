@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import nn
 
-from collectx.batch import Key, Leaf
+from collectx.batch import Key, Leaf, as_key
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, SpaceError
 from collectx.policy.base import Actor
@@ -26,9 +26,9 @@ ACTION_LOG_PROB: Key = ("action_log_prob",)
 
 
 class Flatten(nn.Module):
-    """Converts observation leaves to one float32 row per env: Discrete leaves one-hot, others flattened."""
+    """Converts `leaves` of the observation to one float32 row per env: Discrete parts one-hot, others flattened."""
 
-    def __init__(self, leaves: Sequence[Leaf], space: spaces.Space):
+    def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
         super().__init__()
         if not leaves:
             raise ConfigError(
@@ -36,7 +36,8 @@ class Flatten(nn.Module):
                 "policy=random, or leave less out with env.exclude_keys."
             )
         self._shapes = [leaf.shape for leaf in leaves]
-        parts = [input_space(space, leaf.key) for leaf in leaves]
+        # Kept infos have no space.
+        parts = [input_space(spec.observation_space, leaf.key) if leaf in spec.inputs else None for leaf in leaves]
         self._choices = [(int(s.n), int(s.start)) if isinstance(s, spaces.Discrete) else None for s in parts]
         self.num_outputs = sum(
             math.prod(shape) if choice is None else choice[0]
@@ -111,7 +112,8 @@ class StochasticActor(Actor):
         self.leaves: tuple[Leaf, ...] = spec.action
         if self._random:
             self.leaves += (Leaf(ACTION_LOG_PROB, (), torch.float32),)
-        indices = [spec.observation.index(leaf) for leaf in spec.inputs]
+        observed = [leaf.key for leaf in spec.observation]
+        indices = [observed.index(as_key(key)) for key in policy.observation_keys]
         # None where the network takes the first leaf unchanged, which needs no call of the encoder.
         is_identity = getattr(policy.encode, "is_identity", False) and indices == [0]
         self._indices = None if is_identity else indices

@@ -31,7 +31,6 @@ from collectx.errors import ConfigError, DamagedFile, ShapeError
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.recurrent import StateSpec
-from collectx.policy.stochastic import StochasticPolicy
 from collectx.policy.user_actor import UserActor
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.options import RolloutOptions
@@ -115,7 +114,7 @@ class LoadedPolicy:
         load_weights(files, module)
         if isinstance(module, nn.Module) and kind is ExplorationType.DETERMINISTIC:
             module.eval()
-        reads = () if isinstance(module, StochasticPolicy) else getattr(module, "in_keys", None) or ()
+        reads = [key for name in ("in_keys", "observation_keys") for key in getattr(module, name, None) or ()]
         return cls(module, spec, kind, device, flatten, reads)
 
     def __call__(self, observation: Any) -> Any:

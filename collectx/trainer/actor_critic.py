@@ -19,7 +19,7 @@ from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
-from collectx.trainer.base import Collection, check_trainable, reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, present_keys, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import gae, vtrace
 
@@ -174,11 +174,13 @@ class Critic(nn.Module):
     """The state-value function. It has the policy's architecture with separate weights and one output, and shares the
     policy's observation encoder. It is never published.
 
-    For a user-defined policy: two tanh layers of width 64 over the flattened observation.
+    For a user-defined policy: two tanh layers of width 64 over the observation leaves at and below the policy's
+    `observation_keys`, flattened. The critic ignores keys that the env does not write, such as a recurrent state.
     """
 
-    def __init__(self, policy: Callable, spec: EnvSpec, seed: int):
+    def __init__(self, policy: Any, spec: EnvSpec, seed: int):
         super().__init__()
+        self._parts: list[tuple[int, Key]] | None = None
         with torch.random.fork_rng(devices=[]), single_threaded():
             torch.random.default_generator.manual_seed(seed)
             if isinstance(policy, StochasticPolicy):
@@ -186,7 +188,10 @@ class Critic(nn.Module):
                 self.body: nn.Module = copy.deepcopy(policy.body)
                 width = policy.num_features
             else:
-                flatten = Flatten(spec.inputs, spec.observation_space)
+                keys = enumerate(map(as_key, policy.observation_keys))
+                parts = [(i, key, leaf) for i, key in keys for leaf in spec.observation if leaf.key[: len(key)] == key]
+                self._parts = [(i, leaf.key[len(key) :]) for i, key, leaf in parts]
+                flatten = Flatten(spec, [leaf for _, _, leaf in parts])
                 self.encode = flatten
                 self.body = nn.Sequential(nn.Linear(flatten.num_outputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
                 width = 64
@@ -195,7 +200,10 @@ class Critic(nn.Module):
             initialize(self.out, 1.0)
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One tensor `[B, *shape]` per observation leaf to values `[B]`."""
+        """One tensor `[B, *shape]` per key of the policy's `observation_keys` to values `[B]`; a TensorDict for a key
+        above several leaves."""
+        if self._parts is not None:
+            observation = [observation[i][path] if path else observation[i] for i, path in self._parts]
         return self.out(self.body(self.encode(observation))).squeeze(-1)
 
 
@@ -204,7 +212,7 @@ class Transitions:
     """The transitions of a batch: R independent rows of T consecutive frames.
 
     Attributes:
-        observation, next_observation: one `[R, T, *shape]` per observation leaf.
+        observation, next_observation: one `[R, T, *shape]` per key of the policy's `observation_keys`.
         action: `[R, T, *shape]`.
         log_prob, reward: `[R, T]` float32.
         terminated: `[R, T]` bool: the value of the next observation is 0.
@@ -223,6 +231,7 @@ class Transitions:
     def of(cls, batch: TensorDict, observation_keys: Sequence[Key], device: torch.device) -> Transitions:
         """Merges all batch dimensions but the last, which is time. Copies only tensors that are on another device."""
         size = batch.batch_size
+        observation_keys = present_keys(batch, observation_keys)
 
         def get(*key: str) -> torch.Tensor:
             value = batch.get(key)
@@ -234,8 +243,8 @@ class Transitions:
                 "collector.exploration_type=random."
             )
         return cls(
-            observation=[get(*as_key(key)) for key in observation_keys],
-            next_observation=[get("next", *as_key(key)) for key in observation_keys],
+            observation=[get(*key) for key in observation_keys],
+            next_observation=[get("next", *key) for key in observation_keys],
             action=get("action"),
             log_prob=get("action_log_prob"),
             reward=get("next", "reward").squeeze(-1),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.batch import REWARD
+from collectx.batch import REWARD, Key, as_key
 from collectx.config.derived import backend_of, schedule_of
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
@@ -124,6 +124,27 @@ def check_trainable(
         name = "policy.kind=random" if policy is None else f"a policy of type {type(policy).__name__}"
         raise ConfigError(f"trainer.kind={cfg.kind} cannot train {name}: {advice}")
     return policy
+
+
+def present_keys(batch: TensorDict, observation_keys: Sequence[Key]) -> list[Key]:
+    """A policy's `observation_keys` as tuples.
+
+    Raises:
+        ConfigError: the batch does not have them all, now and below `next`.
+    """
+    keys = [as_key(key) for key in observation_keys]
+    if missing := [key for key in keys if batch.get(key, None) is None or batch.get(("next", *key), None) is None]:
+        names, known = (", ".join(".".join(key) for key in each) for each in (missing, _keys_below_next(batch)))
+        raise ConfigError(
+            f"the policy's observation_keys name {names}, but the trainer needs keys that a batch has for each frame "
+            f"and its next one: {known}. Change observation_keys."
+        )
+    return keys
+
+
+def _keys_below_next(batch: TensorDict) -> list[Key]:
+    keys = [as_key(key) for key in batch["next"].keys(True, True)]
+    return [key for key in keys if batch.get(key, None) is not None]
 
 
 def reached(target_return: float | None, collection: Collection) -> str | None:

@@ -24,7 +24,7 @@ from collectx.batch import Key, as_key
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
-from collectx.trainer.base import Collection, check_trainable, reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, present_keys, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import nstep
 
@@ -119,7 +119,7 @@ class DqnTrainer:
         cfg, policy = self._cfg, self.policy
         sample = self._buffer.sample(steps * cfg.batch_size)
         frames = sample.to(self._device)
-        observation = [frames[key].split(cfg.batch_size) for key in policy.observation_keys]
+        observation = [frames[as_key(key)].split(cfg.batch_size) for key in policy.observation_keys]
         column = policy.index(frames["action"]).unsqueeze(-1).split(cfg.batch_size)
         target = self._td_target(frames)
         errors, rows = [], []
@@ -170,7 +170,7 @@ class NstepWriter:
     def _transitions(self, batch: TensorDict) -> TensorDict:
         """`[rows, time]`: observation and action of each frame and, over the `num_steps` frames that start with it, the
         "return", the last "next" observation, and the "discount" of its value (0 if that frame terminated)."""
-        keys = [as_key(key) for key in self.observation_keys]
+        keys = present_keys(batch, self.observation_keys)
         rows = batch.select("action", "next", *keys).reshape(-1, batch.batch_size[-1])
         reward, done, terminated = (rows["next", name].squeeze(-1) for name in ("reward", "done", "terminated"))
         total, discount, last = nstep(reward, done, self.gamma, self.num_steps)

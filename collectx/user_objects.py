@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import pickle
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
@@ -93,6 +95,30 @@ def extra_advice(error: Exception) -> str:
     return f": pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
 
 
+_T = TypeVar("_T")
+
+
+class Sealed(Generic[_T]):
+    """An object on its way to another process, where `open` unpickles it. Arguments of a process are unpickled before
+    its first line, when no error can be reported to the trainer.
+
+    Args:
+        open: returns the object.
+    """
+
+    def __init__(self, open: Callable[[], _T]):
+        self.open = open
+
+    @classmethod
+    def of(cls, value: _T) -> Sealed[_T]:
+        return cls(lambda: value)
+
+    def __reduce__(self) -> tuple:
+        import cloudpickle
+
+        return Sealed, (partial(pickle.loads, cloudpickle.dumps(self.open())),)
+
+
 class _ByValue:
     """Pickled by cloudpickle, which supports lambdas, closures and definitions in `__main__`."""
 
@@ -104,10 +130,17 @@ class _ByValue:
             cloudpickle.dump(vars(self), content)
         except Exception as error:
             raise ConfigError(*[self._why(name, error) for name, one in vars(self).items() if _fails(one)]) from error
-        return _rebuild, (type(self), content.getvalue())
+        return _rebuild, (type(self), content.getvalue(), [self._keyword(name) for name in self._users()])
+
+    def _users(self) -> list[str]:
+        """The attributes that hold objects of the user."""
+        return [name for name, value in vars(self).items() if callable(value) or (value and type(value) is dict)]
+
+    def _keyword(self, name: str) -> str:
+        return _KEYWORDS.get((type(self).__name__, name), name)
 
     def _why(self, name: str, error: Exception) -> str:
-        keyword, value = _KEYWORDS.get((type(self).__name__, name), name), repr(getattr(self, name))
+        keyword, value = self._keyword(name), repr(getattr(self, name))
         # The representation of a torch module has many lines.
         shown = value.partition("(")[0] if "\n" in value else value
         return (
@@ -136,10 +169,15 @@ def _fails(value: Any) -> bool:
     return False
 
 
-def _rebuild(cls: type, content: bytes) -> Any:
-    import pickle
-
-    return cls(**pickle.loads(content))
+def _rebuild(cls: type, content: bytes, keywords: list[str]) -> Any:
+    try:
+        return cls(**pickle.loads(content))
+    except Exception as error:
+        error.add_note(
+            f"{', '.join(keywords)}: pickled in the trainer's process, and cannot be unpickled in the worker's, which "
+            "has to be able to import all that it needs."
+        )
+        raise
 
 
 @dataclass(kw_only=True)

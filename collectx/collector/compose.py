@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import torch
 from torch import nn
 
@@ -47,6 +46,7 @@ from collectx.schedule.base import Schedule
 from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec, Transport
+from collectx.user_objects import Sealed
 from collectx.worker.spec import Placement, WorkerExtras, WorkerOverrides, WorkerSpec
 
 
@@ -311,16 +311,16 @@ def _connect(
         shared = SharedMemoryTransport(batch, supervisor, channel)
 
         def run(spec: WorkerSpec) -> Entry:
-            return run_worker, (spec, shared.link(spec.worker, spec.placement.incarnation))
+            return run_worker, (Sealed.of(spec), shared.link(spec.worker, spec.placement.incarnation))
 
         role = Role("worker", specs.make, run)
         if channel is None:
             return shared, role, None
         launcher.names[options.num_workers] = name = "inference server"
-        pickled, end = cloudpickle.dumps(dataclasses.replace(env_spec, draw=None)), channel.server()
+        served, end = dataclasses.replace(env_spec, draw=None), channel.server()
 
         def serve(spec: WorkerSpec) -> Entry:
-            return run_inference_server, (spec, pickled, shared.link(spec.worker), end)
+            return run_inference_server, (Sealed.of((spec, served)), shared.link(spec.worker), end)
 
         return shared, role, Role(name, specs.make_server, serve)
     from collectx.transport.network.addresses import local_addresses
@@ -347,6 +347,7 @@ def _connect(
     build_nested = build if options.num_workers_per_collector > 1 else None
 
     def entry(spec: WorkerSpec) -> Entry:
-        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, spec.user_objects, build_nested)
+        objects = Sealed.of(spec.user_objects)
+        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, objects, build_nested)
 
     return network, Role("worker", specs.make, entry, endpoint), None

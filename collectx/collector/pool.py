@@ -247,8 +247,8 @@ class WorkerPool:
     def tell_server(self, name: str, *arguments: Any) -> None:
         """Sends a request to the inference server, if there is one. Does not wait for the reply."""
         if self.server is not None:
-            self.server.num_pending += 1
             self._transport.send_request(self.server.index, Request(name, arguments))
+            self.server.num_pending += 1
 
     def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
         """Sends a request to workers. `num_awaited` becomes 0 when all have replied, or are gone.
@@ -257,15 +257,15 @@ class WorkerPool:
             name: a method of `collectx.worker.requests.RequestHandler`.
             arguments: by worker; those that do not take part are not asked.
         """
-        askable = self.askable
         for worker in self.records:
-            worker.is_awaited = worker.index in askable and worker.index in arguments
-            worker.reply = None
-        asked = [worker for worker in self.records if worker.is_awaited]
-        self.num_awaited = len(asked)
-        for worker in asked:
-            worker.num_pending += 1
+            worker.is_awaited, worker.reply = False, None
+        self.num_awaited = 0
+        for worker in [self.records[index] for index in sorted(self.askable & arguments.keys())]:
+            # Raises for arguments that cannot be pickled; a worker without the request owes no reply.
             self._transport.send_request(worker.index, Request(name, arguments[worker.index]))
+            worker.num_pending += 1
+            worker.is_awaited = True
+            self.num_awaited += 1
 
     def replies(self) -> dict[int, Any]:
         """The results of the last `request` by worker. Raises the first error of a method, or of a worker that is

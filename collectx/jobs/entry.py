@@ -39,7 +39,7 @@ from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
 from collectx.run.result import Result, Status, exit_status
 from collectx.run.signals import ignore_requests
-from collectx.user_objects import UserObjects
+from collectx.user_objects import Sealed, UserObjects
 
 _POLL_S = 0.25
 _ASK_S = 5.0
@@ -164,7 +164,9 @@ def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
     return f"{node}, the node of worker {worker}, does not answer" if node else ""
 
 
-def _run_worker(cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: UserObjects | None = None) -> int:
+def _run_worker(
+    cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: Sealed[UserObjects] | None = None
+) -> int:
     """Runs a worker until the trainer closes it; its output goes to its log in the run folder."""
     log = files.worker_log(worker)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import RendezvousError
 from collectx.run.files import read_private, write_json, write_private
 from collectx.run.folder import RunFolder
-from collectx.user_objects import UserObjects
+from collectx.user_objects import Sealed, UserObjects
 
 if TYPE_CHECKING:
     from collectx.transport.network.handshake import Endpoint
@@ -51,7 +51,7 @@ class JobSpec:
         cfg = self.cfg
         files.jobs.mkdir(parents=True, exist_ok=True)
         if objects is not None:
-            write_private(files.job_objects, pickle.dumps(objects))
+            write_private(files.job_objects, pickle.dumps([*map(Sealed.of, objects)]))
             cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=0), policy=PolicyConfig(kind="python"))
         write_json(files.job_spec, {"cfg": asdict(cfg), "argv": self.argv, "token": self.token})
 
@@ -62,7 +62,7 @@ class JobSpec:
         return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"])
 
 
-def read_objects(files: RunFolder, worker: int) -> UserObjects | None:
+def read_objects(files: RunFolder, worker: int) -> Sealed[UserObjects] | None:
     """The objects of a worker; None where its configuration is plain data. See `read_private`."""
     return pickle.loads(read_private(files.job_objects))[worker] if files.job_objects.exists() else None
 

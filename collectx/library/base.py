@@ -44,7 +44,7 @@ from collectx.library.workers import overrides_of_workers, trainers_policy
 from collectx.policy.random import RandomPolicy
 from collectx.standard_streams import open_closed
 from collectx.transport.base import Reset
-from collectx.user_objects import UserEnvConfig
+from collectx.user_objects import Hooks, UserEnvConfig
 from collectx.worker.profiling import ProfileConfig
 from collectx.worker.requests import load_into
 from collectx.worker.spec import env_seed
@@ -359,7 +359,7 @@ class BaseCollector(ReadableCollector):
             with self._exclusive():
                 self._delivery.post_collect_hook = hook
         else:
-            self._ask("set_hook", name, hook)
+            self._ask("set_hook", name, Hooks(**{name: hook}))
         self._hooks = replace(self._hooks, **{name: hook})
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
@@ -495,7 +495,7 @@ class BaseCollector(ReadableCollector):
         self._delivery.version_offset = offset = version - self._collector.policy_version
         if (buffer := self._keywords.shared_buffer) is not None:
             write = partial(_write, buffer.extend, offset)
-            self._ask("set_hook", "write_batch", write)
+            self._ask("set_hook", "write_batch", Hooks(write_batch=write))
             for fields in self._overrides:  # for workers that are started again
                 fields.hooks = replace(fields.hooks, write_batch=write)
         saved_state: CollectorState = {

@@ -164,14 +164,18 @@ class SharedMemoryLink(SlabLink):
         return self._connection.fileno()
 
     def acquire(self) -> Fill | Request | None:
-        try:
-            message = self._connection.recv_bytes()
-        except (EOFError, OSError):
-            return None  # the trainer closed, or is gone
-        if message[:1] == messages.REQUEST:
-            return Request(*pickle.loads(message[1:]))
-        grant, self.pointer = messages.unpack_grant(message)
-        return grant
+        while True:
+            try:
+                message = self._connection.recv_bytes()
+            except (EOFError, OSError):
+                return None  # the trainer closed, or is gone
+            if message[:1] != messages.REQUEST:
+                grant, self.pointer = messages.unpack_grant(message)
+                return grant
+            try:
+                return Request(*pickle.loads(message[1:]))
+            except Exception as error:
+                self.reply(None, error)
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
         try:

@@ -15,7 +15,7 @@ from collectx.transport.inline import InlineLink
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.link import join_trainer
 from collectx.transport.tracebacks import write_on_signal
-from collectx.user_objects import UserObjects
+from collectx.user_objects import Sealed, UserObjects
 from collectx.worker.loop import BatchSource, run_until_stopped, run_worker_loop
 from collectx.worker.nested import NestedSource
 from collectx.worker.rollout_source import RolloutSource
@@ -27,10 +27,10 @@ def inline_worker(spec: WorkerSpec, link: InlineLink) -> Generator[None]:
     return run_worker_loop(link, lambda: _make_source(spec, link, is_inline=True), link.put_back)
 
 
-def run_worker(spec: WorkerSpec, link: Link) -> None:
+def run_worker(spec: Sealed[WorkerSpec], link: Link) -> None:
     """The main function of a worker process. Returns when the trainer says stop; an error is reported to it, then
     raised."""
-    run_until_stopped(link, lambda: _make_source(spec, link))
+    run_until_stopped(link, lambda: _make_source(spec.open(), link))
 
 
 def _make_source(
@@ -50,7 +50,7 @@ def run_remote_worker(
     endpoint: Endpoint,
     worker: int,
     start_timeout_s: float,
-    user_objects: UserObjects | None,
+    user_objects: Sealed[UserObjects] | None,
     build: Callable[..., Any] | None,
 ) -> None:
     """The main function of a worker that connects to the trainer over a network. Returns when the trainer says stop.
@@ -79,13 +79,17 @@ def run_remote_worker(
             warm_up()
 
     message, link = join_trainer(endpoint, worker, info, start_timeout_s, prepare)
-    spec = WorkerSpec.from_json(message, user_objects or UserObjects())
-    if spec.placement.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
-        # The visible device is the first of those that this process sees.
-        devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")
-        spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
+
+    def make_source() -> BatchSource:
+        spec = WorkerSpec.from_json(message, UserObjects() if user_objects is None else user_objects.open())
+        if spec.placement.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
+            # The visible device is the first of those that this process sees.
+            devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")
+            spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
+        return _make_source(spec, link, build=build)
+
     write_on_signal(link.connection)
-    run_until_stopped(link, lambda: _make_source(spec, link, build=build))
+    run_until_stopped(link, make_source)
 
 
 def set_visible_device(device: str | None) -> None:

@@ -8,7 +8,6 @@ Runs in a separate process, which the trainer starts and watches like a worker.
 
 from __future__ import annotations
 
-import pickle
 import select
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,20 +29,23 @@ from collectx.state import load_generators, save_generators
 from collectx.transport.base import Request
 from collectx.transport.inference import ActionRequest, InferenceEnd
 from collectx.transport.shared_memory import SharedMemoryLink
+from collectx.user_objects import Sealed
 from collectx.worker.inference_order import FixedOrder, Order, ReadyOrder
 from collectx.worker.loop import reported
 from collectx.worker.spec import WorkerSpec, seed_policy
 
 
-def run_inference_server(spec: WorkerSpec, env_spec: bytes, link: SharedMemoryLink, requests: InferenceEnd) -> None:
+def run_inference_server(
+    specs: Sealed[tuple[WorkerSpec, EnvSpec]], link: SharedMemoryLink, requests: InferenceEnd
+) -> None:
     """The main function of the server's process. Returns when the trainer says stop; an error is reported to it, then
     raised.
 
     Args:
-        env_spec: the pickled spec of one worker's envs.
+        specs: its own, and that of one worker's envs.
     """
     with reported(link):
-        InferenceServer(spec, pickle.loads(env_spec), link, requests).run()
+        InferenceServer(*specs.open(), link, requests).run()
 
 
 class InferenceServer:

@@ -113,9 +113,9 @@ class RequestHandler:
         for env in self._envs or [self._rollout.group]:
             load_into(env, path, weights)
 
-    def set_hook(self, name: str, hook: Callable | None) -> None:
-        """Replaces one hook."""
-        self._hooks = replace(self._hooks, **{name: hook})
+    def set_hook(self, name: str, hooks: Hooks) -> None:
+        """Replaces the hook `name` by that of `hooks`."""
+        self._hooks = replace(self._hooks, **{name: getattr(hooks, name)})
 
     def profile(self, config: ProfileConfig) -> None:
         """Profiles the next batches."""

@@ -180,3 +180,79 @@ def test_workers_inherit_what_any_process_inherits_that_is_started_at_that_momen
     assert first.startswith('True [[null, "not yet", '), run.stdout
     assert second.startswith('True [["2", null, "JST"], 23, [[0, 0], '), run.stdout
     assert second.endswith('/elsewhere", {"SigIgn": 1, "SigBlk": 1}]'), run.stdout
+
+
+UNREADABLE = """
+import threading
+
+import gymnasium
+from torch import nn
+
+from collectx import AsyncBatchedCollector, DistributedCollector, MultiSyncCollector
+
+class Failing:
+    \"\"\"Can be pickled, but not unpickled.\"\"\"
+
+    def __init__(self, function=None):
+        self.function = function
+
+    def __call__(self, *args, **keywords):
+        return self.function(*args, **keywords)
+
+    def __reduce__(self):
+        return fail, ()
+
+def fail():
+    raise ImportError("the simulator is not installed here")
+
+class FailingNet(nn.Linear):
+    __reduce__ = Failing.__reduce__
+
+    def forward(self, observation):
+        return super().forward(observation).argmax(-1)
+
+def make(version=1):
+    return gymnasium.make("CartPole-v1")
+
+def act(observation):
+    return (observation[..., 0] >= 0).long()
+
+def attempt(kind, create_env_fn=make, **keywords):
+    try:
+        with kind([create_env_fn] * 2, frames_per_batch=8, total_frames=8, **keywords) as collector:
+            next(collector)
+    except ImportError as error:
+        assert "the simulator" in str(error)
+        return "\\n".join(error.__notes__)
+
+PASSED = [
+    (MultiSyncCollector, {"create_env_fn": Failing(make)}),
+    (MultiSyncCollector, {"policy": FailingNet(4, 2)}),
+    (MultiSyncCollector, {"init_fn": Failing(print)}),
+    (MultiSyncCollector, {"post_collect_hook": Failing(print)}),
+    (AsyncBatchedCollector, {"policy_factory": Failing(lambda: act)}),
+    (DistributedCollector, {"launcher": "mp", "collector_class": Failing(MultiSyncCollector)}),
+]
+for kind, keywords in PASSED:
+    notes = attempt(kind, **keywords)
+    assert f"{[*keywords][-1]}: pickled in the trainer" in notes.replace(", collector_kwargs", ""), (keywords, notes)
+    assert "raised in worker " in notes or "raised in inference server" in notes, notes
+
+with MultiSyncCollector([make] * 2, frames_per_batch=8) as collector:
+    collector.post_collect_hook = before = lambda batch: batch.set("seen", batch["action"])
+    for hook in (Failing(print), lambda batch, lock=threading.Lock(): None):
+        try:
+            collector.post_collect_hook = hook
+        except (ImportError, ValueError) as error:
+            print(type(error).__name__, str(error).split()[0])
+        assert collector.post_collect_hook is before
+        assert collector.getattr_env("spec.id") == "CartPole-v1"
+        assert "seen" in next(collector).keys()
+"""
+
+
+def test_what_a_worker_cannot_unpickle_is_its_error_and_a_request_leaves_it_alive(script):
+    run = script(UNREADABLE)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("ImportError the\nConfigError post_collect_hook=")
+    assert "Traceback" not in run.stderr

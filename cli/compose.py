@@ -182,6 +182,13 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
                 f"hydra.launcher.{key}: the chosen hydra/launcher has no such key. For jobs of collectx: "
                 f"launcher=slurm launcher.{key}=VALUE; for those of submitit: -m hydra/launcher=submitit_slurm."
             )
+        word = text.removeprefix("Error merging override ").lstrip("+")
+        if word != text:
+            # Hydra merges what an override gives into the value of the file.
+            text = (
+                f"{word}: a list replaces only a list, and a mapping only a mapping. Where the option may be both: "
+                f"'~{word.partition('=')[0]}' '+{word}'."
+            )
         raise ConfigError(text) from error
 
 

@@ -69,7 +69,10 @@ def _convert(value: Any, hint: Any, language: Language) -> Any:
         raise TypeError
     if hint is int and isinstance(value, float) and not value.is_integer():
         raise ValueError
-    return hint(value)
+    number = hint(value)
+    if number != number:  # NaN
+        raise ValueError
+    return number
 
 
 def describe(hint: Any, language: Language = YAML) -> str:

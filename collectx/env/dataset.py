@@ -28,7 +28,10 @@ class DatasetEnv(Env):
 
     def __init__(self, cfg: DatasetEnvConfig, first_index: int, incarnation: int):
         self._dir = cfg.dir
-        self._load()
+        try:
+            self._load()
+        except ConfigError as error:
+            raise ConfigError(*(f"env.dir={problem}" for problem in error.problems)) from error
         run = self._run
         if not run.has_usual_reward:
             raise ConfigError(f"env.dir={cfg.dir}: its frames have other rewards than one number, float32.")

@@ -62,7 +62,13 @@ class EnvPoolEnv(Env):
         self._num_members = num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
         self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": cfg.num_threads}
         with _without_precision_warnings():
-            spec = self._envpool.make_spec(cfg.id, **self._arguments)
+            try:
+                spec = self._envpool.make_spec(cfg.id, **self._arguments)
+            except TypeError as error:
+                reason = str(error).splitlines()[0]
+                raise ConfigError(
+                    f"env.kwargs={cfg.kwargs}: EnvPool's {cfg.id} does not accept them: {reason}"
+                ) from error
             self._observation = ObservationLeaves(spec.gymnasium_observation_space, cfg.exclude_keys)
             action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectx.config.schema.fields import Section, at_least, one_of
+from collectx.config.schema.fields import Section, at_least, one_of, unsigned
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ class GymVectorEnvConfig(GymnasiumConfig):
 class EnvPoolEnvConfig(EnvConfig):
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
-    num_threads: int = at_least(0)
+    num_threads: int = unsigned(31)
     exclude_keys: list[str] = field(default_factory=list)
 
 

@@ -31,7 +31,7 @@ from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError, DamagedFile
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.run import RunFolder, Status, foreign_code, preflight, printing, saved_config
-from collectx.run.folder import folder_errors, locked
+from collectx.run.folder import folder_errors, locked, removing_empty_folders
 from collectx.run.result import Result, exit_status
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
@@ -138,7 +138,8 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
             return
         _check_folder(files, run.cfg)
         words = [*checked.overrides, f"hydra.run.dir={quoted(folder)}"]
-        call_hydra(words, task.alone, composer.config_name, composer.config_dir)
+        with removing_empty_folders(files.path):
+            call_hydra(words, task.alone, composer.config_name, composer.config_dir)
 
 
 def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Task, is_multirun: bool) -> bool:
@@ -148,7 +149,8 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
     words = [*checked.overrides, *mode, f"hydra.sweep.dir={quoted(prepared.folder)}"]
     root, is_complete = Path(prepared.folder), True
     try:
-        call_hydra(words, task, composer.config_name, composer.config_dir)
+        with removing_empty_folders(root, "multirun.yaml"):
+            call_hydra(words, task, composer.config_name, composer.config_dir)
     except SweepStopped:
         pass  # the outcomes say so
     except Exception as error:
@@ -165,7 +167,7 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         if not prepared.is_ours:
             points = sweep.run_folders(root)
             _add_outcomes(task, root, [folder for _, folder in points])
-        if points and not task.is_detached:
+        if points and root.exists() and not task.is_detached:
             statuses = {run.folder: run.status for run in task.outcomes}
             printing.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective)
     return is_complete
@@ -239,7 +241,7 @@ def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Checks a valid configuration against this machine; prints warnings."""
     problems = preflight.launcher_problems(cfg)
     if cfg.launcher.kind not in JOB_LAUNCHERS:
-        problems += preflight.device_problems(cfg) + preflight.backend_problems(cfg)
+        problems += [*preflight.env_problems(cfg), *preflight.device_problems(cfg), *preflight.backend_problems(cfg)]
     if not problems and shows_warnings:
         for text in warnings_of(cfg):
             printing.note(text)

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,11 @@ def prepare(
             "(pip install hydra-optuna-sweeper)."
         )
         raise ConfigError(*checked.problems, text)
+    if empty := [
+        override for override in swept if override.is_discrete_sweep() and next(iter(_texts(override)), None) is None
+    ]:
+        text = f"{_text(empty)}: gives no value, so the sweep has no point: give at least one, as in seed=range(0,3)."
+        raise ConfigError(*checked.problems, text)
     combinations = product(overrides) if is_basic else [sample(overrides)]
     points = [composer.examine(words, checked.broken, master) for words in combinations]
     where: dict[str, list[str]] = {}
@@ -134,10 +139,13 @@ def product(overrides: Sequence[Override]) -> list[list[str]]:
     values: dict[str, list[str]] = {}
     for override in overrides:
         key = override.get_key_element()
-        swept = override.is_sweep_override()
-        texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
-        values[key] = [f"{key}={text}" for text in texts]
+        values[key] = [f"{key}={text}" for text in _texts(override)]
     return [[*point] for point in itertools.product(*values.values())]
+
+
+def _texts(override: Override) -> Iterable[str]:
+    """The values of an override, one for each point of the sweep."""
+    return override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
 
 
 def last_of_each_key(words: Sequence[str]) -> tuple[str, ...]:
@@ -160,7 +168,7 @@ def _first(override: Override) -> str:
         is_integer = isinstance(value.start, int) and isinstance(value.end, int)
         text = str(int(middle) if is_integer else middle)
     else:
-        text = next(iter(override.sweep_string_iterator()))
+        text = next(iter(_texts(override)))
     return f"{override.get_key_element()}={text}"
 
 

@@ -58,7 +58,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     Raises:
         ConfigError: before any worker has started: a mistake that no rule can find (an observation space that cannot
             be stored, a device that does not exist), a folder that has a run in it (`run.overwrite`), or one that
-            cannot be made.
+            cannot be made. The folder is then as before; that of a job has the result of a failed run.
     """
     files = RunFolder(folder)
     # The command that submits a job has made the folder, and the job's log is open.
@@ -69,6 +69,8 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
             display.print_completed(done)
             return done
         point = resume_point(files, cfg, printing.message) if resumes else None
+        if not is_job:
+            files.set_aside(keep_run=point is not None)
         files.begin(keep_logs=is_job, keep_run=point is not None)
         with Signals() as signals:
             record = ResultBuilder(cfg, signals)
@@ -76,6 +78,10 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
                 _run(cfg, files, argv, open_launcher, record, signals, point)
             except BaseException as error:
                 record.end(error)
+            if record.config_error is not None and not is_job:
+                files.restore(keep_run=point is not None)
+                raise record.config_error
+            files.forget_replaced()
             result = _write_result(files, record, signals)
         if record.config_error is not None:
             raise record.config_error
@@ -119,7 +125,6 @@ def _run(
     if point is None:
         snapshot.write(cfg, files, argv)
     else:
-        point.rewind(files)
         saved_config.write_snapshot(cfg, files, argv, point.batches)
         point.load_record(record)
     # With on_worker_failure=raise the failure is shown at the end, as the error of the run.
@@ -137,6 +142,9 @@ def _run(
             except (ConfigError, LauncherError, SpaceError) as error:
                 raise record.misconfigured(error) from error
             with workers as collector:
+                files.forget_replaced()
+                if point is not None:
+                    point.rewind(files)
                 run.collect(collector)
     finally:
         events.close()

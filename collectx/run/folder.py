@@ -7,6 +7,7 @@
     <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
     <run>/secret               authenticates trainer and workers; readable by the owner only
     <run>/lock                 locked by the trainer's process (lock.py); host and process id
+    <run>/.replaced            the earlier run in the folder, until the workers of the new one have started
     <run>/result.json          written atomically, last
     <run>/logs/                one file per role
     <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
@@ -25,7 +26,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,16 @@ class RunFolder:
         self.progress = self.path / "progress.csv"
         self.logger_id = self.path / "logger_id"
         self.final_checkpoint = self.checkpoints / "final.pt"
+        self._replaced = self.path / ".replaced"
+        # What the end of a run writes.
+        self._ended = (
+            self.result,
+            self.final_checkpoint,
+            self.policy,
+            self.evaluation,
+            self.rendezvous,
+            self.secret,
+        )
 
     @property
     def has_run(self) -> bool:
@@ -115,15 +126,7 @@ class RunFolder:
             notes = () if keep_logs else (self.job_note, self.worker_jobs)
             logs = () if keep_logs else self.logs.glob("*.log")
             configs = (path for _, path in self.configs[1:])
-            ended = (
-                self.result,
-                self.final_checkpoint,
-                self.policy,
-                self.evaluation,
-                self.rendezvous,
-                self.secret,
-                *notes,
-            )
+            ended = (*self._ended, *notes)
             for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
                 stale.unlink(missing_ok=True)
             if not keep_run:
@@ -136,6 +139,55 @@ class RunFolder:
                 ):
                     if folder.exists():
                         shutil.rmtree(folder)
+
+    def set_aside(self, keep_run: bool) -> None:
+        """Called before `begin`, so that `restore` can undo it: moves the files of an earlier run to `.replaced`.
+
+        Args:
+            keep_run: the run continues: copies only what its start changes.
+
+        Raises:
+            ConfigError: the folder cannot be written to.
+        """
+        with folder_errors(self.path):
+            self.forget_replaced()
+            for path in self._changed(keep_run):
+                if path.exists():
+                    saved = self._replaced / path.relative_to(self.path)
+                    saved.parent.mkdir(parents=True, exist_ok=True)
+                    if not keep_run:
+                        path.rename(saved)
+                    elif path.is_dir():
+                        shutil.copytree(path, saved)
+                    else:
+                        shutil.copy2(path, saved)
+
+    def forget_replaced(self) -> None:
+        """Removes what `set_aside` has kept. Idempotent."""
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    def restore(self, keep_run: bool) -> None:
+        """Undoes `set_aside` and what has followed it, for a run that never began. Without an earlier run, also removes
+        what Hydra has written, the lock, and the folder if it is then empty."""
+        for path in self._changed(keep_run):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            saved = self._replaced / path.relative_to(self.path)
+            if saved.exists():
+                saved.rename(path)
+        self.forget_replaced()
+        if not self.has_run:
+            shutil.rmtree(self.hydra, ignore_errors=True)
+            self.lock.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.rmdir()
+
+    def _changed(self, keep_run: bool) -> tuple[Path, ...]:
+        """The files and folders that the start of a run replaces."""
+        if keep_run:
+            return (self.snapshot, self.events, *self._ended)
+        others = (self.path, self.hydra, self.lock, self._replaced)
+        paths = (path for path in vars(self).values() if isinstance(path, Path) and path not in others)
+        return tuple(path for path in paths if path.parent == self.path)
 
     def log(self, role: str) -> Path:
         """The log file of a role, `trainer`, `job` or `worker-0`."""
@@ -193,6 +245,22 @@ def folder_errors(
     except OSError as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(f"the {what} {path} cannot be made: {why}: choose another with {option}.") from error
+
+
+@contextmanager
+def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
+    """Removes the folder, and those above it, that did not exist before the block and are empty after it. `of_hydra`
+    is the name of a file that Hydra writes there, which goes with the folder."""
+    path = path.absolute()
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        if path in made and path.is_dir() and [each.name for each in path.iterdir()] == [of_hydra]:
+            (path / of_hydra).unlink()
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 @contextmanager

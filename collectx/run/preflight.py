@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from collectx.config import registry, rules
 from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, schedule_of
 from collectx.config.problem import Problem
+from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.launcher import RayLauncherConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
@@ -28,6 +29,20 @@ def launcher_problems(cfg: RunConfig) -> list[str]:
             f"launcher={cfg.launcher.kind}: this machine has no sbatch on its PATH: start it where SLURM's commands "
             'are, or use launcher=local (in Python: launcher="mp").'
         ]
+    return []
+
+
+def env_problems(cfg: RunConfig) -> list[str]:
+    """An id that Gymnasium does not know; ids that an import registers are checked when the env is made."""
+    env_id = cfg.env.id if isinstance(cfg.env, GymEnvConfig | GymVectorEnvConfig) else None
+    if env_id is None or ":" in env_id or env_id.startswith("ALE/"):
+        return []
+    import gymnasium
+
+    try:
+        gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        return [f"env.id={env_id}: {error}"]
     return []
 
 

@@ -28,3 +28,31 @@ def test_a_trainer_that_copies_its_run_folder_stays_its_only_writer(tmp_path, wa
     collectx("cancel", "run", cwd=tmp_path)
     assert command.wait(200) == 130
     assert result(tmp_path / "run")["exit_reason"] == "interrupted by SIGTERM"
+
+
+TINY = ["debug=tiny", "policy=random", "trainer=meter"]
+RESETS = ["env=gym_vector", "env.id=CartPole-v1", "env.autoreset_mode=next_step"]
+
+
+def test_what_is_refused_before_a_worker_starts_leaves_no_trace(tmp_path):
+    for words in (
+        ["env.exclude_keys=[x]"],
+        ["policy=custom", "policy.target=nowhere:Policy"],
+        ["-m", "env.wrappers=[Nope]", "env.info_keys=[[x]],[[y]]"],
+        ["-m", "seed=range(0,0)"],
+        ["-m", "env.id=CartPole-v1,CartPol-v1"],
+    ):
+        refused = collectx("run", *TINY, *words, cwd=tmp_path, status=2)
+        assert "no worker was started" in refused.stderr
+        assert not [*tmp_path.iterdir()], words
+    collectx("run", *TINY, *RESETS, "hydra.run.dir=here", cwd=tmp_path)
+    before = contents(tmp_path / "here")
+    stops = "collector.preemptive_threshold=1"
+    collectx("run", *TINY, *RESETS, stops, "hydra.run.dir=here", "run.overwrite=true", cwd=tmp_path, status=2)
+    collectx("resume", "here", stops, "collector.total_frames=1280", cwd=tmp_path, status=2)
+    assert contents(tmp_path / "here") == before
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and ".hydra" not in path.parts)
+    return {path: path.read_bytes() for path in files if path.name != "lock"}

@@ -21,11 +21,11 @@ SWEEP = ["-m", "hydra.sweep.dir=sweep"]
 
 def test_the_run_layer_gets_the_typed_configuration_folder_and_command_line(stub, tmp_path):
     (tmp_path / "conf" / "env").mkdir(parents=True)
-    (tmp_path / "conf" / "env" / "mine.yaml").write_text("defaults: [gym, _self_]\nid: Mine-v0\n")
+    (tmp_path / "conf" / "env" / "mine.yaml").write_text("defaults: [gym, _self_]\nid: mine:Mine-v0\n")
     line = ["--config-dir", "conf", "env=mine", "hydra.run.dir=here", "env.kwargs.g=1"]
     assert run.main(line) == 0
     ((cfg, folder, argv),) = stub.calls
-    assert (cfg.env.id, cfg.env.kwargs) == ("Mine-v0", {"g": 1})
+    assert (cfg.env.id, cfg.env.kwargs) == ("mine:Mine-v0", {"g": 1})
     assert folder == tmp_path / "here"
     assert (folder / ".hydra" / "config.yaml").is_file()
     assert argv == ["collectx", "run", *line]

@@ -60,6 +60,22 @@ def test_begin_removes_what_a_killed_process_has_not_completed(tmp_path, monkeyp
     assert set(folder.path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("keep_run", [False, True])
+def test_a_run_that_never_begins_leaves_the_one_before_it(tmp_path, keep_run):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    run = (folder.config, folder.meta, folder.metrics, folder.result, folder.final_checkpoint, folder.log("trainer"))
+    for path in (*run, folder.path / "mine"):
+        path.write_text("old")
+    before = {path: path.read_text() for path in folder.path.rglob("*") if path.is_file()}
+    folder.set_aside(keep_run)
+    folder.begin(keep_run=keep_run)
+    for path in (folder.meta, folder.resumed_config(3) if keep_run else folder.config, folder.events):
+        path.write_text("new")
+    folder.restore(keep_run)
+    assert {path: path.read_text() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
 def test_json_is_written_whole_or_not_at_all_and_as_readable_as_any_other_file(tmp_path):
     path, other = tmp_path / "result.json", tmp_path / "other"
     write_json(path, {"a": 1})

@@ -194,8 +194,8 @@ def test_a_configuration_that_only_the_parts_can_refuse(cfg, tmp_path, monkeypat
     else:
         monkeypatch.setattr(trainers, "build", refuse)
     with pytest.raises(ConfigError, match=str(error or "cuda:99")):
-        execute(cfg, tmp_path, [])
-    assert RunFolder(tmp_path).read_result()["status"] == "failed"
+        execute(cfg, tmp_path / "run", [])
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("hangups")

@@ -30,7 +30,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError, DamagedFile
 from collectx.jobs.status import Outcome, read_job, statuses
-from collectx.run import RunFolder, Status, foreign_code, preflight, printing, saved_config
+from collectx.run import RunFolder, Status, cores, foreign_code, preflight, printing, saved_config
 from collectx.run.folder import folder_errors, locked, removing_empty_folders
 from collectx.run.result import Result, exit_status
 
@@ -242,8 +242,10 @@ def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     problems = preflight.launcher_problems(cfg)
     if cfg.launcher.kind not in JOB_LAUNCHERS:
         problems += [*preflight.env_problems(cfg), *preflight.device_problems(cfg), *preflight.backend_problems(cfg)]
+    copies, is_refused = preflight.copies()
+    problems += [copies] * is_refused
     if not problems and shows_warnings:
-        for text in warnings_of(cfg):
+        for text in filter(None, (*warnings_of(cfg), cores.note(cfg), copies)):
             printing.note(text)
     return problems
 

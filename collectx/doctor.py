@@ -27,6 +27,8 @@ from collectx.transport.network.addresses import local_addresses
 _GB, _MB = 10**9, 10**6
 # A local run with this number of workers has to be possible.
 _NUM_WORKERS = 64
+# Processes of a run with the default number of workers: two, and the trainer.
+_SMALL_RUN = 3
 # Docker's default for a container.
 _SMALL_SHM = 64 * 2**20
 _CONNECT_S = 2.0
@@ -106,8 +108,7 @@ def _cores() -> Iterator[Finding]:
     if limits.get("SLURM", usable) < min(limits["affinity"], limits.get("control group", limits["affinity"])):
         advice = "collectx keeps to them; libraries that count the cores of the machine need OMP_NUM_THREADS."
         yield Finding(WARNING, f"{text}: SLURM does not bind this task to its cores", advice)
-    elif usable == 1:
-        advice = "use collector=single, or ask for more cores (launcher.cpus_per_task, the container's limit)."
+    elif advice := cores.shortage(_SMALL_RUN):
         yield Finding(WARNING, f"{text}: workers and trainer share it", advice)
     else:
         yield Finding(OK, text)

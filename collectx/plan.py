@@ -19,9 +19,7 @@ import torch
 
 from collectx import collector, env, policy, trainer
 from collectx.batch import to_tensordict
-from collectx.config.derived import JOB_LAUNCHERS, backend_of, num_tasks_of, num_workers_of, schedule_of
-from collectx.config.schema.collector import ServerInferenceConfig
-from collectx.config.schema.env import GymVectorEnvConfig
+from collectx.config.derived import JOB_LAUNCHERS, backend_of, num_tasks_of, num_workers_of, processes_of, schedule_of
 from collectx.config.schema.launcher import SlurmLauncherConfig, SlurmResources, SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
@@ -79,7 +77,8 @@ def _plan(run: NamedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
         size = (batch.rows, batch.steps)
         learner.shared_replay.extend(to_tensordict(batch.layout().tensors(zeros, size), size))
         replay_nbytes = learner.replay_buffers["replay"].nbytes
-    processes = _processes(cfg)
+    processes: Section = {**processes_of(cfg)}
+    processes["total"] = sum(processes.values())
     memory = _memory(cfg, batch, processes, replay_nbytes)
     traffic = _traffic(cfg, batch)
     return {
@@ -89,24 +88,6 @@ def _plan(run: NamedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
         "traffic": traffic,
         "files": _files(cfg, run.folder, traffic, batch.weights_nbytes, replay_nbytes),
     }
-
-
-def _processes(cfg: RunConfig) -> Section:
-    """The numbers of processes on all hosts."""
-    options = cfg.collector
-    workers = 0 if backend_of(cfg) == "inline" else num_workers_of(options)
-    nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
-    is_async_env = isinstance(cfg.env, GymVectorEnvConfig) and cfg.env.vectorization_mode == "async"
-    counts = {
-        "trainer": 1,
-        "workers": workers,
-        "processes_in_workers": workers * nested,
-        "inference_server": int(isinstance(cfg.inference, ServerInferenceConfig)),
-        "env_processes": (workers * (nested or 1) or num_workers_of(options)) * cfg.env.num_envs * is_async_env,
-        # Python's fork server and its resource tracker.
-        "fork_server_and_tracker": 2 * (cfg.launcher.kind == "local" and workers > 0),
-    }
-    return counts | {"total": sum(counts.values())}
 
 
 def _cores(cfg: RunConfig) -> Section:

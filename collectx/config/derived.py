@@ -1,9 +1,10 @@
-"""Schedule, backend, and numbers of workers and tasks that follow from a configuration."""
+"""Schedule, backend, and numbers of workers, processes and tasks that follow from a configuration."""
 
 from __future__ import annotations
 
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig, ServerInferenceConfig
+from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.config.schema.launcher import DevicesConfig, SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 
@@ -85,6 +86,23 @@ def rows_per_env(collector: CollectorConfig) -> int:
 def num_tasks_of(cfg: RunConfig) -> int:
     """Number of processes of a job with trainer and workers; `collector=single` has the trainer alone."""
     return 1 if schedule_of(cfg.collector) == "single" else 1 + cfg.collector.num_workers
+
+
+def processes_of(cfg: RunConfig) -> dict[str, int]:
+    """The number of processes of each role, on all hosts."""
+    options, env = cfg.collector, cfg.env
+    workers = 0 if backend_of(cfg) == "inline" else num_workers_of(options)
+    nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
+    is_async_env = isinstance(env, GymVectorEnvConfig) and env.vectorization_mode == "async"
+    return {
+        "trainer": 1,
+        "workers": workers,
+        "processes_in_workers": workers * nested,
+        "inference_server": int(isinstance(cfg.inference, ServerInferenceConfig)),
+        "env_processes": (workers * (nested or 1) or num_workers_of(options)) * env.num_envs * is_async_env,
+        # Python's fork server and its resource tracker.
+        "fork_server_and_tracker": 2 * (cfg.launcher.kind == "local" and workers > 0),
+    }
 
 
 def backend_of(cfg: RunConfig) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from collectx.config.derived import processes_of
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.launcher.slurm import commands
@@ -31,6 +32,30 @@ def limits() -> dict[str, float]:
     if (task := _slurm_cores(os.environ)) is not None:
         found["SLURM"] = task
     return found
+
+
+def shortage(num_processes: int) -> str | None:
+    """What to do where this number of busy processes shares too few cores; None where each has at least half a one."""
+    usable = num_cores()
+    if num_processes <= 2 * usable:
+        return None
+    return (
+        "use fewer workers (collector.num_workers=N, or collector=single), or ask for more cores "
+        "(launcher.cpus_per_task, the container's limit); `collectx tune` finds the fastest number."
+    )
+
+
+def note(cfg: RunConfig) -> str | None:
+    """The note about a run whose processes share the few cores of this machine; None if they do not."""
+    if cfg.launcher.kind != "local":
+        return None
+    counts = processes_of(cfg)
+    busy = sum(counts.values()) - counts["fork_server_and_tracker"]
+    if (advice := shortage(busy)) is None:
+        return None
+    found = limits()
+    by = min(found, key=lambda name: found[name])
+    return f"{busy} processes share {num_cores()} usable core{'s' * (num_cores() > 1)} ({by}): {advice}"
 
 
 def limit_threads(cfg: RunConfig) -> None:

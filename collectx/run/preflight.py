@@ -21,6 +21,9 @@ from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run.reproduce import recorded_order, why_not_recorded
 
+# Launchers of parallel programs, and the variable in which each passes the number of processes.
+_PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun": "SLURM_STEP_NUM_TASKS"}
+
 
 def launcher_problems(cfg: RunConfig) -> list[str]:
     """Commands of the launcher that this machine does not have."""
@@ -30,6 +33,21 @@ def launcher_problems(cfg: RunConfig) -> list[str]:
             'are, or use launcher=local (in Python: launcher="mp").'
         ]
     return []
+
+
+def copies() -> tuple[str, bool]:
+    """The message about a launcher of parallel programs that runs this command, empty where none does; and whether the
+    run is refused: ranks of torchrun never have commands of their own, as tasks of srun may."""
+    for name, variable in _PARALLEL.items():
+        size = os.environ.get(variable, "")
+        if not size.isdigit() or (name == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ):
+            continue
+        is_torchrun, count = name == "torchrun", int(size)
+        if is_torchrun or count > 1:
+            own = "collectx starts its own processes (collector.num_workers=N): type `collectx run` alone."
+            text = f"{name} runs {count} cop{'y' if count == 1 else 'ies'} of this command, but {own}"
+            return text, is_torchrun and count > 1
+    return "", False
 
 
 def env_problems(cfg: RunConfig) -> list[str]:

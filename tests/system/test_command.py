@@ -1,13 +1,14 @@
 """The installed command: what it imports, completion by a real bash, runs, sweeps, failures."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from commands import COUNTING, RAY, collectx, environment, needs_ray, result
+from commands import COMMAND, COUNTING, RAY, collectx, environment, needs_ray, result
 from composing import composed
 
 from collectx import __version__
@@ -201,3 +202,16 @@ def test_uncommitted_changes_are_in_the_snapshot_as_a_patch(tmp_path, monkeypatc
     git("checkout", "-q", "file")
     git("apply", str(files.patch))
     assert file.read_text() == "again\n"
+
+
+def test_processes_that_are_too_many_or_not_collectxs_own_are_named(tmp_path):
+    words = ["run", *COUNTING, "debug=tiny", "collector.num_workers=4", "collector.frames_per_batch=64"]
+    one_core = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), COMMAND]
+    how = {"env": environment(), "capture_output": True, "text": True}
+    done = subprocess.run([*one_core, *words], cwd=tmp_path, **how)
+    assert done.returncode == 0, done.stderr
+    assert "note: 5 processes share 1 usable core (affinity): use fewer workers" in done.stderr
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "collectx", "run"]
+    done = subprocess.run(torchrun, cwd=tmp_path / "outputs", **how)
+    assert "torchrun runs 2 copies of this command, but collectx starts its own processes" in done.stderr
+    assert not (tmp_path / "outputs" / "outputs").exists()

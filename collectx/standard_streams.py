@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 def open_closed() -> None:
@@ -43,7 +44,7 @@ class _Output(io.FileIO):
         super().__init__(descriptor, "wb", closefd=False)
         self._on_closed = on_closed
 
-    def write(self, data: io.BytesIO | bytes) -> int:  # type: ignore[override]
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -55,11 +56,11 @@ class _Output(io.FileIO):
             return super().write(data)
 
 
-def _outliving(stream: io.TextIOWrapper, on_closed: Callable[[], None]) -> io.TextIOWrapper:
+def _outliving(stream: Any, on_closed: Callable[[], None]) -> io.TextIOWrapper:
     stream.flush()
     raw = _Output(stream.fileno(), on_closed)
     is_unbuffered = isinstance(stream.buffer, io.RawIOBase)  # python -u
-    buffer = raw if is_unbuffered else io.BufferedWriter(raw)
+    buffer: Any = raw if is_unbuffered else io.BufferedWriter(raw)
     return io.TextIOWrapper(
         buffer,
         stream.encoding,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from collectx import signal_handlers
 from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
@@ -26,11 +27,20 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
         ConfigError: what the configuration names is not there, or a package that it needs is not installed.
         SpaceError: a space that cannot be stored as tensors.
     """
-    if isinstance(cfg, UserEnvConfig):
-        from collectx.env.user_env import make_user_env
+    try:
+        if isinstance(cfg, UserEnvConfig):
+            from collectx.env.user_env import make_user_env
 
-        return make_user_env(cfg)
-    return implementation("env", cfg.kind)(cfg, first_index, incarnation)
+            return make_user_env(cfg)
+        return implementation("env", cfg.kind)(cfg, first_index, incarnation)
+    finally:
+        signal_handlers.restore(named(cfg))
+
+
+def named(cfg: EnvConfig) -> str:
+    """The option that names the env, as in "env.id=CartPole-v1"; its kind where none does."""
+    names = ((name, getattr(cfg, name, None)) for name in ("id", "entry_point", "target"))
+    return next((f"env.{name}={value}" for name, value in names if value is not None), f"env={cfg.kind}")
 
 
 def read_spec(
@@ -56,3 +66,4 @@ def read_spec(
         return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)
     finally:
         env.close()
+        signal_handlers.restore(named(cfg))

@@ -34,6 +34,7 @@ from typing import Any
 
 import psutil
 
+from collectx import signal_handlers
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
 from collectx.launcher.base import AnyHandle, Entry, Launcher
@@ -392,8 +393,8 @@ def set_up_process(
 
 
 def leave_signals_to_trainer(*signums: int) -> None:
-    """Ignores signals in this process, which ends when the trainer closes its connection. Processes that an env forks
-    keep the default action."""
+    """Ignores signals in this process, which ends when the trainer closes its connection, also after user code has
+    installed handlers (`signal_handlers`). Processes that an env forks keep the default action."""
     worker = os.getpid()
 
     def ignore(signum: int, frame: object) -> None:
@@ -403,6 +404,10 @@ def leave_signals_to_trainer(*signums: int) -> None:
 
     for signum in signums:
         signal.signal(signum, ignore)
+    of_trainer = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    handlers = {signum: signal.getsignal(signum) for signum in of_trainer}
+    ours = {signum: handler for signum, handler in handlers.items() if handler in (ignore, signal.SIG_IGN)}
+    signal_handlers.keep(ours, lambda text: print(f"note: {text}", flush=True))
 
 
 def _die_with_parent() -> None:

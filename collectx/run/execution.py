@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from collectx import signal_handlers
 from collectx.config.derived import JOB_LAUNCHERS, backend_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
@@ -72,7 +73,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
         if not is_job:
             files.set_aside(keep_run=point is not None)
         files.begin(keep_logs=is_job, keep_run=point is not None)
-        with Signals() as signals:
+        with Signals(printing.note) as signals:
             record = ResultBuilder(cfg, signals)
             try:
                 _run(cfg, files, argv, open_launcher, record, signals, point)
@@ -203,6 +204,7 @@ class _Execution:
         torch.manual_seed(cfg.seed)
         self._policy = module = policy.build(cfg.policy, spec, cfg.seed)
         self._trainer = trainer.build(cfg.trainer, module, spec, cfg.seed, device)
+        signal_handlers.restore("the policy or the trainer")
         if self._point is not None:
             self._point.load_trainer(self._trainer)
         overrides = replay_overrides(self._trainer, cfg)

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
+from collectx import signal_handlers
+
 PATIENCE = 3
 # How long the end of the `with` block waits for a note, whose terminal or pipe may take nothing.
 _NOTE_S = 2.0
@@ -50,12 +52,16 @@ class Signals:
     ignored. A handler that is not a Python function stays, as Python cannot restore it. After a SIGHUP of a closed
     terminal, output to the terminal is dropped.
 
+    Args:
+        note: called where user code has replaced a handler, see `collectx.signal_handlers`.
+
     Attributes:
         last: the signal that came last, or None.
         is_checkpoint_requested: SIGUSR1 or SIGUSR2 came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], None] = lambda text: None) -> None:
+        self._note_replaced = note
         self._old_handlers: dict[int, Any] = {}
         self._count = 0
         self._pid = os.getpid()
@@ -83,12 +89,15 @@ class Signals:
                 if earlier is not None:
                     handler = self._request_checkpoint if is_free else self._stop_for_requeue
                     self._old_handlers[signum] = signal.signal(signum, handler)
+            ours = {signum: signal.getsignal(signum) for signum in self._old_handlers}
+            signal_handlers.keep(ours, self._note_replaced)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end_grace()
         for thread in self._threads:
             thread.join(_NOTE_S)
+        signal_handlers.keep({}, self._note_replaced)
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
         requeue = self._old_handlers.get(self._requeue_signal or 0)

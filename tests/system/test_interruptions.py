@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from commands import COUNTING, RAY, needs_ray, result, start
+from commands import COMMAND, COUNTING, RAY, environment, needs_ray, result, start
 
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
@@ -91,3 +93,28 @@ def test_the_fork_server_of_a_run_that_is_interrupted_during_its_start_ends_with
         if server.is_running():
             server.kill()
     assert result(tmp_path / "run")["exit_reason"] == "interrupted by SIGINT"
+
+
+@pytest.mark.parametrize("place", [["collector=single"], ["collector=multi_async"]], ids=["inline", "local"])
+def test_the_signals_of_a_run_are_its_own_whatever_handlers_its_env_installs(tmp_path, wait_until, place):
+    env = ["env=gym", "env.num_envs=1", "env.entry_point=worlds.signalling:make"]
+    words = [*env, "policy=random", "trainer=meter", *place, "collector.total_frames=-1", "hydra.run.dir=run"]
+    run, tests = tmp_path / "run", str(Path(__file__).parents[1])
+    with open(tmp_path / "said.txt", "w") as said:
+        streams = {"cwd": tmp_path, "env": environment(PYTHONPATH=tests), "stdout": said, "stderr": said}
+        command = subprocess.Popen([COMMAND, "run", *words], start_new_session=True, **streams)
+    lines, written = run / "metrics.jsonl", (tmp_path / "said.txt").read_text
+    try:
+        wait_until(lambda: (lines.exists() and lines.read_text()) or command.poll() is not None, 200, "a batch")
+        command.send_signal(signal.SIGUSR1)
+        wait_until(lambda: list(run.glob("checkpoints/0*")) or command.poll() is not None, 60, "a checkpoint")
+        # A scheduler may signal all processes of a run.
+        os.killpg(command.pid, signal.SIGTERM)
+        assert command.wait(60) == 130, written()
+    finally:
+        command.kill()
+    assert result(run)["exit_reason"] == "interrupted by SIGTERM"
+    assert (run / "checkpoints" / f"{result(run)['batches']:09d}").exists()
+    note = "note: env.entry_point=worlds.signalling:make has installed handlers of SIGINT, SIGTERM, SIGUSR1"
+    assert written().count(note) == 1
+    assert "the env has taken a signal" not in written() + "".join(log.read_text() for log in run.glob("logs/*"))

@@ -234,14 +234,12 @@ class ReplayBuffer:
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state, for all processes. If the state is of another type of sampler, all frames count as new.
+        """Restores a state, for all processes; of a buffer with a larger capacity, the newest frames. If the state is
+        of another type of sampler, all frames count as new.
 
         Raises:
-            ValueError: the capacities differ.
             ShapeError: this buffer already has frames with other keys, or its sampler needs others.
         """
-        if state["capacity"] != self.capacity:
-            raise ValueError(f"capacity={self.capacity}: the state is of a buffer with capacity={state['capacity']}")
         tensors = dict(iter_leaves(state["frames"]))
         arrays = {key: as_array(tensor) for key, tensor in tensors.items()}
         with self._lock:
@@ -251,9 +249,10 @@ class ReplayBuffer:
             if not self._ring.is_laid_out():
                 return
             with self._changing():
-                self._ring.restore(state["first"], state["write_count"], arrays)
-                is_same = tensors and state["kind"] == type(self.sampler).__name__
-                self._ring.extra[:] = state["sampler"]["memory"].numpy() if is_same else 0
+                self._ring.restore(state["first"], state["write_count"], arrays, state["capacity"])
+                self._ring.extra[:] = 0
+                if tensors and state["kind"] == type(self.sampler).__name__:
+                    self.sampler.restore(state["sampler"]["memory"].numpy(), state["capacity"])
                 self.sampler.rebuild()
 
     def dumps(self, path: str | Path) -> None:

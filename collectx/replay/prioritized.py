@@ -56,6 +56,12 @@ class PrioritizedSampler(Sampler):
     def written(self, first: int, count: int) -> None:
         self._fill(first, count, self._largest[0] or 1.0)
 
+    def restore(self, memory: np.ndarray, capacity: int) -> None:
+        ring, saved = self._ring, SumTree(capacity, memory[_HEAD_BYTES:])
+        index = np.arange(ring.first, ring.end)
+        self._largest[0] = memory[:8].view(np.float64)[0]
+        self._tree.weights[index % ring.capacity] = saved.weights[index % capacity]
+
     def rebuild(self) -> None:
         ring, weights = self._ring, self._tree.weights
         positions = np.arange(ring.first, ring.end) % ring.capacity

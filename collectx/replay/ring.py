@@ -31,6 +31,7 @@ _SAMPLE_KEYS = ("index", "priority_weight")
 
 _HEADER_BYTES = 2**16
 _COUNTS_BYTES = 64
+_RESTORED_AT_ONCE = 4096
 
 
 class Ring:
@@ -165,14 +166,17 @@ class Ring:
         size = min(self.end, self.capacity)
         return {leaf.key: as_tensor(self._arrays[leaf.key][:size], leaf.dtype) for leaf in self.leaves}
 
-    def restore(self, first: int, end: int, frames: Mapping[Key, np.ndarray]) -> None:
-        """Restores `first`, `end` and the arrays of `views`. The ring is laid out and has the same capacity."""
+    def restore(self, first: int, end: int, frames: Mapping[Key, np.ndarray], capacity: int) -> None:
+        """Restores the newest frames of the `views` of a ring with this `capacity`. This ring is laid out."""
+        first = max(first, end - self.capacity)
         self._counts[4] += 1
         self._counts[1] = end  # no frames while bytes are written
         self._counts[2] = end
         barrier()
-        for key, values in frames.items():
-            self._arrays[key][: len(values)] = values
+        for start in range(first, end, _RESTORED_AT_ONCE):
+            index = np.arange(start, min(start + _RESTORED_AT_ONCE, end))
+            for key, values in frames.items():
+                self._arrays[key][index % self.capacity] = values[index % capacity]
         self._counts[1] = first
 
 

@@ -48,6 +48,10 @@ class Sampler:
     def written(self, first: int, count: int) -> None:
         """Called after frames `first` to `first + count` (exclusive; at most `capacity`) were added."""
 
+    def restore(self, memory: np.ndarray, capacity: int) -> None:
+        """Takes the shared memory of a sampler whose ring has this `capacity`, before `rebuild`. The frames are in the
+        ring, and this sampler's shared memory is zero."""
+
     def rebuild(self) -> None:
         """Recomputes the shared memory after a process died in a change, or the ring was restored."""
 

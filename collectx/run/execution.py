@@ -213,7 +213,7 @@ class _Execution:
             self._record.digest = None
         order: Sequence[tuple[int, int, int]] = ()
         if cfg.collector.order_of is not None:
-            order = recorded_order(cfg.collector.order_of)
+            order = recorded_order(cfg.collector.order_of)[0 if self._point is None else self._point.batches :]
         elif self._point is not None:
             order = self._point.order
         recorded = [collector.RecordedBatch(*batch) for batch in order] or None

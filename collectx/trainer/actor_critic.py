@@ -19,7 +19,7 @@ from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
-from collectx.trainer.base import Collection, check_trainable, present_keys, reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, load_moments, present_keys, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import gae, vtrace
 
@@ -99,10 +99,7 @@ class ActorCriticTrainer(ABC):
         """Restores what `state_dict()` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        if not self._cfg.anneal:
-            # The configuration may have changed; with annealing, it is set before each batch.
-            self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate
+        load_moments(self._optimizer, state["optimizer"])
         self.generator.set_state(state["generator"])
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from tensordict import TensorDict
 from torch import nn
 
@@ -145,6 +146,14 @@ def present_keys(batch: TensorDict, observation_keys: Sequence[Key]) -> list[Key
 def _keys_below_next(batch: TensorDict) -> list[Key]:
     keys = [as_key(key) for key in batch["next"].keys(True, True)]
     return [key for key in keys if batch.get(key, None) is not None]
+
+
+def load_moments(optimizer: torch.optim.Optimizer, state: dict) -> None:
+    """Restores an optimiser's `state_dict()`, but not its hyperparameters: a resume may have changed them."""
+    ours = [{name: value for name, value in each.items() if name != "params"} for each in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, options in zip(optimizer.param_groups, ours, strict=True):
+        group.update(options)
 
 
 def reached(target_return: float | None, collection: Collection) -> str | None:

@@ -24,7 +24,7 @@ from collectx.batch import Key, as_key
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
-from collectx.trainer.base import Collection, check_trainable, present_keys, reached, remaining_fraction
+from collectx.trainer.base import Collection, check_trainable, load_moments, present_keys, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import nstep
 
@@ -94,10 +94,7 @@ class DqnTrainer:
         self._due_steps = state["due_steps"]
         self.policy.load_state_dict(state["policy"])
         self._target.load_state_dict(state["target"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        if not self._cfg.anneal:
-            # The configuration may have changed; with annealing, it is set before each batch.
-            self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate
+        load_moments(self._optimizer, state["optimizer"])
 
     def _anneal(self, collection: Collection) -> None:
         """Sets epsilon and the learning rate for the current frame."""

@@ -86,22 +86,13 @@ class RecordTrainer:
         self._flush()
         position, name = self._writer.position, self._writer.run.name
         return {
-            "format": self._cfg.format,
-            "dir": self._cfg.dir,
             "run": name,
             "position": position,
             "episodes": self._assembler.state(),
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restores the result of `state_dict`.
-
-        Raises:
-            ConfigError: the run would continue in another data set.
-        """
-        for name in ("format", "dir"):
-            if (now := getattr(self._cfg, name)) != state[name]:
-                raise ConfigError(f"trainer.{name}={now}: is {state[name]}, and a resumed run keeps its data set.")
+        """Restores the result of `state_dict`."""
         self._state = state
         self._assembler.load(state["episodes"])
 

@@ -302,11 +302,9 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     check(tmp_path / "set", "parquet", batches)
     (tmp_path / "lost").mkdir()
     recorder = trainer("memmap", tmp_path / "lost")
-    recorder.load_state_dict({"format": "memmap", "dir": str(tmp_path / "lost"), "run": "x", "position": 3} | EMPTY)
+    recorder.load_state_dict({"run": "x", "position": 3} | EMPTY)
     with pytest.raises(ConfigError, match="3 were recorded before the checkpoint, and 0 are there"):
         recorder.train(Batches(batches, tmp_path))
-    with pytest.raises(ConfigError, match=r"trainer.format=parquet: is memmap, and a resumed run keeps its data set"):
-        trainer("parquet", tmp_path / "lost").load_state_dict({"format": "memmap", "dir": None})
 
 
 EMPTY = {"episodes": {"unfinished": {}, "ended": []}}

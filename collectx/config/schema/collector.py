@@ -23,7 +23,7 @@ class CollectorConfig(Section):
     num_workers: int = kept(at_least(1))
     frames_per_batch: int = kept(at_least(1))
     total_frames: int = count_or_endless()
-    exploration_type: str = one_of("random", "mode", "mean", "median", "deterministic")
+    exploration_type: str = kept(one_of("random", "mode", "mean", "median", "deterministic"))
     num_slots: int = at_least(1)
     zero_copy: bool
     on_worker_failure: str = without_effect(one_of("raise", "restart", "drop"))
@@ -40,7 +40,7 @@ class CollectorConfig(Section):
     set_truncated: bool
     refresh: str = one_of("batch", "step")
     overlap: int = kept(within(0, 1))
-    max_policy_lag: int | None = at_least(0)
+    max_policy_lag: int | None = kept(at_least(0))
     preemptive_threshold: float | None = kept(within(0, 1))
     trajs_per_batch: int | None = kept(at_least(1))
     traj_format: str = kept(one_of("padded", "cat"))

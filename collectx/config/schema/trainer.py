@@ -77,8 +77,8 @@ class DqnTrainerConfig(LearningTrainerConfig):
 
 @dataclass(kw_only=True)
 class RecordTrainerConfig(TrainerConfig):
-    format: str = one_of(*DATA_PACKAGES)
-    dir: str | None
+    format: str = kept(one_of(*DATA_PACKAGES))
+    dir: str | None = kept()
     flush_every_frames: int = at_least(1)
     partial_episodes: bool
     fps: int = at_least(1)

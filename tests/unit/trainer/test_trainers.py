@@ -147,7 +147,7 @@ def test_a_diverged_trainer_stops_before_it_publishes(name):
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_the_same_seed_learns_the_same_and_its_state_can_be_put_back(name):
-    (first, module), (second, same), (third, restored) = (made(name, seed=seed) for seed in (3, 3, 1))
+    (first, module), (second, same), (third, restored) = (made(name, seed, anneal=False) for seed in (3, 3, 1))
     first.train(Recorded(bandit(3)))
     second.train(Recorded(bandit(3)))
     third.load_state_dict(first.state_dict())

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 import yaml
 
 from collectx import __version__
@@ -19,7 +18,7 @@ from collectx.report.read import Group, Run, centre, differences, groups_of, int
 from collectx.run import Status
 from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
-from collectx.run.printing import cells, number_cell, rank
+from collectx.run.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
 from collectx.run.snapshot import read_meta
 
 # Groups of which curves are drawn, and timelines, in one page.
@@ -34,7 +33,8 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         ConfigError: the folder cannot be written to.
     """
     groups = groups_of(runs)
-    best = sorted(groups, key=lambda group: rank(_middle(group.values(objective)), objective))
+    spreads = {group: spread(group.values(objective).tolist()) for group in groups}
+    best = sorted(groups, key=lambda group: rank(spreads[group][0], objective))
     drawn = [group for group in groups if group in best[:_MOST_CURVES]]
     ranked = sorted(runs, key=lambda run: rank((run.numbers or {}).get(objective), objective))
     # Runs that failed first.
@@ -55,8 +55,10 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         version=__version__,
         time=time.strftime("%Y-%m-%d %H:%M:%S"),
         objective=objective,
+        columns=COLUMNS,
         rows=[(run.status.status, cells(run.name, run.status.status, run.numbers)) for run in ranked],
-        group_rows=[_group_row(group, objective) for group in best] if len(groups) < len(runs) else [],
+        group_head=(objective, *SPREAD[1:], "IQM", "95 % CI from", "to"),
+        group_rows=[_group_row(each, objective, spreads[each]) for each in best] if len(groups) < len(runs) else [],
         sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
         left_out={
             "Learning and throughput": (len(groups) - len(drawn), "configurations have no curve"),
@@ -81,16 +83,12 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
     return path
 
 
-def _middle(values: np.ndarray) -> float | None:
-    return float(centre(values)) if len(values) else None
-
-
-def _group_row(group: Group, objective: str) -> tuple[str, ...]:
-    """Name, how many runs have the objective, their centre, its interval, least and most."""
+def _group_row(group: Group, objective: str, spread: Sequence[float | None]) -> tuple[str, ...]:
+    """Name, how many runs have the objective, their spread, which `collectx run` prints too, IQM and its interval."""
     values = group.values(objective)
     ends = interval(values) if len(values) > 1 else (None, None)
-    numbers = (_middle(values), *ends, *((values.min(), values.max()) if len(values) else (None, None)))
-    return (group.name, f"{len(values)} of {len(group.runs)}", *(number_cell(number) for number in numbers))
+    numbers = (*spread, centre(values) if len(values) else None, *ends)
+    return (group.name, f"{len(values)} of {len(group.runs)}", *map(number_cell, numbers))
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:

@@ -119,8 +119,9 @@ class Group:
         return [curve for run in self.runs if (curve := run.curve(value, over)) is not None]
 
     def values(self, number: str) -> np.ndarray:
-        """A number of `result.json` of each run that has not failed and has it, [runs] float64."""
-        numbers = ((run.numbers or {}).get(number) for run in self.runs if run.status.status is not Status.FAILED)
+        """A number of `result.json` of each run that has not ended early and has it, [runs] float64."""
+        early = Status.FAILED, Status.INTERRUPTED
+        numbers = ((run.numbers or {}).get(number) for run in self.runs if run.status.status not in early)
         return np.array([value for value in numbers if isinstance(value, (int, float))], float)
 
 
@@ -250,9 +251,10 @@ def _number(value: Any) -> float:
 
 
 def objective_of(run: Run) -> str:
-    """`sweep.objective` of a run, which Hydra has saved; its default where it cannot be read."""
+    """The first `sweep.objective` of a run, which Hydra has saved; its default where it cannot be read."""
     try:
-        return str(read_config(run.files.hydra / "config.yaml")["sweep"]["objective"])
+        name = read_config(run.files.hydra / "config.yaml")["sweep"]["objective"]
+        return str(name[0] if isinstance(name, list) else name)
     except (DamagedFile, KeyError, TypeError):
         return OBJECTIVES[0]
 
@@ -275,7 +277,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     for each in members.values():
         words = [f"{_short(key, keys)}={each[0].options.get(key)}" for key in keys]
         name = ", ".join(words) if len(words) <= _MOST_NAMED else each[0].name
-        groups.append(Group(name or ("all runs" if len(each) > 1 else each[0].name), tuple(each)))
+        groups.append(Group(name or ("all" if len(each) > 1 else each[0].name), tuple(each)))
     return groups
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+# The numbers of an objective over the seeds.
+SPREAD = ("mean", "std", "least", "most")
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
 # The numbers of a run that its row has, as `result.json` names them, and their forms.
 _NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": None, "wall_s": ".1f"}
@@ -116,7 +118,7 @@ def print_sweep(
     print_table([cells(*row) for row in rows])
     if seeds:
         print()
-        print_table(seeds, ("point", "seeds", objective, "std", "least", "most"))
+        print_table(seeds, ("point", "seeds", objective, *SPREAD[1:]))
     say(f"sweep folder: {root}")
 
 
@@ -133,13 +135,18 @@ def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objec
         values.setdefault(name, []).extend([float(value)] if status == Status.COMPLETED and value is not None else [])
     if not any(values.values()):
         return []
-    means = {name: fmean(numbers) if numbers else None for name, numbers in values.items()}
-    table = []
-    for name in sorted(values, key=lambda name: rank(means[name], objective)):
-        numbers, mean = values[name], means[name]
-        spread = (stdev(numbers) if len(numbers) > 1 else None, min(numbers), max(numbers)) if numbers else [None] * 3
-        table.append((name or "all", str(len(numbers)), *(number_cell(number) for number in (mean, *spread))))
-    return table
+    spreads = {name: spread(numbers) for name, numbers in values.items()}
+    return [
+        (name or "all", str(len(values[name])), *map(number_cell, spreads[name]))
+        for name in sorted(values, key=lambda name: rank(spreads[name][0], objective))
+    ]
+
+
+def spread(values: Sequence[float]) -> tuple[float | None, ...]:
+    """Mean, standard deviation, least and most of an objective over the seeds; None where there is none."""
+    if not values:
+        return (None,) * len(SPREAD)
+    return fmean(values), stdev(values) if len(values) > 1 else None, min(values), max(values)
 
 
 def rank(value: float | None, objective: str) -> float:

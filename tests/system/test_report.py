@@ -1,6 +1,7 @@
 """`collectx report` in a real browser, and `collectx watch` in a real terminal."""
 
 import json
+import re
 import subprocess
 
 import matplotlib.image
@@ -47,6 +48,21 @@ def test_the_page_opens_without_errors_and_without_network(page, browse, tmp_pat
         asked = {each["params"]["url"] for each in events if each.get("params", {}).get("initiator") == "null"}
         outcomes[path.name] = "CONSOLE" in done.stderr, asked, done.stdout.count("<svg")
     assert outcomes == {"index.html": (False, set(), 9), "bad.html": (True, {"http://127.0.0.1:9/logo.png"}, 0)}
+
+
+@pytest.mark.ci
+def test_the_page_and_the_terminal_name_the_same_numbers(tmp_path):
+    words = ["policy=random", "trainer=meter", "launcher=inline", "run.max_batches=3", "hydra.sweep.dir=sweep"]
+    said = collectx("run", "-m", *words, "seed=range(0,8)", cwd=tmp_path).stdout.splitlines()
+    collectx("report", "sweep", cwd=tmp_path)
+    text = " ".join(re.sub("<[^>]*>", " ", (tmp_path / "sweep" / "report" / "index.html").read_text()).split())
+    head = next(index for index, line in enumerate(said) if "least" in line)
+    names, numbers = said[head].split(), said[head + 1].split()
+    assert names[:3] == ["point", "seeds", "mean_return"]
+    assert f"{' '.join(names)} IQM 95 % CI from to all 8 of 8 {' '.join(numbers[2:])} " in text
+    results = [json.loads(file.read_text())["mean_return"] for file in tmp_path.glob("sweep/*/result.json")]
+    assert numbers[2] == f"{sum(results) / 8:#.4g}"
+    assert f"{sum(sorted(results)[2:6]) / 4:#.4g}" in text
 
 
 @pytest.mark.parametrize(("scheme", "is_dark"), [(0, True), (1, False)])

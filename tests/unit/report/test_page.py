@@ -81,9 +81,10 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     assert capsys.readouterr().out == "page/index.html\n"
     text = Page(tmp_path / "page" / "index.html").text
     results = text[: text.index("Learning and throughput")]
-    assert re.findall(r"num_workers=(\d) 2 of 2 ([\d.]+) ([\d.]+) ([\d.]+)", results) == [
-        ("2", "22.50", "20.00", "25.00"),
-        ("1", "20.00", "10.00", "30.00"),
+    assert "point seeds frames_per_s std least most IQM 95 % CI from to" in results
+    assert re.findall(rf"num_workers=(\d) 2 of 2{' ([0-9.]+)' * 7}", results) == [
+        ("2", "22.50", "3.536", "20.00", "25.00", "22.50", "20.00", "25.00"),
+        ("1", "20.00", "14.14", "10.00", "30.00", "20.00", "10.00", "30.00"),
     ]
     order = [(int(workers), int(seed)) for workers, seed in re.findall(r"num_workers=(\d),seed=(\d)", results)]
     assert order == sorted(rates, key=rates.get, reverse=True)

@@ -282,30 +282,38 @@ class ReadableCollector:
         return -(-total // frames)
 
     def getattr_env(self, attr: str) -> Any:
-        """Returns a copy of an attribute of the first worker's env; a list if that worker has several envs.
+        """Returns an attribute of the first worker's env; a list if that worker has several envs. A worker process
+        sends a copy, so the attribute has to be data: numbers, text, arrays, spaces, specs, or containers of these.
 
         Args:
             attr: its name, or a path such as `transform[0].shape`.
 
         Raises:
             AttributeError: the env has no such attribute.
+            TypeError: it is a method or another object that is no data, in a worker process.
         """
         return self._ask("getattr_env", per_worker={min(self._collector.workers): (attr,)}).popitem()[1]
 
     def get_distant_attr(self, attr: str) -> Any:
-        """Returns, for each worker, a copy of what a path that begins with `env.` names in its env, or its index for
-        `worker_idx`, in a list. Without workers, returns what a path names in this collector.
+        """Returns, for each worker, a copy of what a path that begins with `env.` names in its env (data, as for
+        `getattr_env`), its index for `worker_idx`, or what a path that begins with `replay_buffer.` names in the shared
+        replay buffer, in a list. Without workers, returns what a path names in this collector.
 
         Raises:
-            AttributeError: it does not exist; or there are workers and the path does not begin with `env.`.
+            AttributeError: it does not exist; or there are workers and the path begins otherwise.
+            TypeError: as by `getattr_env`.
         """
         if self._keywords.kind == "single":
             return resolve(self, attr)
         if attr == "worker_idx":
             return self._collector.workers
         place, _, path = attr.partition(".")
+        if place == "replay_buffer":
+            return [resolve(self, attr)] * len(self._collector.workers)
         if place != "env":
-            raise AttributeError(f"{attr!r}: workers are no collectors: give worker_idx or a path within env, as env.x")
+            raise AttributeError(
+                f"{attr!r}: workers are no collectors: use worker_idx, or a path within env or replay_buffer, as env.x"
+            )
         return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 
     def getattr_policy(self, attr: str) -> Any:

@@ -46,7 +46,7 @@ from collectx.standard_streams import open_closed
 from collectx.transport.base import Reset
 from collectx.user_objects import Hooks, UserEnvConfig
 from collectx.worker.profiling import ProfileConfig
-from collectx.worker.requests import load_into
+from collectx.worker.requests import load_into, resolve
 from collectx.worker.spec import env_seed
 
 # How often `shutdown` kills the workers of a background thread that does not end.
@@ -319,17 +319,28 @@ class BaseCollector(ReadableCollector):
         list_of_args: Sequence[tuple] | None = None,
         list_of_kwargs: Sequence[dict] | None = None,
     ) -> list[Any]:
-        """Calls a method of this collector once per entry of the lists; returns the results.
+        """Calls a method of this collector once per entry of the lists; returns the results. Without lists, a collector
+        without workers calls the method once. Methods of workers cannot be called.
+
+        Args:
+            method_name: the method's name, or a path as of `get_distant_attr` in a collector without workers.
 
         Raises:
-            ValueError: the two lists have different lengths.
+            ValueError: the two lists have different lengths; or there are workers and no lists.
         """
+        if list_of_args is None and list_of_kwargs is None:
+            if self._keywords.kind != "single":
+                raise ValueError(
+                    f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here map_fn calls "
+                    "methods of this collector, once per entry: pass list_of_args=[()] for one call."
+                )
+            list_of_args = [()]
         positional, named = list(list_of_args or ()), list(list_of_kwargs or ())
         if positional and named and len(positional) != len(named):
             raise ValueError(f"list_of_args has {len(positional)} entries, list_of_kwargs {len(named)}: one per call")
         count = len(positional) or len(named)
         calls = zip(positional or [()] * count, named or [{}] * count, strict=True)
-        return [getattr(self, method_name)(*args, **kwargs) for args, kwargs in calls]
+        return [resolve(self, method_name)(*args, **kwargs) for args, kwargs in calls]
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:

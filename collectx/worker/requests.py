@@ -5,14 +5,21 @@ hooks around batches.
 from __future__ import annotations
 
 import copy
+import datetime
+import inspect
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Space
 
 from collectx.batch import as_key, nest
 from collectx.errors import NotRestorable, ShapeError
@@ -104,8 +111,18 @@ class RequestHandler:
         """Replies once the envs and the policy are made."""
 
     def getattr_env(self, path: str) -> Any:
-        """Returns what `path` names in the user's env, see `resolve`; a list for several envs."""
+        """Returns what `path` names in the user's env, see `resolve`; a list for several envs.
+
+        Raises:
+            TypeError: it is no data, of which the trainer's process would get a copy.
+        """
         values = [resolve(env, path) for env in self._envs or [self._rollout.group]]
+        if not self._is_inline and (others := [each for each in values if not is_data(each)]):
+            what = "a method" if inspect.isroutine(others[0]) else type(others[0]).__qualname__
+            raise TypeError(
+                f"{path!r} is {what} in the worker's env: calling or changing a copy here would not change the env. "
+                "Ask for data by its path. To change envs, assign pre_collect_hook, which runs in the worker's process."
+            )
         return values[0] if len(values) == 1 else values
 
     def load_weights(self, path: str, weights: dict[str, torch.Tensor]) -> None:
@@ -168,6 +185,25 @@ class RequestHandler:
     def _has_state_dicts(self) -> bool:
         names = ("state_dict", "load_state_dict")
         return bool(self._envs) and all(hasattr(env, name) for env in self._envs for name in names)
+
+
+# Those of TorchRL are in `sys.modules` where there are any.
+_DATA = (int, float, complex, str, bytes, bytearray, type(None), Enum, PurePath, datetime.date, datetime.timedelta)
+_DATA += (np.ndarray, np.generic, np.dtype, torch.Tensor, torch.Size, torch.dtype, torch.device, Space, EnvSpec)
+
+
+def is_data(value: Any) -> bool:
+    """Whether a copy tells all that `value` does: numbers, text, arrays, spaces and specs, and containers of these."""
+    from tensordict import TensorDictBase
+
+    specs = getattr(sys.modules.get("torchrl.data"), "TensorSpec", ())
+    if isinstance(value, (*_DATA, TensorDictBase, specs)):
+        return True
+    if isinstance(value, Mapping):
+        return all(map(is_data, (*value.keys(), *value.values())))
+    if is_dataclass(value) and not isinstance(value, type):
+        return all(is_data(getattr(value, each.name)) for each in fields(value))
+    return isinstance(value, list | tuple | Set | deque) and all(map(is_data, value))
 
 
 def _is_plain(value: Any) -> bool:

@@ -256,3 +256,58 @@ def test_what_a_worker_cannot_unpickle_is_its_error_and_a_request_leaves_it_aliv
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("ImportError the\nConfigError post_collect_hook=")
     assert "Traceback" not in run.stderr
+
+
+LEVELS = """
+import os
+
+import gymnasium
+import numpy
+import pytest
+
+from collectx import Collector, MultiSyncCollector, ReplayBuffer
+
+class Level(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(0, 9, (1,)), gymnasium.spaces.Discrete(2)
+    level, names = 0, {"easy": (0, 1), "seen": numpy.zeros(2)}
+
+    def set_level(self, level):
+        self.level = level
+        return level
+
+    def reset(self, **keywords):
+        return numpy.full(1, int(os.environ.get("LEVEL", self.level)), "float32"), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+def levels(batch):
+    return batch["next", "observation"].unique().tolist()
+
+buffer = ReplayBuffer(100)
+with MultiSyncCollector([Level] * 2, frames_per_batch=8, replay_buffer=buffer) as collector:
+    next(collector)
+    for ask, path in ((collector.getattr_env, "set_level"), (collector.get_distant_attr, "env.unwrapped")):
+        with pytest.raises(TypeError, match="To change envs, assign pre_collect_hook") as caught:
+            ask(path)
+        print(str(caught.value).split(":")[0])
+    for path in ("level", "names", "names['seen']", "action_space", "metadata", "spec"):
+        collector.getattr_env(path)
+    assert collector.get_distant_attr("replay_buffer.write_count") == [8, 8]
+    with pytest.raises(ValueError, match=r"pass list_of_args=\\[\\(\\)\\]"):
+        collector.map_fn("get_policy_version")
+    with pytest.raises(AttributeError, match="env"):
+        collector.map_fn("env.set_level", [(3,)])
+    collector.pre_collect_hook = lambda: os.environ.update(LEVEL="3")
+    assert collector.fill(16) and levels(buffer[16:24]) == [3]
+with Collector(Level, frames_per_batch=4) as collector:
+    assert collector.map_fn("get_policy_version") == [0]
+    assert collector.getattr_env("set_level")(2) == 2 and collector.map_fn("env.set_level", [(4,)]) == [4]
+    assert levels(next(collector)) == [4]
+"""
+
+
+def test_only_data_leaves_a_worker_and_a_hook_changes_its_envs(script):
+    run = script(LEVELS)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "'set_level' is a method in the worker's env\n'unwrapped' is Level in the worker's env\n"

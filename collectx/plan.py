@@ -27,6 +27,7 @@ from collectx.env.base import EnvSpec
 from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import arrays, script_text, with_requeue
 from collectx.launcher.slurm.array import worker_header
+from collectx.launcher.slurm.commands import largest_array
 from collectx.run import RunFolder, cores
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
@@ -181,10 +182,13 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
 def _scripts(runs: Sequence[NamedRun]) -> list[list[str]]:
     """The `#SBATCH` lines of every script; within an allocation, runs are steps and have none."""
     if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
-        workers = [f"#SBATCH --array=0-{run.cfg.collector.num_workers - 1}" for run in runs]
-        launchers = [run.cfg.launcher for run in runs]
-        headers = [worker_header(each, RunFolder(run.folder).logs) for run, each in zip(runs, launchers, strict=True)]  # type: ignore[arg-type]
-        return [[*header, array] for header, array in zip(headers, workers, strict=True)]
+        largest = largest_array()
+        return [
+            [*worker_header(run.cfg.launcher, RunFolder(run.folder).logs), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
+            for run in runs
+            for first in range(0, run.cfg.collector.num_workers, largest)
+            for size in [min(largest, run.cfg.collector.num_workers - first)]
+        ]
     is_inside = "SLURM_JOB_ID" in os.environ
     jobs = [run for run in runs if run.cfg.launcher.kind in JOB_LAUNCHERS]
     if is_inside:

@@ -27,7 +27,7 @@ from collectx.checkpoints import Checkpoints
 from collectx.config.derived import backend_of, num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, JobEnded, LauncherError
+from collectx.errors import ConfigError, JobEnded, LauncherError, WorkerDied, WorkerTimeout
 from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.launcher.local import leave_signals_to_trainer
 from collectx.launcher.slurm import commands, requeue
@@ -43,6 +43,8 @@ from collectx.user_objects import Sealed, UserObjects
 
 _POLL_S = 0.25
 _ASK_S = 5.0
+# Ends of workers that may be the loss of their nodes.
+_SILENT_ENDS = {f"{kind.__module__}.{kind.__qualname__}" for kind in (WorkerDied, WorkerTimeout)}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -153,15 +155,18 @@ def _report(files: RunFolder, name: str, reason: str) -> None:
 
 
 def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
-    """The reason why a run has failed, if it is the loss of a worker whose node does not answer; otherwise empty."""
-    if result.status is not Status.FAILED or not result.failures or (worker := result.failures[0].worker) is None:
+    """The reason why a run has failed, if it is the loss of a worker with its node; otherwise empty. Blocks while only
+    SLURM can tell."""
+    failure = result.failures[0] if result.status is Status.FAILED and result.failures else None
+    # A worker that has reported an error is on a node that lives.
+    if failure is None or failure.worker is None or failure.type not in _SILENT_ENDS:
         return ""
     try:
-        node = launcher.lost_node(worker)
+        node = launcher.lost_node(failure.worker)
     except LauncherError as error:
         print(f"collectx: {error}", file=sys.stderr)
         return ""
-    return f"{node}, the node of worker {worker}, does not answer" if node else ""
+    return f"{node}, the node of worker {failure.worker}, is lost" if node else ""
 
 
 def _run_worker(

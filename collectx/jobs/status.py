@@ -6,6 +6,7 @@ A run whose process is dead is never "running".
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,7 +145,15 @@ def query_slurm(jobs: Iterable[str]) -> JobStates:
 def query_workers(files: RunFolder) -> JobStates:
     """The states of the jobs that a trainer outside of SLURM has submitted for its workers. Asks SLURM if there are
     any."""
-    return query_slurm(files.worker_jobs.read_text().split() if files.worker_jobs.exists() else ())
+    return query_slurm(_worker_jobs(files))
+
+
+def _worker_jobs(files: RunFolder) -> dict[str, str]:
+    """The index of the worker by job."""
+    lines = files.worker_jobs.read_text().splitlines() if files.worker_jobs.exists() else []
+    jobs = (line.partition(" ") for line in lines)
+    # Runs of earlier versions have the job alone, which ends with the index.
+    return {job: worker or job.rpartition("_")[2] for job, _, worker in jobs}
 
 
 def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
@@ -172,10 +181,11 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     if result is not None:
         run = _from_result(result)
         # The trainer knows only which signal ended it.
+        it = "it" if re.search(rf"\bjob {job}\b", run.detail) else f"job {job}"
         if run.status is Status.INTERRUPTED and state is not None and state.word in _END_REASONS:
-            return RunStatus(run.status, f"{run.detail}: job {job} ended as {state.word}: {_END_REASONS[state.word]}")
+            return RunStatus(run.status, f"{run.detail}: {it} ended as {state.word}: {_END_REASONS[state.word]}")
         if run.status is Status.INTERRUPTED and state is not None and state.word in _TRANSITIONS:
-            return RunStatus(run.status, f"{run.detail}: job {job} is {_transition(state)}")
+            return RunStatus(run.status, f"{run.detail}: {it} is {_transition(state)}")
         return run
     if isinstance(states, LauncherError):
         return RunStatus(Status.UNKNOWN, f"{_last_batch(files)}; SLURM does not say: {states}")
@@ -269,9 +279,10 @@ def waiting_workers(files: RunFolder) -> list[str]:
     if isinstance(states, LauncherError):
         return [f"whether its workers' jobs wait is not known: {states}"]
     waiting: dict[str, list[str]] = {}
+    workers = _worker_jobs(files)
     for job, state in states.items():
         if not (state.has_started or state.is_over):
-            waiting.setdefault(str(state), []).append(job.rpartition("_")[2])
+            waiting.setdefault(str(state), []).append(workers[job])
     return [f"worker {', '.join(workers)}: {reason}" for reason, workers in waiting.items()]
 
 
@@ -314,6 +325,9 @@ def _log_tail(files: RunFolder) -> str:
 
 def _last_batch(files: RunFolder) -> str:
     try:
-        return f"last batch {time.time() - files.metrics.stat().st_mtime:.0f} s ago"
+        ago_s = time.time() - files.metrics.stat().st_mtime
     except OSError:
         return "no batch yet"
+    # The file's time is that of another host's clock.
+    ahead = f"the clock of its host is {-ago_s:.0f} s ahead of this one's"
+    return f"last batch {ago_s:.0f} s ago" if ago_s > -1 else f"when its last batch came is not known ({ahead})"

@@ -33,9 +33,6 @@ from collectx.run import Status, printing
 from collectx.run.folder import RunFolder, locked
 from collectx.run.saved_config import config_text
 
-# SLURM's default limit of array tasks (MaxArraySize) is 1001.
-_LARGEST_ARRAY = 1000
-
 
 def run_jobs(runs: Sequence[NamedRun], argv: Sequence[str], sweep: Path | None, results: list[Outcome]) -> bool:
     """Submits runs, and watches them to their end, unless `launcher.wait=false`; adds to `results`. Returns whether
@@ -91,7 +88,11 @@ def _submit_and_watch(
     refused = [run for run in runs if run.folder in refusals]
     _remove_traces(refused)
     for text in dict.fromkeys(refusals.values()):
-        printing.note(f"not submitted: {text}")
+        count = sum(each == text for each in refusals.values())
+        again = f"{count} of {len(runs)} runs are not submitted: repeat this command to submit what is missing"
+        if sweep is not None and not any(word.startswith("hydra.sweep.dir=") for word in argv):
+            again += f", with hydra.sweep.dir={shlex.quote(str(sweep.absolute()))}"
+        printing.note(f"{again}: {text}")
     results += [Outcome(Status.FAILED, run.folder) for run in refused]
     running = [run for run in runs if run.folder in jobs]
     watched = [run for run in running if run.launcher.wait]
@@ -232,7 +233,7 @@ def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
 
 
 def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
-    """Groups runs with equal resources."""
+    """Groups runs with equal resources. Blocks for the size of SLURM's arrays if there are several."""
     equal: dict[str, list[NamedRun]] = {}
     for run in runs:
         collector = run.cfg.collector
@@ -240,7 +241,8 @@ def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
         request = [*resources, collector.on_worker_failure, collector.close_timeout_s]
         equal.setdefault(json.dumps(request, sort_keys=True), []).append(run)
     for group in equal.values():
-        largest = 1 if isinstance(group[0].launcher, SubmititDelayedLauncherConfig) else _LARGEST_ARRAY
+        has_arrays = len(group) > 1 and not isinstance(group[0].launcher, SubmititDelayedLauncherConfig)
+        largest = commands.largest_array() if has_arrays else 1
         for start in range(0, len(group), largest):
             yield group[start : start + largest]
 

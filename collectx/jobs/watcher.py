@@ -239,7 +239,8 @@ class Watcher:
         printed = set()
         for run in self._runs:
             if run.status.status is Status.INTERRUPTED:
-                printing.message(f"{self._describe(run)}: {run.status.detail or 'interrupted'}")
+                detail = run.status.detail or "interrupted"
+                printing.message(f"{run.name if f'job {run.job}' in detail else self._describe(run)}: {detail}")
             elif run.status.status is Status.FAILED and (text := _failure_text(run)) and text not in printed:
                 printed.add(text)
                 printing.message(text if len(self._runs) == 1 else f"{run.name}: {text}")

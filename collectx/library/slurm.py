@@ -140,7 +140,7 @@ def _submit_and_follow(
     array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
     jobs: list[str] = []
     try:
-        jobs.append(commands.submit([str(script)]))
+        jobs.append(commands.submit(script))
         jobs += array.submit(range(presubmitted.num_workers)).values()
         print(f"collectx: job {jobs[0]}, its workers {', '.join(jobs[1:])}; log: {files.log('trainer')}", flush=True)
         _follow(jobs, files)

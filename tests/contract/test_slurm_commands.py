@@ -16,7 +16,7 @@ from composing import composed
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import submit, watcher
 from collectx.jobs.status import NamedRun
-from collectx.launcher.slurm import array, commands, job, log_watcher, script
+from collectx.launcher.slurm import array, commands, job, log_watcher, nodes, script
 from collectx.launcher.slurm.commands import JobState
 from collectx.launcher.slurm.log_watcher import role_shell
 from collectx.library.submitit import slurm_resources
@@ -53,17 +53,53 @@ def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_
     launcher.setup.extend(["export GREETING='good day'", 'echo "$GREETING"'])
     launcher.srun["container-image"] = "a b"
     launcher.sbatch.update({"mail_type": "FAIL", "constraint": "intel&ib", "job-name": "mine", "qos": None})
-    workers = array.JobArray(launcher, script, tmp_path / "50%", ["work"], tmp_path / "jobs" / "workers.txt")
+    logs = tmp_path / "50%"
+    logs.mkdir()
+    workers = array.JobArray(launcher, script, logs, ["work"], tmp_path / "jobs" / "workers.txt")
     assert workers.submit([0, 2]) == {0: "17_0", 2: "17_2"}
-    assert (tmp_path / "jobs" / "workers.txt").read_text().split() == ["17_0", "17_2"]
+    assert (tmp_path / "jobs" / "workers.txt").read_text().splitlines() == ["17_0 0", "17_2 2"]
     assert {line for line in script.read_text().splitlines() if line.startswith("#SBATCH")} == {
-        *(f"#SBATCH --output={tmp_path}/50%%/worker-%a.log", "#SBATCH --open-mode=append", "#SBATCH --ntasks=1"),
+        *("#SBATCH --output=/dev/null", "#SBATCH --ntasks=1"),
         *("#SBATCH --no-requeue", "#SBATCH --cpus-per-task=2", "#SBATCH --constraint='intel&ib'"),
         *("#SBATCH --mail-type=FAIL", "#SBATCH --job-name=mine"),
     }
     environment = os.environ | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_CPUS_PER_TASK": "2"}
-    printed = subprocess.check_output(["bash", script], env=environment, text=True)
-    assert printed.splitlines() == ["good day", "srun: --container-image=a b work 3"]
+    subprocess.check_call(["bash", script, "1000"], env=environment)
+    assert (logs / "worker-1003.log").read_text().splitlines() == ["good day", "srun: --container-image=a b work 1003"]
+
+
+def test_workers_above_the_largest_array_are_tasks_of_further_arrays_and_all_are_submitted_or_none(tmp_path, command):
+    called, cancelled = tmp_path / "called", tmp_path / "cancelled"
+    count = f'echo "$*" >> {called}; number=$(wc -l < {called})'
+    refuse = 'if [ "$number" = 4 ]; then echo "error: AssocMaxSubmitJobLimit" >&2; exit 1; fi'
+    command("sbatch", f"{count}; {refuse}; echo 1$number")
+    command("scancel", f'echo "$*" > {cancelled}')
+    command("scontrol", "echo 'MaxArraySize = 3'; echo 'SchedulerParameters = bf_interval=2,max_array_tasks=9'")
+    script = tmp_path / "worker.sh"
+    workers = array.JobArray(slurm_resources({}, 1), script, tmp_path, ["work"], tmp_path / "workers.txt")
+    assert workers.submit(range(5)) == {0: "11_0", 1: "11_1", 2: "11_2", 3: "12_0", 4: "12_1"}
+    assert workers.submit([4]) == {4: "13_1"}
+    ends = [line.rpartition(str(script))[2].split() for line in called.read_text().splitlines()]
+    assert ends == [["0"], ["3"], ["3"]]
+    called.write_text("1\n2\n")
+    with pytest.raises(LauncherError, match="3 of 4 workers were submitted, and are cancelled; the others: "):
+        workers.submit(range(4))
+    assert cancelled.read_text().split() == ["--quiet", "13_0", "13_1", "13_2"]
+    assert len((tmp_path / "workers.txt").read_text().splitlines()) == 6
+
+
+def test_the_jobs_id_is_the_last_line_of_digits_and_options_of_the_script_are_on_the_command_line(tmp_path, command):
+    script = tmp_path / "script.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --constraint='a&b'\n#SBATCH hetjob\n#SBATCH --time=5\necho\n")
+    command("sbatch", 'echo "$*" >&2; echo "Welcome to 2 clusters"; echo "7 jobs"; echo " 19;north"; echo "have fun"')
+    assert commands.submit(script, "--hold", arguments=["0"]) == "19"
+    command("sbatch", 'echo "Welcome"; echo "$*"')
+    with pytest.raises(LauncherError) as caught:
+        commands.submit(script, "--hold", arguments=["0"])
+    words = f"Welcome; --parsable --hold --constraint=a&b : --hold --time=5 {script} 0"
+    assert f"sbatch printed no job id, so it is not known whether the job is in the queue. It printed: {words}" in str(
+        caught.value
+    )
 
 
 def test_a_worker_that_slurm_has_ended_leaves_a_note(tmp_path):
@@ -99,12 +135,17 @@ def test_a_job_whose_trainer_finds_its_configuration_wrong_ends_without_its_work
         ("Batch job submission failed: Invalid account or account/partition combination specified", "launcher.account"),
         ("Batch job submission failed: Requested node configuration is not available", "launcher.cpus_per_task"),
         ("Unable to contact slurm controller (connect failure)", "try again later"),
+        (
+            "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "submit fewer jobs at a time",
+        ),
     ],
 )
-def test_a_refused_submission_has_slurms_words_and_what_to_change(command, words, advice):
+def test_a_refused_submission_has_slurms_words_and_what_to_change(command, tmp_path, words, advice):
     command("sbatch", f'echo "{words}" >&2; exit 1')
+    (tmp_path / "script.sh").touch()
     with pytest.raises(LauncherError) as caught:
-        commands.submit(["script.sh"])
+        commands.submit(tmp_path / "script.sh")
     assert words in str(caught.value)
     assert advice in str(caught.value)
 
@@ -119,7 +160,7 @@ def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
         "18+0|CANCELLED|None|n1": "CANCELLED on n1",
         "18+1|RUNNING|None|n2": None,
     }
-    command("squeue", "cat <<END\n" + "\n".join(lines) + "\nEND")
+    command("squeue", "cat <<END\nWelcome | to the cluster\n" + "\n".join(lines) + "\nEND")
     found = commands.queued(["17_0", "17_1", "17_2", "17_3", "18", "19"])
     assert list(found) == ["17_0", "17_1", "17_2", "17_3", "18"]
     assert [str(state) for state in found.values()] == [text for text in lines.values() if text is not None]
@@ -137,13 +178,14 @@ def test_a_command_that_hangs_is_given_up(command, monkeypatch):
         commands.cancel(["17"])
 
 
-def test_a_command_has_no_variables_of_the_job_that_calls_it(command, monkeypatch):
-    command("sbatch", "env >&2; exit 1")
-    removed, kept = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURMD_NODENAME", "SRUN_DEBUG"), ("SLURM_CONF", "SBATCH_ACCOUNT")
+def test_a_command_has_no_variables_of_the_job_that_calls_it_and_none_that_hide_jobs(command, monkeypatch):
+    command("scancel", "env >&2; exit 1")
+    removed = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURMD_NODENAME", "SRUN_DEBUG", "SQUEUE_PARTITION", "SBATCH_WAIT")
+    kept = ("SLURM_CONF", "SBATCH_ACCOUNT", "SBATCH_WAIT_ALL_NODES")
     for name in (*removed, *kept):
         monkeypatch.setenv(name, "x")
     with pytest.raises(LauncherError) as caught:
-        commands.submit([])
+        commands.cancel(["17"])
     variables = {word.partition("=")[0] for word in str(caught.value).split()}
     assert (variables & {*removed, *kept}) == set(kept)
 
@@ -241,7 +283,15 @@ def test_a_job_that_is_signalled_before_its_run_begins_is_requeued(
     ],
 )
 def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, workers, how, monkeypatch):
-    monkeypatch.setattr(commands, "hostnames", lambda nodes: [nodes])
+    asked = []
+
+    def hostnames(nodes):
+        asked.append(nodes)
+        if len(asked) == 1:
+            raise LauncherError("scontrol: Killed")
+        return [nodes]
+
+    monkeypatch.setattr(commands, "hostnames", hostnames)
     monkeypatch.setattr(log_watcher, "_POLL_S", 0.001)
     log = folder / "logs" / "job.log"
     log.write_text("collectx: task 1 on n0: status 1\n")
@@ -260,18 +310,18 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
     assert failed == {worker: f"task {worker + 1} {how}" for worker in workers}
 
 
-@pytest.mark.parametrize(("down", "nodes"), [(None, ["n2", "n3", "n1", "n2"]), ("n2", ["n3", "n3", "n1", "n3"])])
-def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch, down, nodes):
-    monkeypatch.setattr(job, "is_up", lambda host: host != down)
+@pytest.mark.parametrize(("down", "names"), [(None, ["n2", "n3", "n1", "n2"]), ("n2", ["n3", "n3", "n1", "n3"])])
+def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch, down, names):
+    monkeypatch.setattr(nodes, "seems_lost", lambda node: node == down)
     started = []
     monkeypatch.setattr(job, "StepHandle", lambda command, log: started.append(command()) or Mock(exitcode=0))
-    for restarts, node in enumerate(nodes, 1):
+    for restarts, node in enumerate(names, 1):
         workers.start(1, NOTHING, restarts)
         assert {f"--nodelist={node}", "--mpi=none"} <= set(started[-1])
 
 
 def test_a_task_that_is_replaced_is_killed_with_its_processes(folder, workers, command, monkeypatch, wait_until):
-    monkeypatch.setattr(job, "is_up", lambda host: True)
+    monkeypatch.setattr(nodes, "seems_lost", lambda node: False)
     command("srun", 'while [ "${1#--}" != "$1" ]; do shift; done; [ "$1" = work ] || exec "$@"')
     python = command("python", 'sleep 1000 & echo $! >> "$4/children"; wait')
     children = folder / "children"
@@ -288,6 +338,30 @@ def test_a_task_that_is_replaced_is_killed_with_its_processes(folder, workers, c
         assert is_readable(other)
     for child in children.read_text().split():
         wait_until(lambda pid=int(child): not psutil.pid_exists(pid))
+
+
+def test_a_silent_node_is_lost_when_slurm_says_so(command, tmp_path, monkeypatch, capfd):
+    """A port without a listener refuses, and a listener whose queue is full answers nobody, as a dead host."""
+    monkeypatch.setattr(nodes, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(nodes, "_ASK_S", 0.01)
+    asked = tmp_path / "asked"
+    with socket.socket() as listener, socket.socket() as first:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        show = f"echo NodeName=n2 NodeAddr=127.0.0.1 Port={port} State=ALLOCATED"
+        command("scontrol", f'[ "$2" = config ] && echo "SlurmdTimeout = 15 sec" || {show}')
+        command("sinfo", f'echo x >> {asked}; [ "$(wc -l < {asked})" -lt 4 ] || echo "n2|down*"')
+        assert not nodes.is_lost("n2")
+        assert not nodes.seems_lost("n2")
+        listener.listen(0)
+        first.connect(("127.0.0.1", port))
+        assert nodes.seems_lost("n2")
+        assert nodes.is_lost("n2")
+        assert "n2 is silent: SLURM may take 45 s to say whether it is lost" in capfd.readouterr().out
+        command("scontrol", "echo 'Node n2 not found' >&2; exit 1")
+        asked.unlink()
+        assert not nodes.is_lost("n2")
+        assert not nodes.seems_lost("n2")
 
 
 def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
@@ -353,7 +427,7 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     assert [each.status for each in results] == ["completed"]
     assert "launcher=slurm inside the allocation of job 17: runs are steps of that job" in capsys.readouterr().err
     count, words, *_ = (tmp_path / "run" / "logs" / "job.log").read_text().splitlines()
-    assert count == "0"
+    assert count == "1"  # SLURM_EXPORT_ENV
     assert {"--jobid=17", "--overlap", "--ntasks=9", "--mpi=none"} <= {*words.split()}
     cfg.collector.num_workers = 9
     with pytest.raises(ConfigError, match=r"10 tasks of 1 cores \(10\), and the allocation of job 17 has 9"):

@@ -60,6 +60,10 @@ KillWait=10
 UnkillableStepTimeout=300
 # The controller remembers jobs for as long as the cluster lives: there is no accounting.
 MinJobAge=86400
+# Arrays of four tasks, so that few make several arrays.
+MaxArraySize=4
+# It fails where the file shared/prolog_fails exists.
+Prolog={folder}/etc/prolog
 # No number of a later cluster is that of an old job.
 FirstJobId={first_job}
 PreemptType=preempt/partition_prio
@@ -169,6 +173,9 @@ class Cluster(Machines):
         machine = "CPUs=4 RealMemory=4000 Gres=gpu:2 State=UNKNOWN"
         nodes = [f"NodeName={node} NodeAddr={self.addresses[node]} {machine}\n" for node in self.nodes]
         (etc / "slurm.conf").write_text("".join(nodes) + _CONF.format(**values, first_job=first_job))
+        prolog = etc / "prolog"
+        prolog.write_text(f'#!/bin/sh\n[ ! -e "{self.shared}/prolog_fails" ]\n')
+        prolog.chmod(0o755)
         # slurmd probes cgroups even where no plugin uses them; naming v1 skips the probe, which fails in a namespace.
         (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         # Some devices in the place of GPUs.

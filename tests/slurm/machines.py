@@ -135,6 +135,16 @@ class Machines:
         chosen = "32768-60999"
         self._in_net(node, f"ip rule add pref 10 iif eth0 ipproto tcp sport {chosen} dport {chosen} blackhole")
 
+    def drop_closed(self, node: str) -> None:
+        """A firewall drops packets to the node's ports below 1024, on which nobody listens, and the node knows other
+        machines by address alone."""
+        self.broken.add(node)
+        self._in_net(node, "ip rule add pref 100 lookup local && ip rule del pref 0")
+        self._in_net(node, "ip rule add pref 10 iif eth0 ipproto tcp dport 1-1023 blackhole")
+        own = self.folder / f"hosts.{node}"
+        own.write_text(f"127.0.0.1 localhost\n{self.addresses[node]} {node}\n")
+        self._in_net(node, f"mount --bind {own} /etc/hosts")
+
     def boot(self, name: str) -> None:
         """Starts a machine and connects it; the head first."""
         log, address = self.folder / "log" / f"{name}.out", self.addresses[name]

@@ -1,6 +1,7 @@
 """`launcher=submitit`: the trainer runs where it was started, and every worker is a SLURM job that it submits.
 
-    <run>/jobs/worker.sh       the script of all workers: one task of a job array, whose number is the worker's index
+    <run>/jobs/worker.sh       the script of all workers: one task of a job array; its argument is the first worker
+    <run>/jobs/workers.txt     job and index of each worker
     <run>/jobs/ended.17_3      SLURM has ended job 17_3
     <run>/logs/worker-3.log    output of SLURM and of worker 3's job
 
@@ -11,10 +12,14 @@ worker. The trainer submits a new job: with `launcher.requeue` after preemption 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from collectx.config.schema.launcher import SubmititLauncherConfig
+from collectx.errors import LauncherError
 from collectx.launcher.slurm import commands
 
 
@@ -27,24 +32,40 @@ class JobArray:
         script: where to write the script.
         logs: the folder of `worker-<index>.log`.
         command: of a worker, without its index.
-        record: a file for the job ids, one per line, for `collectx status`.
+        record: a file for `collectx status` with job and worker, one line for each.
     """
 
     def __init__(self, cfg: SubmititLauncherConfig, script: Path, logs: Path, command: Sequence[str], record: Path):
         self._script = script
         self._record = record
-        header = worker_header(cfg, logs)
-        body = commands.body(cfg, [*command, '"$SLURM_ARRAY_TASK_ID"'], **cfg.srun)
+        self._largest: int | None = None
+        begin = [
+            "worker=$((SLURM_ARRAY_TASK_ID + $1))",
+            f'exec >>{shlex.quote(str(logs))}/worker-"$worker".log 2>&1 || exit 1',
+        ]
+        body = commands.body(cfg, [*command, '"$worker"'], **cfg.srun)
         script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text("\n".join(["#!/bin/bash", *header, *body, ""]))
+        script.write_text("\n".join(["#!/bin/bash", *worker_header(cfg, logs), *begin, *body, ""]))
         record.unlink(missing_ok=True)
 
     def submit(self, workers: Sequence[int]) -> dict[int, str]:
-        """Submits one array, even for one worker: SLURM then shows `<job>_<worker>`."""
-        job = commands.submit([f"--array={','.join(map(str, workers))}", str(self._script)])
-        jobs = {worker: f"{job}_{worker}" for worker in workers}
+        """Submits arrays, even for one worker: SLURM then shows `<job>_<worker>`, with workers above its largest array
+        counted from 0 again. All are submitted, or none."""
+        self._largest = self._largest or commands.largest_array()
+        jobs: dict[int, str] = {}
+        try:
+            for first, option in array_options(workers, self._largest):
+                job = commands.submit(self._script, option, arguments=[str(first)])
+                jobs |= {worker: f"{job}_{worker - first}" for worker in workers if 0 <= worker - first < self._largest}
+        except LauncherError as error:
+            if not jobs:
+                raise
+            with suppress(LauncherError):
+                commands.cancel(list(jobs.values()))
+            text = f"{len(jobs)} of {len(workers)} workers were submitted, and are cancelled; the others: {error}"
+            raise LauncherError(text) from error
         with open(self._record, "a") as file:
-            file.writelines(f"{each}\n" for each in jobs.values())
+            file.writelines(f"{job} {worker}\n" for worker, job in jobs.items())
         return jobs
 
     def is_ended_by_slurm(self, job: str, state: commands.JobState) -> bool:
@@ -55,15 +76,18 @@ class JobArray:
     cancel = staticmethod(commands.cancel)
 
 
+def array_options(workers: Sequence[int], largest: int) -> Iterator[tuple[int, str]]:
+    """For each array, the worker of its index 0 and sbatch's option `--array`; SLURM limits the index (`largest`)."""
+    for first, group in itertools.groupby(sorted(workers), lambda worker: worker // largest * largest):
+        yield first, f"--array={','.join(str(worker - first) for worker in group)}"
+
+
 def worker_header(cfg: SubmititLauncherConfig, logs: Path) -> list[str]:
     """The `#SBATCH` lines of the workers' script, see `JobArray`."""
-    # SLURM replaces %a; other % in the path are escaped.
-    log = f"{str(logs).replace('%', '%%')}/worker-%a.log"
     return commands.header(
         cfg,
         job_name=f"{logs.parent.name}-worker",
-        output=log,
-        open_mode="append",
+        output="/dev/null",  # the script redirects its output to the worker's log
         ntasks=1,
         cpus_per_task=cfg.num_threads,
         no_requeue=True,

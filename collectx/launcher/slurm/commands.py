@@ -11,19 +11,31 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from collectx.config.schema.launcher import SlurmResources
 from collectx.errors import LauncherError
 
+# SLURM's default of MaxArraySize.
+_DEFAULT_ARRAY_SIZE = 1001
 # A busy controller takes tens of seconds; one that takes longer is down.
 COMMAND_S = 60.0
 
 _OVER = {"COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED", "BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL"}
 _OVER |= {"OUT_OF_MEMORY", "TIMEOUT"}
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+
+# The variables that `environment` removes: those of the job of this process, and defaults of SLURM's commands, which
+# hide jobs and nodes, or ask the user, or make of a job an array, one to wait for, or one of another cluster.
+_REMOVED_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SACCT_")
+_REMOVED = {"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS"}
+_KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER"}
+
+# What `sbatch --parsable` prints; with several clusters, id;cluster.
+_JOB_ID = re.compile(r"(?P<id>\d+)(;\S+)?")
 
 _GUARD = (
     """trap 'status=$?; if [ "${#BASH_SOURCE[@]}" -le 1 ]; then echo "collectx: a line of launcher.setup ended with """
@@ -43,6 +55,9 @@ _REASONS = {
     "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets others go first",
     "JobArrayTaskLimit": "JobArrayTaskLimit: as many points run as launcher.max_parallel allows",
     "JobHeldUser": "JobHeldUser: it is held until `scontrol release`",
+    "JobHeldAdmin": "JobHeldAdmin: an administrator has held it: ask your site",
+    "launch failed requeued held": "launch failed requeued held: a node could not start it, such as one whose prolog "
+    "fails (`sinfo -R` says why), and it is held: `scontrol release` it when the node is mended or drained",
     "BeginTime": "BeginTime: its start is set to a later time; SLURM does so for two minutes when it requeues a job",
     "None": "",
 }
@@ -50,6 +65,9 @@ _REASONS = {
 # Remedies by a part of sbatch's message.
 _ADVICE = {
     "accounting storage": "SLURM keeps no record of ended jobs",
+    "submitjob": "your account or QOS accepts no more jobs at a time: wait until some have ended, or submit fewer",
+    "violates accounting": "your account or QOS does not allow so much: submit fewer jobs at a time, or ask for less "
+    "time or smaller jobs (`sacctmgr show qos` and `sacctmgr show associations user=$USER` list the limits)",
     "account": "choose another with launcher.account (`sacctmgr show associations user=$USER` lists yours)",
     "partition": "choose another with launcher.partition (`sinfo` lists them)",
     "qos": "choose another with launcher.qos",
@@ -130,6 +148,8 @@ def set_up(lines: Sequence[str]) -> list[str]:
     environment. A command that fails within a sourced file does not end it."""
     return [
         *([_GUARD, *lines, "trap - ERR"] if lines else []),
+        "# The steps have the variables of this script, also where sbatch was told to export none.",
+        "export SLURM_EXPORT_ENV=ALL",
         "# Since 22.05, srun does not inherit this option from sbatch.",
         'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
     ]
@@ -147,11 +167,34 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
     return [*set_up(resources.setup), " ".join(["exec srun", *arguments, *words])]
 
 
-def submit(arguments: Sequence[str]) -> str:
-    """Calls sbatch; returns the job id."""
-    output = _run(["sbatch", "--parsable", *arguments])
-    # With several clusters, `id;cluster`.
-    return output.strip().partition(";")[0]
+def submit(script: Path, *options: str, arguments: Sequence[str] = ()) -> str:
+    """Calls sbatch with options and arguments of the script; returns the job id. The script's `#SBATCH` lines are
+    options too: there they win against the variables `SBATCH_*`, which set what the script leaves open.
+
+    Raises:
+        LauncherError: also if sbatch printed no job id.
+    """
+    output = _run(["sbatch", "--parsable", *_options_of(script.read_text(), options), str(script), *arguments])
+    # Sites print banners before the id.
+    ids = [match["id"] for line in output.splitlines() if (match := _JOB_ID.fullmatch(line.strip()))]
+    if not ids:
+        said = "; ".join(line.strip() for line in output.splitlines()) or "nothing"
+        raise LauncherError(
+            f"sbatch printed no job id, so it is not known whether the job is in the queue. It printed: {said}. See "
+            "`squeue --me`, and ask your site how `sbatch --parsable` prints the id."
+        )
+    return ids[-1]
+
+
+def _options_of(script: str, more: Sequence[str]) -> list[str]:
+    """The options in the `#SBATCH` lines of a script, and `more`, for each part of a heterogeneous job."""
+    words: list[str] = [*more]
+    for line in script.splitlines():
+        if line == "#SBATCH hetjob":
+            words += [":", *more]
+        elif line.startswith("#SBATCH "):
+            words += shlex.split(line.removeprefix("#SBATCH "))
+    return words
 
 
 def queued(jobs: Sequence[str]) -> dict[str, JobState]:
@@ -166,7 +209,7 @@ def queued(jobs: Sequence[str]) -> dict[str, JobState]:
         if "Invalid job id" in str(error):
             return {}
         raise
-    return _read_states((line.split("|", 3) for line in output.splitlines()), jobs)
+    return _read_states(_rows(output, 4), jobs)
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
@@ -183,9 +226,15 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     except LauncherError:
         return known
     # A state may be `CANCELLED by 1000`, and a list of nodes `None assigned`.
-    rows = (line.split("|", 2) for line in output.splitlines())
+    rows = _rows(output, 3)
     accounted = ((job, word.split()[0], "", "" if nodes.startswith("None") else nodes) for job, word, nodes in rows)
     return known | _read_states(accounted, forgotten)
+
+
+def _rows(output: str, num_fields: int) -> Iterator[list[str]]:
+    """The fields of each line; other lines are a site's banners."""
+    rows = (line.split("|", num_fields - 1) for line in output.splitlines())
+    return (row for row in rows if len(row) == num_fields)
 
 
 def _read_states(rows: Iterable[Sequence[str]], jobs: Sequence[str]) -> dict[str, JobState]:
@@ -213,13 +262,40 @@ def per_node(text: str) -> list[int]:
 
 def down(nodes: str) -> list[str]:
     """Returns the nodes of a list, as SLURM writes it, that are down or do not answer."""
-    command = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N"]
-    return list(dict.fromkeys(_run(command).split()))
+    command = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N|%T"]
+    return list(dict.fromkeys(node for node, _ in _rows(_run(command), 2)))
+
+
+def slurmd(node: str) -> tuple[str, int]:
+    """The address and port over which SLURM starts tasks on a node."""
+    fields = _fields(_run(["scontrol", "--oneliner", "show", "node", node]))
+    try:
+        return fields["NodeAddr"], int(fields.get("Port") or settings()["SlurmdPort"])
+    except (KeyError, ValueError) as error:
+        raise LauncherError(f"scontrol does not say at which port {node} listens") from error
+
+
+def settings() -> dict[str, str]:
+    """SLURM's configuration, by the names in slurm.conf."""
+    rows = (line.partition("=") for line in _run(["scontrol", "show", "config"]).splitlines())
+    return {name.strip(): value.strip() for name, _, value in rows}
+
+
+def largest_array() -> int:
+    """How many tasks an array whose first index is 0 may have; SLURM's default if it does not answer."""
+    try:
+        known = settings()
+    except LauncherError:
+        known = {}
+    limit = re.search(r"\bmax_array_tasks=(\d+)", known.get("SchedulerParameters", ""))
+    sizes = [known.get("MaxArraySize", ""), limit[1] if limit else ""]
+    # 0: SLURM has no arrays.
+    return max(1, min((int(size) for size in sizes if size.isdecimal()), default=_DEFAULT_ARRAY_SIZE))
 
 
 def node_states() -> list[tuple[str, str, int]]:
     """Partition (the default one with a `*`), state and number of nodes, for each state in each partition."""
-    rows = (line.split("|") for line in _run(["sinfo", "--noheader", "--format=%P|%T|%D"]).splitlines())
+    rows = _rows(_run(["sinfo", "--noheader", "--format=%P|%T|%D"]), 3)
     return [(partition, state, int(count)) for partition, state, count in rows]
 
 
@@ -235,12 +311,17 @@ def why_no_accounting() -> str:
 def preempts(partitions: str | None) -> bool:
     """Whether SLURM may preempt jobs in one of these partitions, such as `a,b`; None: in the default one."""
     for line in _run(["scontrol", "--oneliner", "show", "partition"]).splitlines():
-        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        fields = _fields(line)
         is_default = fields.get("Default") == "YES"
         is_meant = is_default if partitions is None else fields.get("PartitionName") in partitions.split(",")
         if is_meant and fields.get("PreemptMode") in ("REQUEUE", "CANCEL"):
             return True
     return False
+
+
+def _fields(line: str) -> dict[str, str]:
+    """The fields of a record of scontrol."""
+    return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
 def cancel(jobs: Sequence[str]) -> None:
@@ -281,8 +362,14 @@ def release(jobs: Sequence[str]) -> None:
 
 
 def requeue(job: str) -> None:
-    """Calls `scontrol requeue`."""
-    _run(["scontrol", "requeue", job])
+    """Requeues a running job, perhaps that of this process."""
+    try:
+        _run(["scontrol", "requeue", job])
+    except LauncherError:
+        # SLURM ends the steps of a job that it requeues, and with them a scontrol that was called in one.
+        state = queued([job]).get(job)
+        if state is None or state.is_over or state.word == "RUNNING":
+            raise
 
 
 def _run(command: Sequence[str]) -> str:
@@ -312,10 +399,8 @@ def _run(command: Sequence[str]) -> str:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """`variables` without those of the SLURM job that this process may be in: a job that is submitted from inside
-    another would use the tasks and GPUs of the other."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if name in ("SLURM_CONF", "SLURM_CONF_SERVER") or not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
-    }
+    """`variables` for a command of SLURM, without those of the job that this process may be in: a job that is submitted
+    from inside another would use the tasks and GPUs of the other. Of the user's and the site's defaults, those of
+    sbatch are kept (see `submit`)."""
+    removed = {name for name in variables if name.startswith(_REMOVED_PREFIXES)} | _REMOVED
+    return {name: value for name, value in variables.items() if name in _KEPT or name not in removed}

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -30,13 +29,11 @@ from pathlib import Path
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import LauncherError
 from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.launcher.slurm import commands
+from collectx.launcher.slurm import commands, nodes
 from collectx.launcher.slurm.log_watcher import LogWatcher, TaskHandle, kill_command
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.processes import end_processes
 
-# A running host answers at once, at least with a refusal.
-_ANSWER_S = 2.0
 # How long steps may take to end by themselves in `close`.
 _CLOSE_S = 2.0
 
@@ -102,14 +99,14 @@ class JobTasksLauncher(Launcher):
         end_processes(self._steps, _CLOSE_S)
 
     def lost_node(self, worker: int) -> str:
-        """The node of a worker's task, if it does not answer; otherwise empty. Blocks for some seconds."""
+        """The node of a worker's task, if SLURM says that it is lost; otherwise empty. Blocks as `nodes.is_lost`."""
         node = self._home(worker)
-        return "" if is_up(node) else node
+        return node if nodes.is_lost(node) else ""
 
     def _home(self, worker: int) -> str:
         """The node of a worker's task."""
-        nodes = self._nodes()
-        return nodes[min(worker + self._first, len(nodes) - 1)]
+        names = self._nodes()
+        return names[min(worker + self._first, len(names) - 1)]
 
     def _nodes(self) -> list[str]:
         """The node of every task of that part."""
@@ -117,19 +114,19 @@ class JobTasksLauncher(Launcher):
 
     def _step(self, worker: int, restarts: int) -> list[str]:
         """The command of a replacement's step. Blocks for some seconds if nodes are gone."""
-        task, nodes, home = worker + self._first, self._nodes(), self._home(worker)
+        task, names, home = worker + self._first, self._nodes(), self._home(worker)
         # First the node of the lost worker, whose cores are free; then the others in turn, as a hung node may still
         # answer.
-        turn = list(dict.fromkeys([home, *nodes[task:], *nodes]))
+        turn = list(dict.fromkeys([home, *names[task:], *names]))
         turn = turn[(restarts - 1) % len(turn) :] + turn[: (restarts - 1) % len(turn)]
-        node = next((node for node in turn if is_up(node)), home)
+        node = next((node for node in turn if not nodes.seems_lost(node)), home)
         cpus = self._environment.get(f"SLURM_CPUS_PER_TASK{self._part}")
         return self._srun(node, [*self._command, str(worker)], container=self._cfg.container, cpus_per_task=cpus)
 
     def _kill(self, worker: int) -> list[str]:
         """The command of a step that kills the worker's task. SLURM cannot signal a single task of a step."""
         home = self._home(worker)
-        if not is_up(home):
+        if nodes.seems_lost(home):
             raise LauncherError(f"worker {worker} may still be running on {home}, which does not answer")
         return self._srun(home, kill_command(worker, self._run))
 
@@ -209,20 +206,8 @@ def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
     """
     # Within an allocation, the step of a run may have only some of the nodes.
     scope = "STEP" if not part and "SLURM_STEP_NODELIST" in environment else "JOB"
-    nodes = commands.hostnames(environment[f"SLURM_{scope}_NODELIST{part}"])
+    names = commands.hostnames(environment[f"SLURM_{scope}_NODELIST{part}"])
     name = "SLURM_STEP_TASKS_PER_NODE" if scope == "STEP" else f"SLURM_TASKS_PER_NODE{part}"
     counts = commands.per_node(environment.get(name, "1"))
     # If no node has a task, each node counts as one.
-    return [node for node, count in zip(nodes, counts, strict=False) for _ in range(count)] or nodes
-
-
-def is_up(host: str) -> bool:
-    """Whether a host answers; blocks for at most `_ANSWER_S`. SLURM itself notices a lost node only after minutes."""
-    try:
-        # No program listens on this port; a running host refuses at once.
-        socket.create_connection((host, 1), timeout=_ANSWER_S).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return True
+    return [node for node, count in zip(names, counts, strict=False) for _ in range(count)] or names

@@ -9,7 +9,6 @@ If the shell is killed or its node is lost, srun writes that to the log.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import shlex
@@ -32,6 +31,7 @@ if [ "$SLURM_PROCID" = 0 ]; then
   "$0" -u -m collectx.jobs.entry "$1"
   status=$?
   # SIGTERM came before the trainer could handle it, as while it was importing.
+  unset ${!SQUEUE_@}  # they may hide the job
   if [ "$status" = 143 ] && [ -n "$COLLECTX_REQUEUE" ] && [ ! -e "$1/result.json" ] &&
       [ "$(squeue --noheader --jobs="$COLLECTX_REQUEUE" --format=%T | sort -u)" = RUNNING ]; then
     echo "collectx: the job is requeued: it was signalled before the run began"
@@ -143,15 +143,21 @@ class LogWatcher:
     def _watch(self) -> None:
         with open(self._log, "rb") as log:
             log.seek(self._begin)
-            rest = b""
+            rest, pending = b"", list[bytes]()
             while not self._closing.wait(_POLL_S):
                 *lines, rest = (rest + log.read()).split(b"\n")
-                for line in lines:
-                    # Without scontrol, only the lines of the shells are understood.
-                    with contextlib.suppress(LauncherError):
-                        self._take(line.decode(errors="replace"))
+                # Lines about which scontrol failed are read once more.
+                pending = [line for line in pending + lines if not self._take(line.decode(errors="replace"))]
 
-    def _take(self, line: str) -> None:
+    def _take(self, line: str) -> bool:
+        """Whether the line is done with: it is not if scontrol, which knows the nodes, has failed."""
+        try:
+            self._read(line)
+        except LauncherError:
+            return False
+        return True
+
+    def _read(self, line: str) -> None:
         if match := _END.search(line):
             self._task(int(match["rank"]) - 1).fail(match["host"], int(match["status"]))
         elif match := _TASKS.search(line):

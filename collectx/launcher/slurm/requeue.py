@@ -15,6 +15,7 @@ Also used in the worker's process (`end_after_loss`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 
 from collectx.config.schema.launcher import JobLauncherConfig, SlurmLauncherConfig, SubmititDelayedLauncherConfig
@@ -27,9 +28,10 @@ def is_requeue_wanted(launcher: JobLauncherConfig, preempts: Callable[[str | Non
     Blocks for the answer of SLURM. Where it does not answer or does not know the partition, returns False."""
     if launcher.requeue is not None:
         return launcher.requeue
-    if launcher.sbatch.get("time", launcher.time) is not None:
+    # sbatch takes from its variables what the script leaves open.
+    if launcher.sbatch.get("time", launcher.time) is not None or "SBATCH_TIMELIMIT" in os.environ:
         return True
-    parts = [launcher.sbatch.get("partition", launcher.partition)]
+    parts = [launcher.sbatch.get("partition", launcher.partition) or os.environ.get("SBATCH_PARTITION")]
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         resources = (launcher.trainer, launcher.worker)
         parts = [part.sbatch.get("partition", part.partition) or parts[0] for part in resources]
@@ -52,7 +54,7 @@ def job_id(environment: Mapping[str, str]) -> str:
 
 
 def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
-    """Requeues the job of this process, whose steps SLURM then ends; blocks for at most two commands. Returns the
+    """Requeues the job of this process, whose steps SLURM then ends; blocks for a few commands. Returns the
     reason where the job is not requeued, otherwise an empty string."""
     job = job_id(environment)
     if not cfg.requeue:

@@ -27,6 +27,12 @@ _SEES = """\
 [ -e "$0/jobs/task.json" ] || { echo "$(hostname) does not see the run folder $0: all nodes must share its file system:
 choose another with hydra.run.dir or hydra.sweep.dir" >&2; exit 1; }
 """
+# As after `scontrol requeue` by hand, or where a node is lost while the job ends.
+_COMPLETED = (
+    """if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && grep -qs '"status": "completed"' "$run/result.json"; then""",
+    '  echo "collectx: the run has completed: job $job was requeued, and has nothing to do"; exit 0',
+    "fi",
+)
 
 
 def script(
@@ -92,6 +98,7 @@ def script(
         'exec >>"$run/logs/job.log" 2>&1 || exit 1',
         "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
         *_limit(launcher),
+        *_COMPLETED,
         'ended="$run/jobs/exit_status.$SLURM_JOB_ID"',
         'rm -f "$ended" "$run/result.json"  # of an earlier attempt of the job',
         'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
@@ -152,7 +159,7 @@ def submit(path: Path, text: str, num_runs: int) -> list[str]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     try:
-        job = commands.submit(["--hold", str(path)])
+        job = commands.submit(path, "--hold")
     except LauncherError:
         path.unlink() if before is None else path.write_bytes(before)
         if is_new:

@@ -1,7 +1,9 @@
 """The status of runs that are jobs, from what SLURM says and what is in their folders."""
 
+import os
 import re
 import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -61,8 +63,8 @@ def test_a_job_that_waits_because_a_node_was_lost_says_so(folder):
     states = {"7": JobState("PENDING", False, False, "BeginTime")}
     assert status_of_job(folder, "7", states).detail == "BeginTime"
     with closing(EventLog(folder)) as events:
-        events("requeued", reason="n3, the node of worker 1, does not answer")
-    reason = "requeued (n3, the node of worker 1, does not answer): BeginTime"
+        events("requeued", reason="n3, the node of worker 1, is lost")
+    reason = "requeued (n3, the node of worker 1, is lost): BeginTime"
     assert status_of_job(folder, "7", states).detail == reason
 
 
@@ -76,6 +78,16 @@ def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     assert cancelled.detail == "interrupted by SIGTERM"
     ending = status_of_job(folder, "7", {"7": JobState("COMPLETING", False, True)})
     assert ending.detail == "interrupted by SIGTERM: job 7 is COMPLETING (SLURM ends its processes)"
+    write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM: SLURM ends job 7"})
+    ended = status_of_job(folder, "7", {"7": JobState(state, True, True)})
+    assert ended.detail.startswith(f"interrupted by SIGTERM: SLURM ends job 7: it ended as {state}: ")
+
+
+def test_the_clock_of_another_host_may_be_ahead(folder):
+    folder.metrics.write_text("{}\n")
+    for ahead_s, text in ((-90, "last batch 9"), (3600, "last batch came is not known (the clock of its host is 3")):
+        os.utime(folder.metrics, (time.time() + ahead_s,) * 2)
+        assert text in status_of_job(folder, "7", LauncherError("SLURM does not answer")).detail
 
 
 def test_a_run_in_a_job_of_submitit_has_that_job(tmp_path, monkeypatch):

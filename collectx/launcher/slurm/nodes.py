@@ -1,0 +1,69 @@
+"""Whether a node of a job is lost: SLURM's word, and an attempt to reach the node as SLURM itself does.
+
+SLURM notices a lost node only after its `SlurmdTimeout`. Until then a node that cannot be reached is silent, and may be
+alive: what has no answer is not known to be lost. Used in the trainer's process of `launcher=slurm`.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+
+from collectx.errors import LauncherError
+from collectx.launcher.slurm import commands
+
+# How long a host may take to accept or refuse a connection.
+_ANSWER_S = 2.0
+# The interval between two questions to SLURM.
+_ASK_S = 2.0
+# SLURM's default of SlurmdTimeout, and how much later its word may come.
+_SLURMD_TIMEOUT_S = 300
+_MARGIN_S = 30
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+
+
+def seems_lost(node: str) -> bool:
+    """Whether SLURM says that the node is lost, or the node is silent. Blocks for some seconds."""
+    return _is_silent(node) or _is_down(node)
+
+
+def is_lost(node: str) -> bool:
+    """Whether SLURM says that the node is lost; blocks for a silent node until SLURM knows, at most for SLURM's
+    `SlurmdTimeout` and half a minute."""
+    deadline = None
+    while not _is_down(node):
+        if not _is_silent(node) or (deadline is not None and time.monotonic() > deadline):
+            return False
+        if deadline is None:
+            timeout_s = _timeout_s()
+            deadline = time.monotonic() + timeout_s
+            print(f"collectx: {node} is silent: SLURM may take {timeout_s} s to say whether it is lost", flush=True)
+        time.sleep(_ASK_S)
+    return True
+
+
+def _is_down(node: str) -> bool:
+    try:
+        return node in commands.down(node)
+    except LauncherError:
+        return False
+
+
+def _is_silent(node: str) -> bool:
+    """Whether nothing answers at the port over which SLURM starts tasks on the node; False if the port is not known. A
+    firewall may drop packets to any other port."""
+    try:
+        socket.create_connection(commands.slurmd(node), timeout=_ANSWER_S).close()
+    except LauncherError:
+        return False
+    except OSError as error:
+        return isinstance(error, TimeoutError) or error.errno in _UNREACHABLE
+    return False
+
+
+def _timeout_s() -> int:
+    try:
+        return int(commands.settings()["SlurmdTimeout"].split()[0]) + _MARGIN_S
+    except (LauncherError, KeyError, ValueError):
+        return _SLURMD_TIMEOUT_S + _MARGIN_S

@@ -54,7 +54,7 @@ def job_id(environment: Mapping[str, str]) -> str:
 
 
 def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
-    """Requeues the job of this process, whose steps SLURM then ends; blocks for a few commands. Returns the
+    """Requeues the job of this process, whose steps SLURM then ends; blocks for at most two commands. Returns the
     reason where the job is not requeued, otherwise an empty string."""
     job = job_id(environment)
     if not cfg.requeue:

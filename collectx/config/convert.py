@@ -21,6 +21,13 @@ _LIMITS = {
     "below": operator.lt,
     "bits": lambda number, bits: number < 2**bits,
 }
+_WORDS = {
+    "above": "greater than {}",
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "below": "finite",
+    "bits": "below 2**{}",
+}
 
 
 def convert(value: Any, hint: Any, language: Language = YAML) -> Any:
@@ -115,10 +122,7 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
 
 
 def _range(limits: Mapping[str, Any]) -> str:
-    if "above" in limits:
-        return f"greater than {limits['above']}{' and finite' if 'below' in limits else ''}."
-    words = {"minimum": "at least {}", "maximum": "at most {}", "bits": "below 2**{}"}
-    text = " and ".join(each.format(limits[name]) for name, each in words.items() if name in limits)
+    text = " and ".join(each.format(limits[name]) for name, each in _WORDS.items() if name in limits)
     return text + "".join(f", or {other}" for other in limits.get("also", ())) + "."
 
 

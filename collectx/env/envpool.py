@@ -65,10 +65,8 @@ class EnvPoolEnv(Env):
             try:
                 spec = self._envpool.make_spec(cfg.id, **self._arguments)
             except TypeError as error:
-                reason = str(error).splitlines()[0]
-                raise ConfigError(
-                    f"env.kwargs={cfg.kwargs}: EnvPool's {cfg.id} does not accept them: {reason}"
-                ) from error
+                reason = f"EnvPool's {cfg.id} does not accept them: {str(error).splitlines()[0]}"
+                raise ConfigError(f"env.kwargs={cfg.kwargs}: {reason}") from error
             self._observation = ObservationLeaves(spec.gymnasium_observation_space, cfg.exclude_keys)
             action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:

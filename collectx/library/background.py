@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from collectx.transport.connections import LONGEST_WAIT_S
+
 
 class Background:
     """A thread that calls a function repeatedly, after `start`."""
@@ -42,7 +44,7 @@ class Background:
     def ends_within(self, timeout_s: float | None) -> bool:
         """Waits up to `timeout_s` seconds for the thread to end; returns whether it has. True without a thread."""
         if self._thread is not None:
-            self._thread.join(timeout_s)
+            self._thread.join(None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S))
         return not self.is_running
 
     @contextmanager

@@ -29,6 +29,7 @@ from collectx.run.evaluation import evaluate
 from collectx.run.folder import RunFolder
 from collectx.run.statistics import Statistics
 from collectx.run.trained import build
+from collectx.transport.connections import LONGEST_WAIT_S
 from collectx.transport.processes import Handle, end_processes
 
 # How much the processor prefers trainer and workers; see nice(2).
@@ -91,7 +92,7 @@ class Evaluator:
     def wait(self) -> None:
         """Waits for the evaluation that runs, for `eval.close_timeout_s` at most."""
         timeout_s = self._cfg.eval.close_timeout_s
-        if not self._is_idle.wait(timeout_s):
+        if not self._is_idle.wait(min(timeout_s, LONGEST_WAIT_S)):
             self._fail(f"has not ended within {timeout_s:g} s (eval.close_timeout_s)")
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from collectx.loggers import MEAN_RETURN, Logger
 from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
 from collectx.run.saved_config import flat
+from collectx.transport.connections import LONGEST_WAIT_S
 from collectx.user_objects import call, resolve
 
 # Lines that may wait for a logger; some seconds of a fast run.
@@ -70,7 +71,7 @@ class LoggerThreads:
         """Blocks until the loggers have written everything, for `close_timeout_s` at most. Idempotent."""
         for thread in self._threads:
             thread.end()
-        deadline_s = time.monotonic() + self._close_timeout_s
+        deadline_s = time.monotonic() + min(self._close_timeout_s, LONGEST_WAIT_S)
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
             if thread.is_alive():

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, Self
 
 from collectx import signal_handlers
+from collectx.transport.connections import LONGEST_WAIT_S
 
 PATIENCE = 3
 # How long the end of the `with` block waits for a note, whose terminal or pipe may take nothing.
@@ -168,7 +169,8 @@ class Signals:
         if self._grace_s and self._count == 1:
             note = threading.Thread(target=self._note, name="collectx-note")
             # To the main thread, which may wait for a worker.
-            timer = threading.Timer(self._grace_s, signal.pthread_kill, [threading.main_thread().ident, signum])
+            grace_s = min(self._grace_s, LONGEST_WAIT_S)
+            timer = threading.Timer(grace_s, signal.pthread_kill, [threading.main_thread().ident, signum])
             timer.name = "collectx-grace"
             self._threads = [note, timer]
             for thread in self._threads:

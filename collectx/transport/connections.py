@@ -12,7 +12,9 @@ import struct
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
-_LONGEST_S = 86400.0
+LONGEST_WAIT_S = 86400.0
+"""A limit for every wait of a timeout that the user may set to infinity: Python's functions count milliseconds in 31
+bits, and refuse more."""
 # The largest values that Linux takes: seconds between keepalive probes, and milliseconds until the connection breaks.
 _MOST_KEEPALIVE_S, _MOST_USER_TIMEOUT_MS = 32767, 2**31 - 1
 # The most bytes that are read at once: of short messages, and of the rest of a long one.
@@ -50,7 +52,7 @@ def set_receive_timeout(connection: Connection, seconds: float | None) -> None:
 
 def _set_timeout(connection: Connection, option: int, seconds: float | None) -> None:
     # A C struct timeval; with zero, the kernel waits without limit.
-    timeout_s = 0 if seconds is None else max(1, int(min(seconds, _LONGEST_S)))
+    timeout_s = 0 if seconds is None else max(1, int(min(seconds, LONGEST_WAIT_S)))
     with socket_of(connection) as view:
         view.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", timeout_s, 0))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
+from collectx.transport.connections import LONGEST_WAIT_S
 
 # An option, and its value in seconds.
 Limit: TypeAlias = tuple[str, float]
@@ -47,7 +48,7 @@ def end_processes(handles: Sequence[Handle], timeout_s: float) -> None:
 
 
 def _join(handles: Sequence[Handle], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + min(timeout_s, LONGEST_WAIT_S)
     for handle in handles:
         handle.join(max(0.0, deadline - time.monotonic()))
 

@@ -14,12 +14,10 @@ from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
-from collectx.transport.connections import MessageReader, set_send_timeout, shut_down
+from collectx.transport.connections import LONGEST_WAIT_S, MessageReader, set_send_timeout, shut_down
 from collectx.transport.processes import Handle, Limit, death_error, end_processes, timeout_error
 from collectx.transport.tracebacks import request_stacks
 
-# epoll takes milliseconds in 32 bits; a longer wait is split.
-_LONGEST_SELECT_S = 86400.0
 # How long a failed worker may take to end by itself.
 _GRACE_S = 0.2
 # If `events` is not called for longer than this share of the shorter timeout, the excess does not count towards
@@ -221,7 +219,7 @@ class Supervisor(Generic[AnyWorker]):
         `timeout_s` at most; yields `(worker, message)`, or `(worker, error)` for a worker that is gone or late."""
         self._timers.advance()
         expiring = self._timers.next()
-        limits = [_LONGEST_SELECT_S] if timeout_s is None else [_LONGEST_SELECT_S, timeout_s]
+        limits = [LONGEST_WAIT_S] if timeout_s is None else [LONGEST_WAIT_S, timeout_s]
         if expiring is not None:
             limits += [max(0.0, expiring[0] - self._timers.now_s), self._longest_gap_s]
         ready = self._selector.select(min(limits))

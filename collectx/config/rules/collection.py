@@ -189,3 +189,6 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     if options.max_batch is not None and options.max_batch < options.min_batch:
         rule = f"is below inference.min_batch={options.min_batch}"
         yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or null.")
+    if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
+        rule = f"calls that wait so long exceed collector.worker_timeout_s={limit_s:g}"
+        yield Problem("inference.timeout_s", rule, options.timeout_s, "use a shorter wait, such as 0.01.")

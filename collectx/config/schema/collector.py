@@ -66,4 +66,4 @@ class ServerInferenceConfig(InferenceConfig):
     order: str = kept(one_of("auto", "fixed", "ready"))
     max_batch: int | None = at_least(1)
     min_batch: int = at_least(1)
-    timeout_s: float = at_least(0)
+    timeout_s: float = at_least(0, finite=True)

@@ -62,4 +62,4 @@ class DatasetEnvConfig(EnvConfig):
 class CountingEnvConfig(EnvConfig):
     episode_length: int = at_least(1)
     observation_size: int = at_least(3)
-    step_s: float = at_least(0)
+    step_s: float = at_least(0, finite=True)

@@ -43,9 +43,9 @@ def section_of(hint: Any) -> Any:
     return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
 
 
-def at_least(minimum: float) -> Any:
-    """A number, or a list of numbers, none below `minimum`."""
-    return field(metadata={"minimum": minimum})
+def at_least(minimum: float, finite: bool = False) -> Any:
+    """A number, or a list of numbers, none below `minimum`; with `finite`, not infinity."""
+    return field(metadata={"minimum": minimum} | ({"below": math.inf} if finite else {}))
 
 
 def above(bound: float, finite: bool = False) -> Any:

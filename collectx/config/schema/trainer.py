@@ -47,8 +47,8 @@ class PpoTrainerConfig(LearningTrainerConfig):
     num_epochs: int = at_least(1)
     minibatch_size: int = at_least(1)
     clip_epsilon: float = above(0)
-    entropy_coeff: float = at_least(0)
-    critic_coeff: float = at_least(0)
+    entropy_coeff: float = at_least(0, finite=True)
+    critic_coeff: float = at_least(0, finite=True)
     normalize_advantage: bool
 
 
@@ -56,8 +56,8 @@ class PpoTrainerConfig(LearningTrainerConfig):
 class ImpalaTrainerConfig(LearningTrainerConfig):
     rho_clip: float = above(0)
     c_clip: float = above(0)
-    entropy_coeff: float = at_least(0)
-    critic_coeff: float = at_least(0)
+    entropy_coeff: float = at_least(0, finite=True)
+    critic_coeff: float = at_least(0, finite=True)
 
 
 @dataclass(kw_only=True)
@@ -66,13 +66,13 @@ class DqnTrainerConfig(LearningTrainerConfig):
     buffer_frames: int = at_least(1)
     warmup_frames: int = at_least(0)
     batch_size: int = at_least(1)
-    updates_per_frame: float = above(0)
+    updates_per_frame: float = above(0, finite=True)
     target_rate: float = within(0, 1)
     epsilon_start: float = within(0, 1)
     epsilon_end: float = within(0, 1)
     epsilon_frames: int = at_least(0)
-    priority_alpha: float | None = at_least(0)
-    priority_beta: float = at_least(0)
+    priority_alpha: float | None = at_least(0, finite=True)
+    priority_beta: float = at_least(0, finite=True)
 
 
 @dataclass(kw_only=True)

@@ -1,14 +1,20 @@
-"""Saves, restores and preserves the global random state; makes computations independent of the number of threads."""
+"""Seeds, saves, restores and exchanges the global random state; makes computations independent of the number of
+threads."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+
+GENERATORS = ("torch", "numpy", "python")
+# NumPy's type stubs lack `get_bit_generator` and `set_bit_generator`.
+_numpy: Any = np.random
 
 
 @contextlib.contextmanager
@@ -44,7 +50,7 @@ def single_threaded() -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def save_generators(names: Sequence[str] = ("torch", "numpy", "python")) -> dict[str, Any]:
+def save_generators(names: Sequence[str] = GENERATORS) -> dict[str, Any]:
     """Returns a copy of the states of the global generators, of torch (CPU), NumPy and Python or of some of them, by
     name: tensors and plain data."""
     return {name: _GENERATORS[name][0]() for name in names}
@@ -54,6 +60,127 @@ def load_generators(saved: dict[str, Any]) -> None:
     """Restores those that were saved."""
     for name, state in saved.items():
         _GENERATORS[name][1](state)
+
+
+def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
+    """Seeds some of the global generators; `seed` has 32 bits. NumPy gets another bit generator, so that the current
+    one is left unchanged."""
+    if "torch" in names:
+        torch.manual_seed(seed)
+    if "numpy" in names:
+        _numpy.set_bit_generator(_marked(np.random.RandomState(seed).get_state(legacy=False)))
+    if "python" in names:
+        random.seed(seed)
+
+
+class HeldGenerators:
+    """States of some global generators, while these have others: those of a worker, while the trainer's code runs in
+    the same process, or those of envs, while the policy acts. First, copies of the current states."""
+
+    def __init__(self, names: Sequence[str] = GENERATORS):
+        self._states: dict[str, Any] = {}
+        self.add(names)
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._states]
+
+    def add(self, names: Sequence[str]) -> None:
+        """Holds the current states of more generators. NumPy's is held until `seed_generators` gives it another."""
+        for name in names:
+            take, give = _EXCHANGED[name]
+            self._states[name] = take()
+            give(self._states[name])
+
+    def swap(self) -> None:
+        """Exchanges the states with those in use. Takes 1.4 us for torch, 3 us for NumPy, 16 us for Python."""
+        for name, state in self._states.items():
+            take, give = _EXCHANGED[name]
+            self._states[name] = take()
+            give(state)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside the block, the generators have these states."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+
+class SeedWatch:
+    """Notices that code has seeded global generators since this object was made, or since `renew`. Drawing does not
+    count."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        self._torch_seed = torch.default_generator.initial_seed()
+        if _numpy.get_bit_generator().seed_seq is None:
+            _numpy.set_bit_generator(_marked(np.random.get_state(legacy=False)))
+        self._python = random.getstate()
+
+    def seeded(self) -> list[str]:
+        """Returns "torch" and "numpy" if they were seeded. Takes less than 1 us."""
+        found = ["torch"] if torch.default_generator.initial_seed() != self._torch_seed else []
+        # `np.random.seed` leaves no seed sequence.
+        return [*found, "numpy"] if _numpy.get_bit_generator().seed_seq is None else found
+
+    def python_seeded(self) -> list[str]:
+        """Returns "python" if Python's generator has a state that draws (of some thousand numbers) do not explain."""
+        drawn = random.Random()
+        drawn.setstate(self._python)
+        *block, _ = random.getstate()[1]
+        for _ in range(_MAX_BLOCKS):
+            if [*drawn.getstate()[1][:-1]] == block:
+                return []
+            drawn.getrandbits(32 * len(block))
+        return ["python"]
+
+
+# Blocks of 624 numbers that an env may draw from Python's generator while it is made and reset.
+_MAX_BLOCKS = 20
+_MT19937_BYTES = 4 * 625
+
+
+def _marked(state: Any) -> np.random.MT19937:
+    """A bit generator with this state, and with a seed sequence."""
+    bits = np.random.MT19937(0)
+    bits.state = state
+    return bits
+
+
+def _take_numpy() -> tuple[Any, float | None]:
+    """Returns NumPy's bit generator, and the second normal number of a pair of which one was drawn, or None. The caller
+    has to call `_give_numpy` next. `np.random.get_state` takes 50 us."""
+    bits: Any = _numpy.get_bit_generator()
+    if not isinstance(bits, np.random.MT19937):
+        state: Any = np.random.get_state(legacy=False)
+        return bits, state["gauss"] if state["has_gauss"] else None
+    address = bits.ctypes.state_address
+    before = ctypes.string_at(address, _MT19937_BYTES)
+    number = np.random.standard_normal()
+    if ctypes.string_at(address, _MT19937_BYTES) == before:
+        return bits, number
+    ctypes.memmove(address, before, _MT19937_BYTES)
+    return bits, None
+
+
+def _give_numpy(taken: tuple[Any, float | None]) -> None:
+    bits, number = taken
+    _numpy.set_bit_generator(bits)  # forgets the second number
+    if number is not None:
+        state: Any = np.random.get_state(legacy=False)
+        np.random.set_state(state | {"has_gauss": 1, "gauss": number})
+
+
+_EXCHANGED: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "torch": (torch.default_generator.get_state, torch.default_generator.set_state),
+    "numpy": (_take_numpy, _give_numpy),
+    "python": (random.getstate, random.setstate),
+}
 
 
 def _numpy_state() -> tuple[Any, ...]:

@@ -46,24 +46,24 @@ def named(cfg: EnvConfig) -> str:
 def read_spec(
     cfg: EnvConfig, with_example: bool = False, examine: Callable[[Env], object] = lambda group: None
 ) -> EnvSpec:
-    """The spec of `build(cfg)`. Makes the envs, only one where they are independent of each other, and closes them.
+    """The spec of `build(cfg)`. Makes the envs, only one where they are independent of each other, and closes them. The
+    global random generators are left unchanged.
 
     Args:
-        with_example: also resets the envs, for `EnvSpec.example_observation`. The global random generators are left
-            unchanged.
+        with_example: also resets the envs, for `EnvSpec.example_observation`.
         examine: called with the group of envs before they are closed.
     """
     # A vector env's entry point, and EnvPool, may depend on the number of envs; a group of gym envs does not.
     smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if isinstance(cfg, GymEnvConfig) else cfg
-    env = build(smallest)
-    try:
-        spec = env.spec
-        if with_example:
-            with preserve_random_state():
+    with preserve_random_state():
+        env = build(smallest)
+        try:
+            spec = env.spec
+            if with_example:
                 spec = dataclasses.replace(spec, example_observation=first_observations(env, [1] * spec.num_envs))
-        examine(env)
-        # A user's callable decides the number of envs itself.
-        return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)
-    finally:
-        env.close()
-        signal_handlers.restore(named(cfg))
+            examine(env)
+            # A user's callable decides the number of envs itself.
+            return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)
+        finally:
+            env.close()
+            signal_handlers.restore(named(cfg))

@@ -42,7 +42,7 @@ _RANDOM_POLICY = "RandomPolicy"
 def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     """The policy of `cfg`, on the CPU: an `nn.Module`, another callable, or None for random actions.
 
-    Equal seeds give equal weights, whatever torch's number of threads; torch's generator is left unchanged.
+    Equal seeds give equal weights, whatever torch's number of threads; the global generators are left unchanged.
 
     Raises:
         ConfigError, SpaceError: `cfg` or the env's spaces do not allow it.
@@ -51,7 +51,7 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
         return cfg.policy
     import torch
 
-    from collectx.random_state import single_threaded
+    from collectx.random_state import preserve_random_state, single_threaded
 
     if isinstance(cfg, UserPolicyConfig) and cfg.factory is not None:
         with single_threaded():
@@ -59,7 +59,7 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     build_kind = implementation("policy", cfg.kind)
     if build_kind is None:
         return None
-    with torch.random.fork_rng(devices=[]), single_threaded():
+    with preserve_random_state(), single_threaded():
         torch.random.default_generator.manual_seed(seed)
         return build_kind(cfg, spec)
 

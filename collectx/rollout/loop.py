@@ -30,10 +30,11 @@ from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.errors import NotRestorable, ShapeError
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
+from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.inference import Inference, RandomInference, make_inference, refreshing
 from collectx.rollout.options import RolloutOptions
-from collectx.rollout.wrappers import keep_options
+from collectx.rollout.wrappers import OwnGeneratorsEnv, keep_options
 from collectx.state import dumps, loads
 from collectx.transport.base import SlotReport, Stop
 
@@ -158,6 +159,7 @@ class Rollout:
         self._options = options
         self._refresh = refresh if options.refresh_each_step else None
         self._ends_early = ends_early
+        self._held: HeldGenerators | None = None
         # The observations with which the next batch begins. Not views of a slot, which is sent before that batch.
         self._carry = tuple(
             as_array(torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype)) for leaf in env.spec.observation
@@ -214,7 +216,7 @@ class Rollout:
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
         """Writes observations, the policy's outputs, rewards and ends of a batch. Returns the number of its steps, and
         the seconds that envs and policy took. `_carry` has the observations after the last step then."""
-        env, stop, ends_early = self._env, self._stop, self._ends_early
+        env, stop, ends_early = self._own_env(), self._stop, self._ends_early
         num_actions = len(env.spec.action)
         observations = self._observations_by_step(views)
         env_s = policy_s = 0.0
@@ -249,13 +251,21 @@ class Rollout:
         self._actor.reset()
         if self._random is not None:
             self._random.reset()
-        self._env.reset(seeds, self._carry)
+        self._own_env().reset(seeds, self._carry)
         self._episodes.abandon()
 
     def restart(self, chosen: np.ndarray) -> None:
         """Begins new trajectories in some envs, `[E]` bool, of a group with `can_restart_early`."""
-        self._env.restart(chosen, self._carry)
+        self._own_env().restart(chosen, self._carry)
         self._episodes.abandon(chosen)
+
+    def hold(self, held: HeldGenerators) -> None:
+        """From now on, `held` is in use while the envs are called."""
+        self._held = held
+
+    def _own_env(self) -> Env:
+        """The envs to call."""
+        return self._env if self._held is None else OwnGeneratorsEnv(self._env, self._held)
 
     @property
     def acts_randomly(self) -> bool:
@@ -333,7 +343,7 @@ class Rollout:
         if options.reset_at_each_iter:
             unfinished = ~done[-1]
             if unfinished.any():
-                self._env.restart(unfinished, self._carry)
+                self._own_env().restart(unfinished, self._carry)
             ends[-1] = True
         if options.set_truncated:
             for flag in cuts:

@@ -34,7 +34,7 @@ class OneEnvRollout(Rollout):
     """A rollout of one env; the same batches as those of `Rollout`."""
 
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
-        env, stop, ends_early, carry = self._env, self._stop, self._ends_early, self._carry
+        env, stop, ends_early, carry = self._own_env(), self._stop, self._ends_early, self._carry
         num_actions = len(env.spec.action)
         next_only = [np.zeros_like(array[0]) for array in views.next_only]
         terminated, truncated = np.zeros((2, 1), np.bool_)

@@ -86,7 +86,7 @@ class RaggedRollout(Rollout):
 
     def collect(self, views: Any, policy_version: int) -> SlotReport:
         env_s = policy_s = 0.0
-        infer = self._next_inference()
+        env, infer = self._own_env(), self._next_inference()
         num_actions = len(self._env.spec.action)
         num_envs = self._env.spec.num_envs
         versions = repeat(policy_version) if self._refresh is None else iter(self._refresh, None)
@@ -102,7 +102,7 @@ class RaggedRollout(Rollout):
                     acted = perf_counter()
                     self._out.frame[:] = True
                     self._out.terminated[:] = self._out.truncated[:] = False
-                    self._env.step(self._written[:num_actions], self._out)
+                    env.step(self._written[:num_actions], self._out)
                     stepped = perf_counter()
                     self._store(version)
                     env_s += stepped - acted

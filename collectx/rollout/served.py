@@ -18,6 +18,7 @@ import torch
 from collectx.batch import Slot
 from collectx.env.base import Env
 from collectx.errors import ShapeError
+from collectx.random_state import HeldGenerators
 from collectx.rollout.loop import Rollout, SlotViews, WorkerStopped, raise_at_step
 from collectx.transport.base import SlotReport
 from collectx.transport.inference import END, InferenceClient
@@ -41,7 +42,7 @@ class ServedGroup(Rollout):
     def steps(self, views: SlotViews) -> Iterator[None]:
         """Fills the slot but for the policy's outputs and versions, and yields before each step, until these are
         written. Run under `torch.inference_mode`."""
-        env, num_actions = self._env, len(self._env.spec.action)
+        env, num_actions = self._own_env(), len(self._env.spec.action)
         views.terminated[:] = False
         views.truncated[:] = False
         observations = self._observations_by_step(views)
@@ -124,6 +125,11 @@ class ServedRollout:
         """See `Rollout.reset`."""
         for rollout, rows in zip(self._rollouts, self._rows, strict=True):
             rollout.reset(None if seeds is None else seeds[rows])
+
+    def hold(self, held: HeldGenerators) -> None:
+        """See `Rollout.hold`; the groups of a process share these generators."""
+        for rollout in self._rollouts:
+            rollout.hold(held)
 
     def restart(self, chosen: np.ndarray) -> None:
         """See `Rollout.restart`."""

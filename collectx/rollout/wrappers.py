@@ -1,5 +1,5 @@
-"""Env wrappers (`collectx.env.base.Env`) for a time limit and for the state of a recurrent policy. Both add observation
-leaves. All step loops work with wrapped envs as they do with others."""
+"""Env wrappers (`collectx.env.base.Env`): for a time limit and for the state of a recurrent policy, which add
+observation leaves, and for envs that seed global generators. All step loops work with wrapped envs as with others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.spaces import numpy_dtype
 from collectx.errors import NotRestorable
 from collectx.policy.recurrent import StateSpec, spec_with_states
+from collectx.random_state import HeldGenerators
 from collectx.rollout.options import RolloutOptions
 
 
@@ -107,6 +108,30 @@ class TimeLimitEnv(_Wrapper):
     def _write_first(self, envs: np.ndarray | slice, added: Sequence[np.ndarray]) -> None:
         self._frames[envs] = 0
         added[0][envs] = 0
+
+
+class OwnGeneratorsEnv(_Wrapper):
+    """Envs that have states of global generators of their own, because they seed these.
+
+    Args:
+        held: in use within every call.
+    """
+
+    def __init__(self, env: Env, held: HeldGenerators):
+        super().__init__(env, env.spec)
+        self._held = held
+
+    def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
+        with self._held.in_use():
+            self._env.reset(seeds, out)
+
+    def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        with self._held.in_use():
+            self._env.restart(ended, out)
+
+    def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
+        with self._held.in_use():
+            return self._env.step(action, out)
 
 
 class RecurrentStateEnv(_Wrapper):

@@ -59,7 +59,7 @@ class InferenceServer:
     def __init__(self, spec: WorkerSpec, env_spec: EnvSpec, link: SharedMemoryLink, requests: InferenceEnd):
         cfg = spec.cfg
         self._link, self._requests, self._spec = link, requests, spec
-        seed_policy(cfg.seed, spec.placement, is_inline=False)
+        seed_policy(cfg.seed, spec.placement)
         self._exploration = policies.ExplorationType(cfg.collector.exploration_type)
         self._env_spec = replace(env_spec, is_single=False, batch_shape=())
         self._policy = policies.build(cfg.policy, env_spec, cfg.seed)
@@ -150,7 +150,7 @@ class InferenceServer:
                 self._act(taken)
         elif request.name == "seed":
             (seed,) = request.arguments
-            seed_policy(seed, self._spec.placement, is_inline=False)
+            seed_policy(seed, self._spec.placement)
         self._link.reply(reply)
 
 

@@ -25,9 +25,10 @@ from collectx.batch import as_key, nest
 from collectx.errors import NotRestorable, ShapeError
 from collectx.rollout.loop import Rollout
 from collectx.rollout.served import ServedRollout
-from collectx.state import dumps, load_generators, loads, save_generators
+from collectx.state import dumps, loads
 from collectx.transport.base import Link, Request
 from collectx.user_objects import Hooks
+from collectx.worker.generators import WorkerGenerators
 from collectx.worker.profiling import ProfileConfig, Profiling
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class RequestHandler:
     """Answers the requests that a worker receives.
 
     Args:
-        is_inline: the worker shares Python's and numpy's generators with the trainer.
+        generators: saved and restored with the rollout.
         batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[*envs, steps]`, over its memory.
         weights: returns the newest weights of the policy by name, copied to the CPU.
     """
@@ -58,14 +59,14 @@ class RequestHandler:
     def __init__(
         self,
         worker: int,
-        is_inline: bool,
+        generators: WorkerGenerators,
         rollout: Rollout | ServedRollout,
         hooks: Hooks,
         batches: Callable[[int, int], TensorDictBase],
         weights: Callable[[], dict[str, torch.Tensor]],
     ):
         self._worker = worker
-        self._is_inline = is_inline
+        self._generators = generators
         self._rollout = rollout
         self._hooks = hooks
         self._batches = batches
@@ -151,8 +152,7 @@ class RequestHandler:
     def state(self) -> dict[str, Any]:
         """Returns a copy of the worker's state for `load`: tensors and plain data, with the envs as bytes. Where their
         state cannot be saved, `["rollout"]["reason"]` says why."""
-        own = ("torch",) if self._is_inline else ("torch", "numpy", "python")
-        state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": save_generators(own)}
+        state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": self._generators.state()}
         if self._has_state_dicts():
             # A TorchRL env has the state of its transforms. The key is TorchRL's; the pickled envs have it as well.
             try:
@@ -179,7 +179,7 @@ class RequestHandler:
                 env.load_state_dict(env_state)
         reason = self._rollout.load(state["rollout"])
         if reason is None:
-            load_generators(state["generators"])
+            self._generators.load(state["generators"], self._rollout)
         return reason
 
     def _has_state_dicts(self) -> bool:

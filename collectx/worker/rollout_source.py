@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from collectx.launcher.local import reuse_imports, warm_up
 from collectx.policy.base import Actor
 from collectx.policy.served import ServedActor
 from collectx.policy.weights import FlatWeights, is_on_device
+from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly, Rollout, WorkerStopped
@@ -29,6 +30,7 @@ from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
+from collectx.worker.generators import WorkerGenerators
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
 
@@ -40,45 +42,32 @@ class RolloutSource:
     """Rollouts of one group of envs (`collectx.worker.loop.BatchSource`).
 
     Args:
-        is_inline: the worker runs in the trainer's process. Torch's CPU generator then has a state for this worker, so
-            that inline workers give the same batches as processes do. Python's and numpy's generators are shared: this
-            package does not draw from them, and saving them takes as long as several steps.
+        is_inline: the worker runs in the trainer's process. The global generators then have other states while it runs,
+            so that inline workers give the same batches as processes do, and the trainer's states are left unchanged.
     """
 
     def __init__(self, spec: WorkerSpec, link: Link, is_inline: bool):
         self._spec = spec
         self._link = link
         self._is_inline = is_inline
-        # The state of torch's generator of an inline worker, while it is not running.
-        self._random_state = torch.get_rng_state()
         self._actor: Actor
         self._rollout: Rollout | ServedRollout
         self._prepared: list[Any]
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
-        self._own_generator: Callable[[], AbstractContextManager[None]] = (
-            self._swap_generator if is_inline else nullcontext
+        self._own_generators: Callable[[], AbstractContextManager[None]] = (
+            HeldGenerators().in_use if is_inline else nullcontext
         )
-        with self._own_generator():
+        with self._own_generators():
             self._build()
 
-    @contextmanager
-    def _swap_generator(self) -> Iterator[None]:
-        """Gives torch's generator the state of this inline worker within the block."""
-        trainers = torch.get_rng_state()
-        torch.set_rng_state(self._random_state)
-        try:
-            yield
-        finally:
-            self._random_state = torch.get_rng_state()
-            torch.set_rng_state(trainers)
-
     def _build(self) -> None:
-        spec, link, is_inline = self._spec, self._link, self._is_inline
+        spec, link = self._spec, self._link
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
-        seed_policy(cfg.seed, placement, is_inline)
+        self._generators = WorkerGenerators(cfg.seed, placement)
         first_env, total_envs = placement.index * spec.num_envs, spec.num_envs * placement.num_workers
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
+            self._generators.trust()
         self._version = spec.first_version
         self._read: Callable[[torch.Tensor], None] = lambda buffer: None
         # The trainer may change its object between two batches.
@@ -87,12 +76,13 @@ class RolloutSource:
             self._build_rollout(first_env, total_envs)
         else:
             self._build_served_rollout(spec.served, first_env, total_envs)
+        self._generators.after_reset(self._rollout)
         actor, env_spec = self._actor, self._env_spec
         slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
         self._prepared = [self._rollout.prepare(slot) for slot in slots]
         self._requests = RequestHandler(
             placement.index,
-            is_inline,
+            self._generators,
             self._rollout,
             spec.hooks,
             _Batches(slots, self._group_spec, link.batch.leaves),
@@ -197,7 +187,7 @@ class RolloutSource:
 
     def fill(self, grant: Fill) -> SlotReport:
         slot = grant.slot
-        with self._own_generator(), policies.exploration(self._exploration):
+        with self._own_generators(), policies.exploration(self._exploration):
             if grant.reset is not None:
                 self._reset(grant.reset)
             self._requests.before_batch()
@@ -212,6 +202,7 @@ class RolloutSource:
             if self._check is not None:
                 self._check(slot, steps)
             report.added = self._requests.after_batch(slot, steps)
+            self._generators.after_batch(self._rollout)
         return report
 
     def _reset(self, reset: Reset) -> None:
@@ -220,11 +211,12 @@ class RolloutSource:
         if seed is None:
             self._rollout.reset(None)
             return
-        seed_policy(seed, self._spec.placement, self._is_inline)
+        self._generators.reseed(seed)
         self._rollout.reset([seed] * self._spec.num_envs if reset.static else env_seeds(self._spec, seed))
+        self._generators.after_reset(self._rollout)
 
     def reply(self, request: Request) -> None:
-        with self._own_generator():
+        with self._own_generators():
             self._requests.reply(self._link, request)
 
     def close(self) -> None:
@@ -236,13 +228,13 @@ def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_inline: bool) -> tuple
     cfg = spec.cfg
     if spec.keeps_weights:
         # Every incarnation begins with the initial weights of the first one.
-        seed_policy(cfg.seed, replace(spec.placement, incarnation=0), is_inline)
+        seed_policy(cfg.seed, replace(spec.placement, incarnation=0))
     policy = policies.build(cfg.policy, env_spec, cfg.seed)
     is_trainers = is_inline and is_object(cfg.policy)
     if is_trainers and not is_on_device(policy, torch.device(spec.policy_device or "cpu")):
         policy, is_trainers = copy.deepcopy(policy), False
     if spec.keeps_weights:
-        seed_policy(cfg.seed, spec.placement, is_inline)
+        seed_policy(cfg.seed, spec.placement)
     return policy, is_trainers
 
 

@@ -4,13 +4,11 @@ Made in the trainer's process, read in the worker's.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from collectx.config.registry import from_dict
 from collectx.config.schema.env import EnvConfig
@@ -18,6 +16,7 @@ from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.policy.served import ServedActor
+from collectx.random_state import seed_generators
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.served import split
 from collectx.user_objects import Hooks, UserCollector, UserObjects
@@ -167,13 +166,15 @@ def env_seeds(spec: WorkerSpec, seed: int) -> list[int]:
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 
 
-def seed_policy(seed: int, placement: Placement, is_inline: bool) -> None:
-    """Seeds torch, and, unless the worker is in the trainer's process, numpy and random."""
+def policy_seed(seed: int, placement: Placement, is_apart: bool = False) -> int:
+    """The seed of a worker's global generators, 32 bits; another one for a policy whose generators are apart from those
+    of its envs."""
     index, incarnation = placement.index, placement.incarnation
     # SeedSequence((seed, index)) with two words are the seeds of envs.
-    words = (seed, index, 1, incarnation) if incarnation else (seed, index, 1)
-    policy_seed = int(np.random.SeedSequence(words).generate_state(1)[0])
-    torch.manual_seed(policy_seed)
-    if not is_inline:
-        np.random.seed(policy_seed)
-        random.seed(policy_seed)
+    words = (seed, index, 1, incarnation) if incarnation or is_apart else (seed, index, 1)
+    return int(np.random.SeedSequence((*words, 1) if is_apart else words).generate_state(1)[0])
+
+
+def seed_policy(seed: int, placement: Placement) -> None:
+    """Seeds the global generators of torch, NumPy and Python."""
+    seed_generators(policy_seed(seed, placement))

@@ -37,7 +37,7 @@ class UserCollectorSource:
 
     def __init__(self, spec: WorkerSpec, user_collector: UserCollector, link: Link):
         placement = self._placement = spec.placement
-        seed_policy(spec.cfg.seed, placement, is_inline=False)
+        seed_policy(spec.cfg.seed, placement)
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
         self._hooks = spec.hooks

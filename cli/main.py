@@ -6,8 +6,10 @@ completion answer at once.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
@@ -35,6 +37,9 @@ SUBCOMMANDS = {
 # Those that only print end when nobody reads their output any more. The others go on and do what they say.
 PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
 
+# How long a command waits for the threads that user code has left.
+_THREADS_S = 10.0
+
 _HELP = """\
 collectx: reinforcement-learning experience collection from one YAML-driven command.
 
@@ -61,7 +66,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] not in PRINTING:
         outlive_readers(lambda text: print(f"collectx {words[0]}: {text}", file=sys.stderr))
-    sys.exit(_status(words))
+    status = _status(words)
+    _limit_exit(status)
+    sys.exit(status)
+
+
+def _limit_exit(status: int) -> None:
+    """Has the process end `_THREADS_S` seconds from now where threads of user code, which are no daemons, keep it. The
+    exit waits for them, and then calls exit handlers, which have no limit."""
+
+    def threads() -> list[str]:
+        others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+        return [thread.name for thread in others if not thread.daemon]
+
+    def end() -> None:
+        left = ", ".join(threads())
+        text = f"note: ends without waiting longer for {left}: an env or other code of yours started it, as no daemon."
+        print(text, file=sys.stderr)
+        sys.stdout.flush()
+        atexit._run_exitfuncs()
+        os._exit(status)
+
+    if threads():
+        timer = threading.Timer(_THREADS_S, end)
+        timer.name, timer.daemon = "collectx-exit", True
+        timer.start()
+        atexit.register(timer.cancel)
 
 
 def _status(argv: list[str]) -> int:

@@ -9,7 +9,9 @@ torch is imported here, or with what the fork server of local workers needs.
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
@@ -20,7 +22,7 @@ from collectx import signal_handlers
 from collectx.config.derived import JOB_LAUNCHERS, backend_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
-from collectx.run import cores, display, preflight, printing, saved_config, snapshot
+from collectx.run import cores, display, limits, preflight, printing, saved_config, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, locked
@@ -196,7 +198,8 @@ class _Execution:
         snapshot.write_numerics(self._files, device)
         frames = None if self._point is None else self._record.statistics.frames
         self._make_loggers = logger_threads.factories(cfg, self._files, frames)
-        spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
+        with self._limited(f"making the trainer's own env ({env.named(cfg.env)})", "start_timeout_s"):
+            spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
         # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
         # separate seeds.
         random.seed(cfg.seed)
@@ -223,6 +226,18 @@ class _Execution:
         return collector.build(
             cfg, module, spec, self._add_event, self._files.logs, starter, overrides, recorded, resume
         )
+
+    def _limited(self, what: str, option: str) -> AbstractContextManager[None]:
+        """See `limits.limited`; `option` is one of the collector."""
+
+        def give_up(error: BaseException) -> None:
+            self._record.end(error)
+            _write_result(self._files, self._record, self._signals)
+            sys.stdout.flush()
+            os._exit(1)
+
+        timeout_s = getattr(self._cfg.collector, option)
+        return limits.limited(what, f"collector.{option}", timeout_s, self._event_log.show, give_up)
 
     def collect(self, collector: CollectorCore) -> None:
         """Trains until the trainer returns or raises, and finishes the run in either case."""
@@ -278,7 +293,11 @@ class _Execution:
             if backend_of(self._cfg) == "inline":
                 self._report_before_close(error)
         finally:
-            self.finish(collector, collection, checkpointer)
+            try:
+                self.finish(collector, collection, checkpointer)
+            finally:
+                if backend_of(self._cfg) == "inline":
+                    self._close_envs(collector)
 
     def _resume(self, point: ResumePoint, collector: CollectorCore) -> None:
         """Restores the workers; blocks until they have started."""
@@ -313,6 +332,14 @@ class _Execution:
         finally:
             checkpointer.write_final(self._files.final_checkpoint)
             write_weights(self._files.policy, self._policy, collector.transport.newest_weights())
+
+    def _close_envs(self, collector: CollectorCore) -> None:
+        """Closes the envs of this process. One that takes too long is left to the end of the process."""
+        try:
+            with self._limited("closing the envs", "close_timeout_s"):
+                collector.close()
+        except TimeoutError as error:
+            self._event_log.show(display.format_error(error))
 
     def close(self) -> None:
         """Called when the workers are closed. Blocks until the loggers have written everything."""

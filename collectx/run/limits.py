@@ -1,0 +1,84 @@
+"""Limits the time of user code in the trainer's process, such as the constructor of the env whose spaces are read."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+# After this time the user is told what the run waits for.
+_PATIENCE_S = 5.0
+# How often code is interrupted that catches the error, and how long it may take to end.
+_NUM_INTERRUPTS, _END_S = 3, 2.0
+# A process without a handler ignores it, so that one that comes late does no harm.
+_SIGNAL = signal.SIGURG
+
+
+@contextmanager
+def limited(
+    what: str,
+    option: str,
+    timeout_s: float,
+    say: Callable[[str], None],
+    give_up: Callable[[BaseException], object],
+) -> Iterator[None]:
+    """Says what the block, user code in the main thread, is doing if it takes longer than some seconds, and interrupts
+    it after `timeout_s`.
+
+    Args:
+        what: names it in messages.
+        option: the option of the limit.
+        say: called in another thread.
+        give_up: called with the error, in another thread, if the block cannot be interrupted: C code that never
+            returns, or that catches the error. Has to end the process.
+
+    Raises:
+        TimeoutError: the limit is reached. Its note is the stack.
+    """
+    if threading.current_thread() is not threading.main_thread() or math.isinf(timeout_s):
+        yield
+        return
+    main, has_ended = threading.get_ident(), threading.Event()
+    # The frames that called the block, without this one and that of `contextmanager`.
+    num_outer = len(traceback.extract_stack()) - 2
+
+    def stack(frame: FrameType | None) -> str:
+        return "".join(traceback.format_list(traceback.extract_stack(frame)[num_outer:])).rstrip()
+
+    def error(frame: FrameType | None) -> TimeoutError:
+        timeout = TimeoutError(f"{what} took more than {timeout_s:g} s ({option}={timeout_s:g}). It was here:")
+        timeout.add_note(stack(frame))
+        return timeout
+
+    def watch() -> None:
+        patience_s = min(_PATIENCE_S, timeout_s)
+        if has_ended.wait(patience_s):
+            return
+        limit = f"it is ended after {timeout_s:g} s ({option}={timeout_s:g})"
+        if timeout_s > patience_s:
+            text = stack(sys._current_frames().get(main))
+            say(f"{what} has taken more than {patience_s:g} s: {limit}. It is here:\n{text}")
+        if has_ended.wait(timeout_s - patience_s):
+            return
+        for _ in range(_NUM_INTERRUPTS):
+            signal.pthread_kill(main, _SIGNAL)
+            if has_ended.wait(_END_S):
+                return
+        give_up(error(sys._current_frames().get(main)))
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        if not has_ended.is_set():
+            raise error(frame)
+
+    earlier = signal.signal(_SIGNAL, interrupt)
+    threading.Thread(target=watch, name="collectx-limit", daemon=True).start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        signal.signal(_SIGNAL, earlier)

@@ -31,6 +31,10 @@ Exit status: 0 completed, also before; 1 failed, 2 wrong usage or nothing to con
 def _resume(arguments: Arguments) -> int:
     why_no_sweep = "resume continues one run: repeat the command of a sweep to continue the sweep."
     files, overrides = run_folder(arguments, _USAGE, why_no_sweep)
+    if wrong := [text for text in overrides if _contradicts(text)]:
+        raise ConfigError(
+            f"{', '.join(wrong)}: resume continues the run in {files.path}: leave this out, or use collectx run."
+        )
     if where := where_running(files):
         raise ConfigError(f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}")
     saved_config.check_folder(files)
@@ -43,6 +47,15 @@ def _resume(arguments: Arguments) -> int:
     composer, _ = compose_saved(files, saved, overrides, arguments)
     overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")
     return launch(composer, replace(arguments, words=overrides), trusted="trust" in arguments.flags)
+
+
+def _contradicts(override: str) -> bool:
+    key, _, value = override.lstrip("+").partition("=")
+    return key == "hydra.run.dir" or (key, value) in (
+        ("resume", "never"),
+        ("run.resume", "never"),
+        ("run.overwrite", "true"),
+    )
 
 
 main = subcommand("resume", _resume, _USAGE, lists_problems=True)

@@ -47,7 +47,7 @@ def compose_saved(
     content = {key: value for key, value in saved.items() if key not in replaced}
     # The saved run may have replaced or resumed another.
     if isinstance(content.get("run"), dict):
-        content["run"] = content["run"] | {"overwrite": False, "resume": "never"}
+        content["run"] = content["run"] | {"overwrite": False, "resume": None}
     # The override replaces these choices.
     choices: list[dict[str, Any]] = [{group: (saved.get(group) or {}).get("kind", "cpu")} for group in replaced]
     if "logger" in named:

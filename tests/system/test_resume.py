@@ -121,6 +121,9 @@ def test_a_repeated_sweep_continues_the_point_that_was_interrupted(tmp_path, wai
     second.begin()
     second.config.write_bytes(first.config.read_bytes().replace(b"seed: 0", b"seed: 1"))
     second.metrics.write_text("")
+    refused = collectx("run", *words, "run.resume=never", cwd=tmp_path, status=2)
+    assert all(f"{files.path}: this folder has a run in it" in refused.stderr for files in (first, second))
+    assert digests(first.path) == before
     done = collectx("run", *words, cwd=tmp_path)
     assert f"continues after {len(before)} batches" in done.stdout
     assert f"{second.path} has no checkpoint: the run begins anew" in done.stderr

@@ -20,7 +20,7 @@ class RunOptions(Section):
 
     overwrite: bool = False
     max_batches: int | None = field(default=None, metadata={"minimum": 1})
-    resume: str = field(default="never", metadata={"choices": ("never", "auto")})
+    resume: str | None = field(default=None, metadata={"choices": ("never", "auto")})
 
 
 @dataclass(kw_only=True)

@@ -78,6 +78,9 @@ def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub,
         ("trainer=impala", "trainer.kind=impala: is ppo in"),
         ("trainer.gama=1", "did you mean trainer.gamma?"),
         ("-m", "continues one run"),
+        ("run.resume=never", "run.resume=never: resume continues the run in"),
+        ("run.overwrite=true", "run.overwrite=true: resume continues the run in"),
+        ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: resume continues the run in"),
     ],
 )
 def test_what_does_not_fit_the_saved_state_is_refused_before_anything_starts(stub, old, capsys, line, message):

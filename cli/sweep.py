@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from collectx.cli import signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
-from collectx.cli.task import PointFailed, SweepStopped, Task, objective, run_of
+from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
 from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -50,7 +50,7 @@ class Sweep:
 
     Attributes:
         folder: the sweep's folder.
-        objective: the entry of `result.json` by which points are ranked.
+        objective: the entry of `result.json` that ranks the points.
         is_ours: whether `hydra/launcher=collectx` runs the points.
         points: the points by their overrides; empty where the sweeper chooses them by the results of others.
     """
@@ -113,15 +113,22 @@ def prepare(
         printing.note(text)
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
-    objective = str(OmegaConf.select(master, "sweep.objective"))
-    return Sweep(folder_of(master, "hydra.sweep.dir"), objective, is_ours, by_words)
+    return Sweep(folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words)
 
 
 def _sweeper_problems(point: Composed) -> list[str]:
     """Reasons why a sweeper cannot get the objective of points of this configuration."""
     messages = []
+    direction, names = OmegaConf.select(point.node, "hydra.sweeper.direction"), objectives(point.node)
+    count = len(direction) if OmegaConf.is_list(direction) else 1
     if OmegaConf.select(point.node, "sweep.objective") is None:
         messages.append("sweep.objective is not set: set sweep.objective=mean_return.")
+    elif count != len(names):
+        messages.append(
+            f"sweep.objective names {', '.join(names)}, but hydra.sweeper.direction has {count}: name one objective "
+            "for each direction, as in sweep.objective=[mean_return,wall_s] with "
+            "hydra.sweeper.direction=[maximize,minimize]."
+        )
     if isinstance(point.cfg.launcher, SlurmLauncherConfig) and point.cfg.launcher.wait is False:
         messages.append(
             f"launcher.wait=false: {point.node.hydra.sweeper._target_} chooses values by the results of earlier "
@@ -295,9 +302,9 @@ class PointRunner:
         job = point.job
         assert job is not None
         if job.status is JobStatus.COMPLETED:
-            key = str(point.composed.node.sweep.objective)
+            node = point.composed.node
             try:
-                job.return_value = objective(RunFolder(point.folder), point.name, key, not self._is_enumerated)
+                job.return_value = objective(RunFolder(point.folder), point.name, objectives(node), node.hydra)
             except PointFailed as error:
                 if not self._is_enumerated:
                     job.status, job.return_value = JobStatus.FAILED, error

@@ -15,7 +15,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli.compose import Composed, is_enumerated, typed
 from collectx.config.derived import JOB_LAUNCHERS
@@ -66,8 +66,8 @@ class Task:
     def is_interrupted(self) -> bool:
         return any(run.status is Status.INTERRUPTED for run in self.outcomes)
 
-    def __call__(self, node: DictConfig) -> float | None:
-        """Runs a point of a sweep with another launcher than ours, and returns its objective.
+    def __call__(self, node: DictConfig) -> float | list[float] | None:
+        """Runs a point of a sweep with another launcher than ours, and returns its objective; see `objective`.
 
         Raises:
             ConfigError: the configuration is wrong.
@@ -80,7 +80,7 @@ class Task:
         self.execute([run])
         if self.is_interrupted and self._is_in_command:
             raise SweepStopped
-        return objective(RunFolder(run.folder), run.name, str(node.sweep.objective), not is_enumerated(hydra))
+        return objective(RunFolder(run.folder), run.name, objectives(node), hydra)
 
     def alone(self, node: DictConfig) -> None:
         """Runs the only run of a command. Errors are kept, as Hydra would add text to them."""
@@ -127,13 +127,29 @@ def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
     return NamedRun(name or folder.name, folder, cfg)
 
 
-def objective(files: RunFolder, name: str, key: str, is_needed: bool) -> float | None:
-    """The entry `key` of the result of a point, the return value of its job."""
+def objectives(node: DictConfig) -> list[str]:
+    """The entries of `result.json` that `sweep.objective` names; the first one ranks the points."""
+    value = OmegaConf.select(node, "sweep.objective")
+    return [*value] if OmegaConf.is_list(value) else [str(value)]
+
+
+def objective(files: RunFolder, name: str, keys: Sequence[str], hydra: Any) -> float | list[float] | None:
+    """The return value of a point's job: the entry of its result that the only key names, or a list for several keys;
+    None if there is none, and the sweeper only enumerates points.
+
+    Raises:
+        PointFailed: the run has failed, or an entry is missing that a sweeper which searches needs.
+    """
     result = files.read_result() or {"status": Status.FAILED, "exit_reason": "it left no result"}
-    value = result.get(key)
+    advice = " hydra.sweeper.max_failure_rate=1 continues without such points." * ("max_failure_rate" in hydra.sweeper)
     if result["status"] != Status.COMPLETED:
-        raise PointFailed(f"{name}: {result['status']}: {result['exit_reason']}")
-    if value is None and is_needed:
-        hint = _HINTS.get(key, "")
-        raise PointFailed(f"{name}: its result has no {key} (sweep.objective={key}): {hint}")
-    return None if value is None else float(value)
+        raise PointFailed(f"{name}: {result['status']}: {result['exit_reason']}.{advice}")
+    values = {key: result.get(key) for key in keys}
+    missing = [key for key, value in values.items() if value is None]
+    if missing and not is_enumerated(hydra):
+        hint = _HINTS.get(missing[0], "")
+        raise PointFailed(f"{name}: its result has no {missing[0]} (sweep.objective={missing[0]}): {hint}{advice}")
+    if missing:
+        return None
+    numbers = [float(value) for value in values.values() if value is not None]
+    return numbers if len(numbers) > 1 else numbers[0]

@@ -110,8 +110,10 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     if value is None or value in limits.get("also", ()):
         return None
     choices = limits.get("choices")
-    if choices is not None and value not in choices:
-        return f"one of {', '.join(choices)}{did_you_mean(str(value), choices, listed=False)}"
+    if choices is not None:
+        wrong = [each for each in (value if isinstance(value, list) else [value]) if each not in choices]
+        if wrong or value == []:
+            return f"one of {', '.join(choices)}{did_you_mean(str(*wrong[:1]), choices, listed=False)}"
     for number in value if isinstance(value, list) else [value]:
         if type(number) is int and number >= 2**BITS:
             limits = {"bits": BITS} | dict(limits)

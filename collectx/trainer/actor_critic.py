@@ -196,7 +196,7 @@ class Critic(nn.Module):
             initialize(self.body, math.sqrt(2))
             initialize(self.out, 1.0)
 
-    def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
+    def forward(self, observation: Sequence[Any]) -> torch.Tensor:
         """One tensor `[B, *shape]` per key of the policy's `observation_keys` to values `[B]`; a TensorDict for a key
         above several leaves."""
         if self._parts is not None:

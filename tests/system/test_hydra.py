@@ -11,6 +11,7 @@ import textwrap
 import time
 
 import pytest
+import yaml
 from commands import collectx, environment, result
 
 from collectx.run import RunFolder
@@ -108,6 +109,25 @@ def test_optuna_maximises_the_objective(tmp_path, launcher):
     best = (tmp_path / "s" / "optimization_results.yaml").read_text()
     frames = [result(path.parent)["frames"] for path in (tmp_path / "s").glob("*/result.json")]
     assert f"best_value: {float(max(frames))}" in best
+
+
+def test_optuna_has_several_objectives(tmp_path):
+    optuna = ["-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "collector.total_frames=choice(128,192)"]
+    words = [*optuna, *TINY, "launcher=inline", "hydra.sweep.dir=s"]
+    both = "hydra.sweeper.direction=[maximize,minimize]"
+    refused = collectx("run", *words, both, cwd=tmp_path, status=2)
+    assert "sweep.objective names mean_return, but hydra.sweeper.direction has 2: name one objective" in refused.stderr
+    assert not (tmp_path / "s").exists()
+    collectx("run", *words, both, "sweep.objective=[frames,wall_s]", cwd=tmp_path)
+    solutions = yaml.safe_load((tmp_path / "s" / "optimization_results.yaml").read_text())["solutions"]
+    results = [result(path.parent) for path in (tmp_path / "s").glob("*/result.json")]
+    assert solutions
+    assert all(each["values"] in [[found["frames"], found["wall_s"]] for found in results] for each in solutions)
+    # No episode ends within a batch of this size.
+    endless = ["env=counting", "env.episode_length=100000", "policy=random", "hydra.sweep.dir=none"]
+    failed = collectx("run", *words[:-1], *endless, cwd=tmp_path, status=1)
+    assert "its result has no mean_return" in failed.stderr
+    assert "hydra.sweeper.max_failure_rate=1 continues without such points" in failed.stderr
 
 
 APPLICATION = {

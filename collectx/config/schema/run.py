@@ -125,11 +125,11 @@ OBJECTIVES = ("mean_return", "frames_per_s", "num_episodes", "frames", "batches"
 
 @dataclass(kw_only=True)
 class SweepConfig(Section):
-    """The entry of each run's result that a sweeper gets. No part of a run's configuration, as it does not change the
+    """The entries of each run's result that a sweeper gets. No part of a run's configuration, as it does not change the
     run.
     """
 
-    objective: str = one_of(*OBJECTIVES)
+    objective: str | list[str] = one_of(*OBJECTIVES)
 
 
 @dataclass(kw_only=True)

@@ -62,6 +62,14 @@ def as_key(key: Any) -> Key:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
+def clashes(names: Iterable[tuple[str, Key]]) -> dict[str, list[Key]]:
+    """The names that stand for several keys, with these keys: parts of a key may have dots in them."""
+    keys: dict[str, dict[Key, None]] = {}
+    for name, key in names:
+        keys.setdefault(name, {})[key] = None
+    return {name: [*several] for name, several in keys.items() if len(several) > 1}
+
+
 def nest(values: Mapping[Key, Any]) -> dict[str, Any]:
     """Nested dicts from values by key."""
     root: dict[str, Any] = {}

@@ -16,7 +16,7 @@ import json
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from typing import Any
 from gymnasium import Space
 from tensordict import TensorDictBase
 
-from collectx.batch import REWARD, Key, Leaf
+from collectx.batch import REWARD, Key, Leaf, clashes
 from collectx.checkpoints import sync
 from collectx.data.spaces import from_json, to_json
 from collectx.errors import ConfigError
@@ -232,13 +232,20 @@ def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
     """Raises a `ConfigError` where a run of the data set has another format, or other frames."""
     if other.format != run.format:
         raise ConfigError(f"{path}: has the format {other.format}, not {run.format}: choose another folder.")
-    ours, theirs = (
-        {".".join(leaf.key): f"{list(leaf.shape)} {leaf.dtype}" for leaf in each.leaves} for each in (run, other)
-    )
-    if different := [name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)]:
+    ours, theirs = ({leaf.key: f"{list(leaf.shape)} {leaf.dtype}" for leaf in each.leaves} for each in (run, other))
+    if different := [key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)]:
         mine, its = (each.get(different[0], "missing") for each in (ours, theirs))
-        rule = f"{different[0]} is {mine} in this run, and {its} in {other.folder}"
+        rule = f"{'.'.join(different[0])} is {mine} in this run, and {its} in {other.folder}"
         raise ConfigError(f"{path}: all runs of a data set have equal frames, but {rule}: choose another folder.")
+
+
+def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
+    """The problems of a format that knows entries by names: several entries of one name."""
+    return [
+        f"{' and '.join(str(key) if key else 'its own column' for key in keys)} have the same name {name}: rename a "
+        "part of the observation, as gymnasium.wrappers.TransformObservation can, or use format=memmap."
+        for name, keys in clashes(names).items()
+    ]
 
 
 def _remove(path: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from collectx.batch import POLICY_VERSION, Key, as_array
-from collectx.data.folder import RecordedRun, SequentialWriter
+from collectx.data.folder import RecordedRun, SequentialWriter, clash_problems
 from collectx.data.shard_writers import column
 
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -53,7 +53,7 @@ class LeRobotWriter(SequentialWriter):
             if len(leaf.shape) > 1:
                 rule = f"{'.'.join(leaf.key)} has the shape {list(leaf.shape)}, and only vectors are written"
                 problems.append(f"{rule}: leave it out with env.exclude_keys, or use format=memmap, parquet or minari.")
-        return problems
+        return problems + clash_problems(_names(run))
 
     def write(self, episodes: Sequence[TensorDictBase]) -> None:
         import pyarrow as pa
@@ -200,15 +200,23 @@ class LeRobotWriter(SequentialWriter):
         return pq.read_table(path).to_pydict() if path.exists() else {}
 
 
+def _names(run: RecordedRun) -> list[tuple[str, Key]]:
+    """The names of actions and observations, which begin with LeRobot's words, with their keys in a batch."""
+    names = [(".".join(leaf.key), leaf.key) for leaf in run.action]
+    for leaf in run.observation:
+        name = ".".join(leaf.key)
+        if name == "observation":
+            name = "observation.state"
+        elif not name.startswith(("observation.", "info.")):
+            name = f"observation.{name}"
+        names.append((name, leaf.key))
+    return names
+
+
 def _features(run: RecordedRun) -> dict[str, tuple[Key, tuple[str, int]]]:
     """The entries of a frame by their names: the key in a batch, and dtype and size. Indices have no key."""
     leaves = {leaf.key: leaf for leaf in run.leaves}
-    keys = {".".join(leaf.key): leaf.key for leaf in run.action}
-    for leaf in run.observation:
-        prefix = () if leaf.key[0] in ("observation", "info") else ("observation",)
-        keys[".".join((*prefix, *leaf.key))] = leaf.key
-    if "observation" in keys:
-        keys["observation.state"] = keys.pop("observation")
+    keys = dict(_names(run))
     keys |= {f"next.{name}": ("next", name) for name in ("reward", "terminated", "truncated", "done")}
     keys["policy_version"] = POLICY_VERSION
     features: dict[str, tuple[Key, tuple[str, int]]] = {

@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import as_array, as_tensor, to_tensordict
-from collectx.data.folder import RecordedRun, Writer
+from collectx.data.folder import RecordedRun, Writer, clash_problems
 
 
 class ShardWriter(Writer):
@@ -76,6 +76,11 @@ class ParquetWriter(ShardWriter):
     """See the module's docstring."""
 
     suffix = ".parquet"
+
+    @classmethod
+    def refusals(cls, run: RecordedRun) -> list[str]:
+        columns = [("run", ()), ("seed", ()), *((".".join(leaf.key), leaf.key) for leaf in run.leaves)]
+        return clash_problems(columns)
 
     def save(self, path: Path, frames: TensorDict) -> None:
         import pyarrow as pa

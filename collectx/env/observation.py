@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from collectx.batch import DONE_KEYS, REWARD, TRAJ_IDS
+from collectx.batch import DONE_KEYS, REWARD, TRAJ_IDS, clashes
 from collectx.env.spaces import Path, SpaceLeaves, leave_out, parts_of
 from collectx.errors import ConfigError, SpaceError
 
@@ -124,26 +124,37 @@ def exclude_parts(space: Space, names: Sequence[str]) -> Space:
     """
     if not names:
         return space
-    known = [] if isinstance(space, spaces.Dict) else [_OBSERVATION]
+    known: list[Path] = [] if isinstance(space, spaces.Dict) else [(_OBSERVATION,)]
     is_empty = _OBSERVATION in names and known
-    reduced = spaces.Dict({}) if is_empty else _exclude_parts(space, "", frozenset(names), known)
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(
-            f"env.exclude_keys names {', '.join(unknown)}, which the observation does not have: it has "
-            f"{', '.join(known) or 'no parts'}."
-        )
+    reduced = spaces.Dict({}) if is_empty else _exclude_parts(space, (), frozenset(names), known)
+    check_excluded(names, known, "the observation does not have: it")
     return reduced
 
 
-def _exclude_parts(space: Space, prefix: str, names: frozenset[str], known: list[str]) -> Space:
+def check_excluded(names: Sequence[str], known: Sequence[Path], which: str) -> None:
+    """Raises ConfigError where a name of `env.exclude_keys` is that of no part in `known`, or of several parts."""
+    paths = {path: ".".join(map(str, path)) for path in known}
+    if unknown := [name for name in names if name not in paths.values()]:
+        raise ConfigError(
+            f"env.exclude_keys names {', '.join(unknown)}, which {which} has {', '.join(paths.values()) or 'no parts'}."
+        )
+    several = clashes((name, path) for path, name in paths.items())
+    if ambiguous := [f"{name}, which is {' and '.join(map(str, several[name]))}" for name in names if name in several]:
+        raise ConfigError(
+            f"env.exclude_keys names {', '.join(ambiguous)}: leave out a part that contains one of them, or rename "
+            "one, as gymnasium.wrappers.TransformObservation can."
+        )
+
+
+def _exclude_parts(space: Space, path: Path, names: frozenset[str], known: list[Path]) -> Space:
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return space
     parts: dict[Any, Space] = OrderedDict()
     for name, part in parts_of(space):
-        path = f"{prefix}{name}"
-        known.append(path)
-        if path not in names:
-            parts[name] = _exclude_parts(part, f"{path}.", names, known)
+        inner = (*path, name)
+        known.append(inner)
+        if ".".join(map(str, inner)) not in names:
+            parts[name] = _exclude_parts(part, inner, names, known)
         elif isinstance(space, spaces.Tuple):
             parts[name] = spaces.Dict({})
     return spaces.Dict(parts) if isinstance(space, spaces.Dict) else spaces.Tuple(parts.values())

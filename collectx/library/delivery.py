@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from collectx.batch import POLICY_VERSION, TRAJ_IDS
+from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key
 from collectx.collector.collector import CollectorCore
 from collectx.config.derived import schedule_of
 from collectx.config.schema.collector import CollectorConfig
@@ -85,18 +85,18 @@ class Delivery:
             self._add(batch, added)
         return batch
 
-    def _add(self, batch: TensorDict, parts: Sequence[dict[str, torch.Tensor]]) -> None:
+    def _add(self, batch: TensorDict, parts: Sequence[dict[Key, torch.Tensor]]) -> None:
         """Adds what the hooks of the workers have added to their parts."""
-        forms = [{name: (*value.shape[2:], value.dtype) for name, value in added.items()} for added in parts]
+        forms = [{key: (*value.shape[2:], value.dtype) for key, value in added.items()} for added in parts]
         if any(form != forms[0] for form in forms):
             raise ShapeError(f"the post_collect_hook of the workers adds different keys, shapes or dtypes: {forms}")
         rows = batch.unbind(0) if self._stacked else (batch,)
-        for name, value in parts[0].items():
+        for key, value in parts[0].items():
             whole = value.new_zeros(*batch.shape, *value.shape[2:], device=batch.device)
             for part, added, frames in zip(rows, parts, whole if self._stacked else (whole,), strict=True):
-                filled = added[name].reshape(*part.shape[:-1], -1, *value.shape[2:])
+                filled = added[key].reshape(*part.shape[:-1], -1, *value.shape[2:])
                 frames.narrow(part.ndim - 1, 0, filled.shape[part.ndim - 1]).copy_(filled)
-            batch[tuple(name.split("."))] = whole
+            batch[key] = whole
 
     def _next_trajectories(self) -> TensorDictBase | None:
         """Collects until a batch of `trajs_per_batch` trajectories is complete, and returns it. With a replay buffer,
@@ -143,8 +143,7 @@ class Delivery:
             parts = zip(batch.unbind(0), steps, strict=True)
             batch = torch.cat([part[..., :filled] for part, filled in parts], keywords.cat_results)
         if not keywords.track_traj_ids:
-            del batch[TRAJ_IDS], batch[POLICY_VERSION]
-            batch.exclude(*(["collector"] if batch["collector"].is_empty() else []), inplace=True)
+            del batch[TRAJ_IDS]
         result = split_trajectories(batch) if keywords.split_trajs else batch
         if keywords.postproc is not None:
             result = keywords.postproc(result)

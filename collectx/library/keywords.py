@@ -19,7 +19,14 @@ from tensordict.nn import InteractionType as ExplorationType
 from collectx.config.derived import GROUP_BACKENDS
 from collectx.config.registry import limits_of
 from collectx.library.nested import user_class
-from collectx.library.values import exploration_name, first_device, only_device, positive, visible_names
+from collectx.library.values import (
+    exploration_name,
+    first_device,
+    only_device,
+    port_number,
+    positive,
+    visible_names,
+)
 from collectx.replay.buffer import ReplayBuffer
 from collectx.user_objects import Hooks
 
@@ -456,7 +463,7 @@ class NetworkKeywords(RemoteKeywords):
             `collectx run launcher=...`, has others.
         slurm_kwargs: resources of the jobs, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
             `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
-        tcp_port: port of the trainer; None: the system chooses.
+        tcp_port: port of the trainer, also as digits; None: the system chooses.
         folder: in which jobs find the trainer and write their logs, on a file system that all nodes share; None: a new
             folder below `outputs/`.
     """
@@ -464,7 +471,7 @@ class NetworkKeywords(RemoteKeywords):
     backend: str = option("backend", "gloo", choices=GROUP_BACKENDS)
     launcher: str = option("launcher", "submitit", choices=("mp", "submitit", "submitit_delayed"))
     slurm_kwargs: dict[str, Any] | None = None
-    tcp_port: int | None = option("backend.port", None)
+    tcp_port: int | str | None = option("backend.port", None, port_number)
     folder: str | Path | None = None
 
 

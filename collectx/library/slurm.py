@@ -25,6 +25,7 @@ from collectx.launcher.slurm import commands
 from collectx.launcher.slurm.array import JobArray
 from collectx.library.keywords import Keywords, NetworkKeywords
 from collectx.library.submitit import slurm_resources
+from collectx.library.values import port_number
 from collectx.run import preflight
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, locked, new_folder
@@ -79,7 +80,7 @@ def submitit_delayed_launcher(
     num_jobs: int,
     framework: str = "distributed",
     backend: str = "gloo",
-    tcpport: int | None = None,
+    tcpport: int | str | None = None,
     submitit_main_conf: dict[str, Any] | None = None,
     submitit_collection_conf: dict[str, Any] | None = None,
     queue_timeout_s: float = 3600.0,
@@ -117,7 +118,7 @@ def submitit_delayed_launcher(
                 raise ConfigError("submitit_delayed_launcher: this machine has no sbatch on its PATH.")
             files = new_folder()
             transport = backend if framework == "distributed" else framework
-            presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, tcpport, queue_timeout_s)
+            presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, port_number(tcpport), queue_timeout_s)
             trainer, workers = (
                 slurm_resources(conf or {}, 1) for conf in (submitit_main_conf, submitit_collection_conf)
             )

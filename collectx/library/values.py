@@ -38,6 +38,13 @@ def positive(count: int | None) -> int | None:
     return count if count is not None and count > 0 else None
 
 
+def port_number(port: int | str | None) -> int | None:
+    """A port as a number; TorchRL also takes its digits."""
+    if isinstance(port, str) and not port.isdecimal():
+        raise ValueError("must be the number of a port")
+    return None if port is None else int(port)
+
+
 def exploration_name(value: Any) -> str:
     """The name of an exploration type of this package or TorchRL, or a name; None: RANDOM."""
     return ExplorationType.RANDOM.value if value is None else str(getattr(value, "name", value)).lower()

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from collectx.batch import Layout, Leaf, Slot
+from collectx.batch import Key, Layout, Leaf, Slot
 
 # Fills a flat uint8 buffer of `SlotSpec.weights_nbytes` bytes with weights.
 Write: TypeAlias = Callable[[torch.Tensor], object]
@@ -93,7 +93,7 @@ class SlotReport:
             ended in this batch, in order of time.
         wait_s: seconds spent on waiting for the grant.
         send_s: seconds spent on sending the previous batch, and on taking new weights for this one.
-        added: what the user's hook has added to the batch: tensors `[envs, steps, *shape]` by key, joined by dots.
+        added: what the user's hook has added to the batch: tensors `[envs, steps, *shape]` by key.
     """
 
     policy_version: int
@@ -104,7 +104,7 @@ class SlotReport:
     lengths: np.ndarray
     wait_s: float = 0.0
     send_s: float = 0.0
-    added: dict[str, torch.Tensor] = field(default_factory=dict)
+    added: dict[Key, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

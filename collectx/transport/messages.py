@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from collectx.batch import Key
 from collectx.errors import RendezvousError
 from collectx.transport.base import Fill, Reset, SlotReport
 
@@ -120,11 +121,16 @@ def unpack_full(message: bytes) -> tuple[int, SlotReport]:
     return slot, SlotReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s, added)
 
 
-def _unpack_added(message: bytes) -> dict[str, torch.Tensor]:
+def _unpack_added(message: bytes) -> dict[Key, torch.Tensor]:
     try:
         added = unpack_tensors(message)
     except Exception as error:
         raise ValueError(f"FULL with {len(message)} bytes that are no tensors") from error
-    if not isinstance(added, dict) or not all(isinstance(value, torch.Tensor) for value in added.values()):
+    if not isinstance(added, dict) or not all(_is_entry(*each) for each in added.items()):
         raise ValueError(f"FULL with {type(added).__name__} in place of tensors")
     return added
+
+
+def _is_entry(key: Any, value: Any) -> bool:
+    is_key = isinstance(key, tuple) and len(key) > 0 and all(isinstance(part, str) for part in key)
+    return is_key and isinstance(value, torch.Tensor)

@@ -21,7 +21,7 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
 
-from collectx.batch import as_key, nest
+from collectx.batch import Key, as_key, nest
 from collectx.errors import NotRestorable, ShapeError
 from collectx.rollout.loop import Rollout
 from collectx.rollout.served import ServedRollout
@@ -88,7 +88,7 @@ class RequestHandler:
         if self._hooks.pre_collect_hook is not None:
             self._hooks.pre_collect_hook()
 
-    def after_batch(self, slot: int, steps: int) -> dict[str, torch.Tensor]:
+    def after_batch(self, slot: int, steps: int) -> dict[Key, torch.Tensor]:
         """Calls the hooks with the first `steps` steps of a slot. Returns what `post_collect_hook` has added; see
         `SlotReport.added`."""
         hooks, added = self._hooks, {}
@@ -96,10 +96,8 @@ class RequestHandler:
             added = _call_hook(hooks.post_collect_hook, self._batches(slot, steps))
         if hooks.write_batch is not None:
             batch = self._batches(slot, steps)
-            names = {
-                tuple(name.split(".")): value.view(*batch.shape, *value.shape[2:]) for name, value in added.items()
-            }
-            hooks.write_batch(batch.clone(recurse=False).update(nest(names)) if added else batch)
+            whole = {key: value.view(*batch.shape, *value.shape[2:]) for key, value in added.items()}
+            hooks.write_batch(batch.clone(recurse=False).update(nest(whole)) if added else batch)
         if self._profiling is not None and not self._profiling.step():
             self._profiling = None
         return added
@@ -188,7 +186,8 @@ class RequestHandler:
 
 
 # Those of TorchRL are in `sys.modules` where there are any.
-_DATA = (int, float, complex, str, bytes, bytearray, type(None), Enum, PurePath, datetime.date, datetime.timedelta)
+_DATA: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, type(None), Enum, PurePath)
+_DATA += (datetime.date, datetime.timedelta)
 _DATA += (np.ndarray, np.generic, np.dtype, torch.Tensor, torch.Size, torch.dtype, torch.device, Space, EnvSpec)
 
 
@@ -246,7 +245,7 @@ def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
     module.load_state_dict(weights)
 
 
-def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[str, torch.Tensor]:
+def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[Key, torch.Tensor]:
     """Calls `hook` with `batch`, `[*envs, steps]`. Copies tensors that the hook replaces into those of the batch;
     returns those that it adds, `[rows, steps, *shape]`.
     """
@@ -265,7 +264,9 @@ def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> 
                 raise ShapeError(f"post_collect_hook replaces {name}: it must keep the shape {[*before[key].shape]}")
             before[key].copy_(value)
         elif isinstance(value, torch.Tensor):
-            added[name] = value.detach().to("cpu", copy=True).reshape(-1, batch.shape[-1], *value.shape[seen.ndim :])
+            added[as_key(key)] = (
+                value.detach().to("cpu", copy=True).reshape(-1, batch.shape[-1], *value.shape[seen.ndim :])
+            )
         else:
             raise ShapeError(f"post_collect_hook adds {name}, which is {type(value).__name__}: it may add tensors only")
     return added

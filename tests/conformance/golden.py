@@ -83,8 +83,6 @@ def assert_same(case, theirs, ours, ours_alone=frozenset({OURS_ALONE}), names=Tr
         assert {tuple(batch.names) for batch in theirs} <= {(None, None), (None, "time")}
         assert not ours_alone or {tuple(batch.names) for batch in ours} == {(None, "time")}
         theirs, ours = (list(map(in_order, batches)) for batches in (theirs, ours))
-    if "track_traj_ids" in case.keywords:
-        ours_alone = set()  # then no batch has "collector"
     assert len(theirs) == len(ours) > 0
     for number, (a, b) in enumerate(zip(theirs, ours, strict=True)):
         shared = assert_alike(case.of, a, b, names and not case.splits, ours_alone) - {TRAJ_IDS}

@@ -20,6 +20,7 @@ def test_keys_that_a_hook_adds_and_tensors_that_it_replaces_are_delivered(way):
     def hook(batch):
         batch["steps"] = torch.arange(batch.shape[-1]).expand(batch.shape)
         batch["deep", "pair"] = torch.full((*batch.shape, 2), 7.0)
+        batch["deep.pair"] = torch.ones(batch.shape)
         batch["observation"] = torch.zeros_like(batch["observation"])
 
     with make(way, num_envs=2, post_collect_hook=hook, **FRAMES) as collector:
@@ -28,6 +29,7 @@ def test_keys_that_a_hook_adds_and_tensors_that_it_replaces_are_delivered(way):
             assert batch["steps"].unique().tolist() == [*range(steps)]
             assert batch["deep", "pair"].shape == (*batch.shape, 2)
             assert batch["deep", "pair"].unique().tolist() == [7.0]
+            assert batch["deep.pair"].shape == batch.shape
             assert not batch["observation"].any()
             assert batch["next", "observation"].any()
 
@@ -78,9 +80,9 @@ def test_a_hook_in_a_worker_that_adds_something_else_is_refused(change, words):
 
 
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
-def test_without_track_traj_ids_a_batch_has_no_collector_key(way):
+def test_without_track_traj_ids_a_batch_keeps_the_policy_version(way):
     with make(way, track_traj_ids=False, **FRAMES) as collector:
-        assert "collector" not in [*next(collector).keys()]
+        assert [*next(collector)["collector"].keys()] == ["policy_version"]
 
 
 class Chosen(nn.Module):

@@ -1,7 +1,9 @@
 """What worker processes see of the user's script."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -260,12 +262,13 @@ def test_what_a_worker_cannot_unpickle_is_its_error_and_a_request_leaves_it_aliv
 
 LEVELS = """
 import os
+import socket
 
 import gymnasium
 import numpy
 import pytest
 
-from collectx import Collector, MultiSyncCollector, ReplayBuffer
+from collectx import Collector, DistributedCollector, MultiSyncCollector, ReplayBuffer
 
 class Level(gymnasium.Env):
     observation_space, action_space = gymnasium.spaces.Box(0, 9, (1,)), gymnasium.spaces.Discrete(2)
@@ -304,6 +307,12 @@ with Collector(Level, frames_per_batch=4) as collector:
     assert collector.map_fn("get_policy_version") == [0]
     assert collector.getattr_env("set_level")(2) == 2 and collector.map_fn("env.set_level", [(4,)]) == [4]
     assert levels(next(collector)) == [4]
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = str(free.getsockname()[1])
+with DistributedCollector([Level], frames_per_batch=4, launcher="mp", tcp_port=port) as collector:
+    assert next(collector).shape == (4,)
+with pytest.raises(ValueError, match="tcp_port=.*must be the number of a port"):
+    DistributedCollector([Level], frames_per_batch=4, launcher="mp", tcp_port="first")
 """
 
 
@@ -311,3 +320,61 @@ def test_only_data_leaves_a_worker_and_a_hook_changes_its_envs(script):
     run = script(LEVELS)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "'set_level' is a method in the worker's env\n'unwrapped' is Level in the worker's env\n"
+
+
+DOTS = """
+import gymnasium
+import numpy
+import pytest
+from gymnasium.spaces import Box, Dict
+
+from collectx import MultiSyncCollector
+from collectx.errors import ConfigError
+
+class Dotted(gymnasium.Env):
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, **parts):
+        names = {"observation.state": Box(0, 1, (2,)), "observation.left": Box(0, 1, (3,))}
+        self.observation_space = Dict(parts or names)
+
+    def reset(self, **keywords):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.reset()[0], 1.0, True, False, {}
+
+gymnasium.register("Dotted-v0", Dotted)
+
+def hook(batch):
+    batch["x", "y"] = batch["next", "reward"]
+    batch["x.y"] = 2 * batch["next", "reward"]
+
+def ambiguous():
+    return Dotted(**{"a": Dict({"b": Box(0, 1), "c": Box(0, 1)}), "a.b": Box(0, 1)})
+
+if __name__ == "__main__":
+    with MultiSyncCollector([Dotted] * 2, frames_per_batch=8, post_collect_hook=hook) as collector:
+        batch = next(collector)
+        assert batch["x", "y"].unique().tolist() == [1] and batch["x.y"].unique().tolist() == [2]
+    with MultiSyncCollector([Dotted], frames_per_batch=8, track_traj_ids=False) as collector:
+        assert [*next(collector)["collector"].keys()] == ["policy_version"]
+    with MultiSyncCollector([ambiguous], frames_per_batch=8, exclude_keys=["a.c"]) as collector:
+        assert {"a", "a.b"} < {*next(collector).keys()}
+    with pytest.raises(ConfigError, match="names a.b, which is .*'a', 'b'.* and .'a.b',.: leave out"):
+        MultiSyncCollector([ambiguous], frames_per_batch=8, exclude_keys=["a.b"])
+"""
+
+
+def test_names_with_dots_are_names(script, tmp_path):
+    run = script(DOTS)
+    assert run.returncode == 0, run.stderr
+    (tmp_path / "dotted.py").write_text(DOTS)
+    options = ["env.id=dotted:Dotted-v0", "policy=random", "collector.total_frames=200", "collector=single"]
+    recording = ["trainer=record", "trainer.format=lerobot", "hydra.run.dir=run"]
+    command = [Path(sys.executable).parent / "collectx", "run", *options, *recording]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (info,) = tmp_path.glob("**/meta/info.json")
+    features = json.loads(info.read_text())["features"]
+    assert {name for name in features if "observation" in name} == {"observation.state", "observation.left"}

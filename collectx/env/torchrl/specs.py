@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from collectx.batch import DONE_KEYS, STEP_COUNT, Key, Leaf, as_key, nest, nested_dims
 from collectx.env.base import EnvSpec, steps_per_draw
+from collectx.env.observation import check_excluded
 from collectx.env.spaces import leave_out, numpy_dtype
 from collectx.env.torchrl import torchrl_envs
 from collectx.errors import ConfigError, SpaceError
@@ -165,13 +166,10 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
     name = type(env).__name__
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
-    prefixes = {key: {".".join(key[: end + 1]) for end in range(len(key))} for key in observed}
-    if unknown := sorted(set(exclude).difference(*prefixes.values())):
-        raise ConfigError(
-            f"env.exclude_keys names {', '.join(unknown)}, which {name} does not observe: it has "
-            f"{', '.join(map('.'.join, observed))}."
-        )
-    observed = {key: spec for key, spec in observed.items() if prefixes[key].isdisjoint(exclude)}
+    prefixes = {key: [key[: end + 1] for end in range(len(key))] for key in observed}
+    known = [prefix for each in prefixes.values() for prefix in each]
+    check_excluded(exclude, known, f"{name} does not observe: it")
+    observed = {key: spec for key, spec in observed.items() if set(exclude).isdisjoint(map(".".join, prefixes[key]))}
     ends = _by_key(env.full_done_spec)
     leaves = _leaves(ends, env)
     if any(leaf.shape != (1,) for leaf in leaves if leaf.key in DONE_KEYS):

@@ -133,10 +133,10 @@ def test_what_is_no_message_is_refused_by_the_worker(cases):
 
 
 def test_what_a_hook_has_added_travels_with_the_report():
-    report = SlotReport(3, 6, 0.1, 0.2, np.array([1.5]), np.array([6]), added={"deep.key": torch.ones(1, 6)})
+    report = SlotReport(3, 6, 0.1, 0.2, np.array([1.5]), np.array([6]), added={("deep.key", "x"): torch.ones(1, 6)})
     slot, same = messages.unpack_full(messages.pack_full(2, report))
     assert (slot, same.policy_version, same.returns.tolist(), same.lengths.tolist()) == (2, 3, [1.5], [6])
-    assert torch.equal(same.added["deep.key"], report.added["deep.key"])
+    assert torch.equal(same.added["deep.key", "x"], report.added["deep.key", "x"])
 
 
 @pytest.fixture

@@ -46,6 +46,17 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text).encode(errors="backslashreplace").decode()
 
 
+def set_worker(error: BaseException, worker: int) -> None:
+    """Notes in which worker the error was raised."""
+    with contextlib.suppress(AttributeError):  # no attribute can be set
+        error._collectx_worker = worker  # type: ignore[attr-defined]
+
+
+def worker_of(error: BaseException) -> int | None:
+    """The index of the worker that has raised the error; None if no worker has, as far as `set_worker` knows."""
+    return getattr(error, "_collectx_worker", None)
+
+
 class CollectxError(Exception):
     """Base of all exceptions of collectx."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from collectx.collector.worker_record import Action, FailurePolicy, Role, WorkerRecord, WorkerState
-from collectx.errors import text_of
+from collectx.errors import set_worker, text_of
 from collectx.launcher.base import Launcher
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import Departure, Joined, Reply, Request, Transport
@@ -87,7 +87,11 @@ class WorkerPool:
         """Starts one more worker, with the envs of one of the first workers, in incarnations that no other worker has.
         Only for a run that waits for all."""
         worker = self._expect_next()
-        self._start_first(worker)
+        try:
+            self._start_first(worker)
+        except BaseException:
+            self.records.pop()
+            raise
         self._events("worker_added", worker=worker.index, num_workers=self.num_alive)
         self._schedule.joined(worker.index)
 
@@ -180,6 +184,7 @@ class WorkerPool:
         if reply.error is not None:
             # Final with every `on_worker_failure`, as in `CollectorCore.load`: the worker is not gone. Envs that cannot
             # be restored begin new episodes without an error, so the code that loads the saved state has raised.
+            set_worker(reply.error, reply.worker)
             raise reply.error
         worker = self.records[reply.worker]
         worker.has_replied, worker.first_requests = True, worker.first_requests[1:]
@@ -203,6 +208,8 @@ class WorkerPool:
             Exception: the worker's error, which ends the run.
         """
         worker, error = self.records[departure.worker], departure.error
+        if worker is not self.server:
+            set_worker(error, worker.index)
         worker.num_granted = worker.num_pending = 0
         self._finish_request(worker, Reply(worker.index, None, error))
         self._events("worker_failed", worker=worker.index, type=type(error).__name__, message=text_of(error))
@@ -273,6 +280,8 @@ class WorkerPool:
         replies = [worker.reply for worker in self.records if worker.reply is not None]
         for reply in replies:
             if reply.error is not None:
+                if self.records[reply.worker] is not self.server:
+                    set_worker(reply.error, reply.worker)
                 raise reply.error
         return {reply.worker: reply.value for reply in replies}
 

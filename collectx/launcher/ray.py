@@ -44,7 +44,7 @@ class RayLauncher(Launcher):
         ray_cluster.connect(cfg.ray_init_config)
         if not cfg.autoscaling:
             configs = [self._remote_config(worker) for worker in range(num_workers)]
-            ray_cluster.check_resources("launcher.remote_configs", configs)
+            ray_cluster.check_resources("launcher.remote_configs", configs, start_timeout_s)
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> ActorHandle:
         """Starts an actor. What it calls is pickled. Does not block."""

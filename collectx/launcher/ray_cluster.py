@@ -8,6 +8,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import ray
@@ -72,14 +73,42 @@ def is_single_host() -> bool:
     return all(node["NodeManagerAddress"] == mine for node in ray.nodes() if node["Alive"])
 
 
-def check_resources(name: str, configs: Sequence[Mapping[str, Any]]) -> None:
+def _alive_nodes(timeout_s: float) -> list[dict[str, Any]]:
+    """The cluster's nodes. Ray itself waits without end, for example in a process that was forked after it had
+    connected; the thread that waits then ends with this process."""
+    answers: SimpleQueue[list[dict[str, Any]] | Exception] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(ray.nodes())
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="collectx-ray-nodes", daemon=True).start()
+    try:
+        answer = answers.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+    except Empty:
+        raise LauncherError(
+            f"Ray did not list its nodes within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): its client "
+            "hangs, as in a process that was forked after ray.init. Call ray.shutdown() first, or raise that time."
+        ) from None
+    if isinstance(answer, Exception):
+        raise answer
+    return [node for node in answer if node["Alive"]]
+
+
+def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
     """Checks that an otherwise idle cluster has room for actors with these arguments of `ray.remote`, which are the
     option `name`. Ignores placement options.
 
+    Args:
+        timeout_s: `collector.start_timeout_s`, for Ray's answer.
+
     Raises:
-        LauncherError: one actor requests more than any node has, or all together request more than all nodes have.
+        LauncherError: one actor requests more than any node has, or all together request more than all nodes have; or
+            Ray does not answer.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in _alive_nodes(timeout_s)]
     requested = [_requested(config) for config in configs]
     for each in requested:
         if not any(_fits(each, node) for node in nodes):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -208,9 +209,11 @@ class RayCollector(BaseCollector):
                 of the first worker.
 
         Raises:
-            ConfigError: `collector_kwargs` are wrong.
+            ConfigError: `collector_kwargs` or `remote_configs` are wrong, or a callable cannot be pickled. Nothing is
+                changed then.
             LauncherError: the cluster has not the resources for them, even when idle.
         """
+        from collectx.launcher.ray import objections
         from collectx.launcher.ray_cluster import check_resources
 
         self._core.owner.check_process()
@@ -219,16 +222,25 @@ class RayCollector(BaseCollector):
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
         resources = dict(remote_configs or launcher.remote_configs[0])
         kwargs = collector_kwargs or {}
-        if problems := [*worker_problems(self._keywords, self._cfg, 0, kwargs)]:
+        refused = [f"remote_configs={resources}: {each}" for each in objections([resources])]
+        if problems := [*worker_problems(self._keywords, self._cfg, 0, kwargs), *refused]:
             raise ConfigError(*problems)
         overrides = [overrides_of_added(self._keywords, self._cfg, create, kwargs) for create in creates]
+        for each in overrides:  # that one cannot be pickled is known before any is started
+            pickle.dumps((each.env, each.hooks, each.user_collector))
         if not launcher.autoscaling:
-            check_resources("remote_configs", [resources] * len(creates))
+            timeout_s = self._cfg.collector.start_timeout_s
+            check_resources("remote_configs", [resources] * len(creates), timeout_s)
         with self.pause():
             for each in overrides:
                 self._overrides.append(each)
                 launcher.remote_configs.append(dict(resources))
-                self._collector.add()
+                try:
+                    self._collector.add()
+                except BaseException:
+                    self._overrides.pop()
+                    launcher.remote_configs.pop()
+                    raise
 
     @property
     def remote_collectors(self) -> list[Any]:

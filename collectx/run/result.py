@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import time
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, text_of
+from collectx.errors import ConfigError, text_of, worker_of
 from collectx.run.digest import Digest
 from collectx.run.signals import Signals
 from collectx.run.statistics import Statistics
@@ -219,12 +218,8 @@ class ResultBuilder:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Converts `error` to data. Its first note (`RemoteFailure.rebuild`) or its message has the index of the worker."""
-    notes = [note.partition("\n")[0] for note in getattr(error, "__notes__", ())]
-    message = text_of(error)
-    matches = (re.search(r"\bworker[ =](\d+)", text) for text in (*notes, message))
-    match = next(filter(None, matches), None)
-    return Failure(type_name(error), message, int(match[1]) if match else None)
+    """Converts `error` to data."""
+    return Failure(type_name(error), text_of(error), worker_of(error))
 
 
 def type_name(error: BaseException) -> str:

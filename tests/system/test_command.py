@@ -166,6 +166,23 @@ def test_an_env_with_processes_of_its_own(tmp_path, monkeypatch, env):
     assert result(tmp_path / "run")["frames"] == 128
 
 
+LOADER = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Loading(CartPoleEnv):
+    def step(self, action):
+        raise RuntimeError("DataLoader worker 3 was killed")
+"""
+
+
+def test_a_worker_of_another_library_is_not_taken_for_ours(tmp_path):
+    (tmp_path / "loading.py").write_text(LOADER)
+    env = ["env.entry_point=loading:Loading", "collector=single", "hydra.run.dir=run"]
+    collectx("run", "policy=random", "trainer=meter", *env, cwd=tmp_path, status=1)
+    (failure,) = result(tmp_path / "run")["failures"]
+    assert (failure["message"], failure["worker"]) == ("DataLoader worker 3 was killed", 0)
+
+
 def test_the_state_of_a_git_checkout(tmp_path):
     assert snapshot.git_state(tmp_path / "missing") is None
     (tmp_path / "file").write_text("1")

@@ -4,6 +4,8 @@ GPUs in name only."""
 import os
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,11 @@ def test_a_worker_that_is_added_is_as_the_others_are():
             collector.add_collectors(cartpole, collector_kwargs={"no_such": 1})
         with pytest.raises(LauncherError, match=r"no node of the Ray cluster has 64 CPU"):
             collector.add_collectors(cartpole, remote_configs={"num_cpus": 64})
-        assert len(collector.remote_collectors) == 1
+        with pytest.raises(ConfigError, match=r"remote_configs=.*no_such"):
+            collector.add_collectors(cartpole, remote_configs={"no_such": 1})
+        with pytest.raises(ConfigError, match=r"create_env_fn=.* cannot be pickled"):
+            collector.add_collectors([cartpole, partial(print, threading.Lock())])
+        assert collector.num_workers == len(collector.remote_collectors) == 1
         collector.add_collectors(cartpole)
         assert len({actor._actor_id for actor in collector.remote_collectors}) == 2
         batch = next(collector)
@@ -103,3 +109,30 @@ def test_a_cluster_that_has_ended_or_is_not_there():
     assert not ray.is_initialized()  # closing has started no other
     with pytest.raises(LauncherError, match=r"ray start --head"):
         start("ray", "ray", ray_init_config={"address": "127.0.0.1:9"})
+
+
+FORKED = """
+import os
+
+import gymnasium
+import ray
+
+from collectx import RayCollector
+from collectx.errors import LauncherError
+
+ray.init(address="local", num_cpus=1)
+child = os.fork()
+if child == 0:
+    try:
+        RayCollector([lambda: gymnasium.make("CartPole-v1")], frames_per_batch=8, start_timeout_s=3.0)
+    except LauncherError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_client_of_ray_that_a_fork_has_spoiled_is_not_waited_for_without_end(tmp_path):
+    (tmp_path / "forked.py").write_text(FORKED)
+    run = subprocess.run([sys.executable, "forked.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert run.stdout.startswith("Ray did not list its nodes within 3 s (collector.start_timeout_s=3)"), run.stderr

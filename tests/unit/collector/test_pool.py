@@ -58,6 +58,17 @@ def made():
     return pool, schedule, recorder.requests, log
 
 
+def test_a_worker_that_cannot_be_started_is_not_added():
+    pool, recorder, _ = make_pool("raise", 2, SyncSchedule(2))
+    start, recorder.start = recorder.start, None
+    with pytest.raises(TypeError):
+        pool.add()
+    assert (len(pool.records), pool.num_alive, pool.ready) == (2, 2, {0, 1})
+    recorder.start = start
+    pool.add()
+    assert (len(pool.records), pool.num_alive, pool.ready) == (3, 3, {0, 1, 2})
+
+
 def test_all_workers_are_expected_before_one_can_find_the_trainer():
     _, recorder, _ = make_pool("restart", 2, SyncSchedule(2), first_incarnations={1: 4}, endpoint="here")
     assert [call[:3] for call in recorder.calls[:4]] == [

@@ -11,6 +11,7 @@ from dataclasses import fields
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.schema.run import EvalOptions
+from collectx.errors import EpisodeTooLong
 from collectx.run import printing, saved_config
 from collectx.run.files import write_json
 
@@ -43,7 +44,10 @@ def _eval(arguments: Arguments) -> int:
     if cfg.eval.video:
         shutil.rmtree(files.videos, ignore_errors=True)
     try:
-        result = evaluation.evaluate(recording, policy, spec)
+        result = evaluation.evaluate(recording, policy, spec, lambda text: printing.message(f"eval: {text}"))
+    except EpisodeTooLong as error:
+        printing.error(f"eval: {error}")
+        return 1
     except Exception as error:
         printing.error(f"eval: {type(error).__name__}: {error}")
         return 1

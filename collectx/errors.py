@@ -102,6 +102,10 @@ class TrainingDiverged(CollectxError):
     """A loss or a weight is not finite. The message names it, the trainer and the gradient step."""
 
 
+class EpisodeTooLong(CollectxError):
+    """An episode that is evaluated does not end. The message has its frames, the limit, and how to end episodes."""
+
+
 class RendezvousError(CollectxError):
     """Trainer and worker did not connect. The message has the addresses that were tried and their answers."""
 

@@ -8,6 +8,8 @@ short ones.
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -22,11 +24,13 @@ from collectx.config.registry import group_from_dict, packaged_values
 from collectx.config.schema.env import GymEnvConfig, GymnasiumConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, EpisodeTooLong
 from collectx.policy.exploration import ExplorationType
 from collectx.run.statistics import bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
 
+# Seconds between two messages about how far an evaluation is.
+_SAY_S = 10.0
 # Steps of every env between two looks at what has ended.
 _STEPS = 64
 # The number of resamples for the bootstrap interval.
@@ -62,13 +66,19 @@ class Evaluation:
         return {**facts, "returns": self.returns, "lengths": self.lengths}
 
 
-def evaluate(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> Evaluation:
+def evaluate(
+    cfg: RunConfig, policy: Callable | None, spec: EnvSpec, say: Callable[[str], object] = lambda text: None
+) -> Evaluation:
     """Evaluates as `cfg.eval` says, in this process; blocks until the episodes have ended.
 
     Args:
         policy: acts itself, on the CPU; None for random actions. A module is in evaluation mode afterwards if it acts
             deterministically.
         spec: of the run's envs.
+        say: called with how far the evaluation is, if it takes long.
+
+    Raises:
+        EpisodeTooLong: an episode has more frames than `cfg.eval.max_frames_per_episode`.
     """
     episodes, kind = cfg.eval.episodes, ExplorationType(cfg.eval.exploration_type)
     env = cfg.env
@@ -97,6 +107,7 @@ def evaluate(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> Evaluati
     returns: dict[int, float] = defaultdict(float)
     lengths: dict[int, int] = defaultdict(int)
     ended: set[int] = set()
+    next_s = time.monotonic() + _SAY_S
     with collectors.build(cfg, policy, spec) as collector:
         while not ended.issuperset(range(episodes)):
             batch = next(collector)
@@ -109,7 +120,25 @@ def evaluate(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> Evaluati
                 lengths[each] += 1
                 if done:
                     ended.add(each)
+            longest = max((lengths[each] for each in range(episodes) if each not in ended), default=0)
+            if longest > (cfg.eval.max_frames_per_episode or math.inf):
+                raise EpisodeTooLong(_unfinished(cfg, ended, longest))
+            if time.monotonic() > next_s:
+                next_s += _SAY_S
+                say(f"{_count(ended, episodes)}; the longest of the others has {longest:,} frames")
     return Evaluation([returns[each] for each in range(episodes)], [lengths[each] for each in range(episodes)])
+
+
+def _count(ended: set[int], episodes: int) -> str:
+    return f"{len(ended.intersection(range(episodes)))} of {episodes} episodes have ended"
+
+
+def _unfinished(cfg: RunConfig, ended: set[int], longest: int) -> str:
+    limit = f"eval.max_frames_per_episode={cfg.eval.max_frames_per_episode}"
+    return (
+        f"{_count(ended, cfg.eval.episodes)}, and one has {longest:,} frames without an end ({limit}): end episodes "
+        "after N frames with collector.max_frames_per_traj=N, or raise the limit"
+    )
 
 
 def with_video(cfg: RunConfig, folder: Path) -> RunConfig:

@@ -40,6 +40,7 @@ class EvalOptions(Section):
 
     every_batches: int | None = field(default=None, metadata={"minimum": 1})
     episodes: int = field(default=10, metadata={"minimum": 1})
+    max_frames_per_episode: int | None = field(default=100_000, metadata={"minimum": 1})
     exploration_type: str = field(
         default="deterministic", metadata={"choices": ("random", "mode", "mean", "median", "deterministic")}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from tensordict import TensorDict, TensorDictBase
 from collectx.batch import TRAJ_IDS, Key, as_key
 
 MASK = ("collector", "mask")
+# Seconds without a complete batch of trajectories after which a message says so.
+_SAY_S = 10.0
 
 
 def split_trajectories(
@@ -103,10 +106,15 @@ def _pad(frames: TensorDictBase, lengths: torch.Tensor, mask_key: Key = MASK) ->
 class Assembler:
     """Joins the frames of trajectories until they have ended.
 
+    Attributes:
+        num_unfinished: frames of trajectories that have not ended.
+
     Args:
         trajs_per_batch, traj_format: see `conf/collector/multi_sync.yaml`.
         breaks_off: trajectories do not continue in the next batch.
         post_traj: called with each trajectory that has ended, `[time]`; its result takes its place, None leaves it out.
+        say: called once with a message if no batch is complete after some seconds of adding frames.
+        prefix: of options in this message.
     """
 
     def __init__(
@@ -115,7 +123,14 @@ class Assembler:
         traj_format: str,
         breaks_off: bool,
         post_traj: Callable[[TensorDictBase], TensorDictBase | None] | None = None,
+        say: Callable[[str], object] = lambda text: None,
+        prefix: str = "",
     ):
+        self._say = say
+        self._prefix = prefix
+        self._has_said = False
+        # When frames were added first since a batch was taken.
+        self._since_s: float | None = None
         self._post_traj = post_traj
         self._count = trajs_per_batch
         self._format = traj_format
@@ -124,6 +139,7 @@ class Assembler:
 
     def forget(self) -> None:
         """Drops all frames."""
+        self.num_unfinished = 0
         self._unfinished: dict[int, list[TensorDictBase]] = {}
         self._ended: deque[TensorDictBase] = deque()
 
@@ -138,6 +154,7 @@ class Assembler:
             index: [_restored(each) for each in pieces] for index, pieces in state["unfinished"].items()
         }
         self._ended = deque(_restored(each) for each in state["ended"])
+        self.num_unfinished = sum(len(each) for pieces in self._unfinished.values() for each in pieces)
 
     def add(self, batch: TensorDictBase) -> None:
         """Copies the frames of a batch, `[*, time]`. The frames of a trajectory must come in order of time."""
@@ -148,19 +165,37 @@ class Assembler:
                 continue  # not filled
             pieces = self._unfinished.setdefault(index, [])
             pieces.append(frames[places])
+            self.num_unfinished += len(places)
             if pieces[-1]["next", "done"][-1].all():
                 trajectory: TensorDictBase | None = torch.cat(self._unfinished.pop(index))
+                self.num_unfinished -= len(trajectory)
                 if self._post_traj is not None:
                     trajectory = self._post_traj(_joined([trajectory]))
                 if trajectory is not None:
                     self._ended.append(trajectory)
         if self._breaks_off:
             self._unfinished.clear()
+            self.num_unfinished = 0
+        if not self._has_said:
+            self._note_wait()
+
+    def _note_wait(self) -> None:
+        now_s, count = time.monotonic(), len(self._ended)
+        if self._since_s is None:
+            self._since_s = now_s
+        if count < self._count and now_s - self._since_s > _SAY_S:
+            self._has_said = True
+            self._say(
+                f"{self._prefix}trajs_per_batch={self._count}: {count} trajectories have ended in "
+                f"{now_s - self._since_s:.0f} s, and the memory has {self.num_unfinished:,} frames of others: if they "
+                f"never end, end each after N frames with {self._prefix}max_frames_per_traj=N"
+            )
 
     def take(self) -> TensorDictBase | None:
         """Returns `trajs_per_batch` ended trajectories; None if there are fewer."""
         if len(self._ended) < self._count:
             return None
+        self._since_s = None
         chosen = [self._ended.popleft() for _ in range(self._count)]
         if self._format == "cat":
             return _joined(chosen)
@@ -171,6 +206,14 @@ class Assembler:
         ended, self._ended = [*self._ended], deque()
         return ended
 
+    def take_unfinished(self, least: int) -> list[TensorDictBase]:
+        """Returns the frames of the trajectories that have not ended and have at least `least` of them, `[time]` each,
+        and forgets these frames: when such a trajectory ends, it has its later ones only."""
+        lengths = {index: sum(map(len, pieces)) for index, pieces in self._unfinished.items()}
+        chosen = [index for index, length in lengths.items() if length >= least]
+        self.num_unfinished -= sum(lengths[index] for index in chosen)
+        return [torch.cat(self._unfinished.pop(index)) for index in chosen]
+
     def unfinished(self) -> list[TensorDictBase]:
         """The frames of the trajectories that have not ended, `[time]` each."""
         return [torch.cat(pieces) for pieces in self._unfinished.values()]
@@ -178,6 +221,7 @@ class Assembler:
     def writes(self, count: int | None) -> Iterator[TensorDictBase]:
         """Yields all ended trajectories, at most `count` at a time, or all at once: `[time]`."""
         while self._ended:
+            self._since_s = None
             size = len(self._ended) if count is None else min(count, len(self._ended))
             yield _joined([self._ended.popleft() for _ in range(size)])
 

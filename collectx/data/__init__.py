@@ -3,6 +3,7 @@
     frames = collectx.data.load("outputs/2026-01-31/12-00-00-000000")
 
 folder.py           the folder of a data set, and what the writers of all formats have in common
+unfinished.py       frames of long episodes that have not ended
 spaces.py           spaces as JSON
 shard_writers.py    the formats memmap and parquet, which `load` reads
 minari.py           the format of the library minari

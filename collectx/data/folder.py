@@ -2,6 +2,7 @@
 
     <data set>/_runs/<run>.json    a run that has recorded to it: its seed, its frames, the spaces of its env
     <data set>/_new/               what is being written; a process that is killed leaves it
+    <data set>/_unfinished/        frames of long episodes that have not ended, see unfinished.py
     <data set>/...                 episodes, in the form of the format
 
 A flush writes files to `_new` and renames them when they are on the disk, so that a process that is killed leaves whole

@@ -40,7 +40,8 @@ class ShardWriter(Writer):
 
     def write(self, episodes: Sequence[TensorDictBase]) -> None:
         if episodes:
-            frames: Any = torch.cat(list(episodes))
+            # One episode may be larger than the memory: it is not copied.
+            frames: Any = torch.cat(list(episodes)) if len(episodes) > 1 else episodes[0]
             target = self.path / f"{self.run.name}-{self.position:06d}{self.suffix}"
             self.publish(target, lambda path: self.save(path, frames))
             self.position += 1

@@ -1,9 +1,11 @@
 """`trainer.kind=record`: writes the collected episodes to a data set, and learns nothing.
 
     batch -> Assembler: unfinished episodes | ended ones -> every `flush_every_frames`: the writer of the format
+                        the long ones -> files (data/unfinished.py) -> when they end: the writer, one by one
 
-A checkpoint has the frames of the unfinished episodes and the position in the data set; all ended episodes are written
-before it. A run that is resumed removes its later episodes from the data set and collects them again.
+A checkpoint has the frames of the unfinished episodes that are in memory, the lengths of the others and the position in
+the data set; all ended episodes are written before it. A run that is resumed removes its later episodes from the data
+set and collects them again.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ import xxhash
 from tensordict import TensorDictBase
 
 from collectx import data
-from collectx.batch import Leaf, as_key, batch_leaves
+from collectx.batch import TRAJ_IDS, Leaf, as_key, batch_leaves
 from collectx.config.schema.trainer import RecordTrainerConfig
 from collectx.data.folder import RecordedRun, Writer
+from collectx.data.unfinished import UnfinishedEpisodes
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.trainer.base import Collection
@@ -54,6 +57,7 @@ class RecordTrainer:
         self._assembler = Assembler(1, "cat", breaks_off=False)
         self._ended: list[TensorDictBase] = []
         self._writer: Writer | None = None
+        self._long: UnfinishedEpisodes
         self._state: dict[str, Any] = {}
 
     def train(self, collection: Collection) -> None:
@@ -70,13 +74,20 @@ class RecordTrainer:
                 if num_frames >= self._cfg.flush_every_frames:
                     self._flush()
                     num_frames = 0
+                if self._assembler.num_unfinished > self._cfg.flush_every_frames:
+                    # Not those of a few frames, as each episode has a file for each entry.
+                    for frames in self._assembler.take_unfinished(max(1, self._cfg.flush_every_frames // 10)):
+                        self._long.append(_on_cpu(frames))
         finally:
             if self._writer is not None:
                 with closing(self._writer):
                     self._state = self.state_dict()
                     if self._cfg.partial_episodes:
                         # Not part of the state: a run that is continued completes them.
-                        self._writer.write(_on_cpu(self._assembler.unfinished()))
+                        self._ended = self._assembler.unfinished()
+                        self._flush()
+                        for index in self._long.indices:
+                            self._writer.write([self._long.read(index)])
                 self._writer = None
 
     def state_dict(self) -> dict:
@@ -89,6 +100,7 @@ class RecordTrainer:
             "run": name,
             "position": position,
             "episodes": self._assembler.state(),
+            "long_episodes": self._long.state(),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -98,7 +110,16 @@ class RecordTrainer:
 
     def _flush(self) -> None:
         assert self._writer is not None
-        self._writer.write(_on_cpu(self._ended))
+        short = []
+        for frames in map(_on_cpu, self._ended):
+            if (whole := self._long.whole(frames)) is None:
+                short.append(frames)
+            else:
+                self._writer.write(short)
+                self._writer.write([whole])
+                self._long.end(int(frames[TRAJ_IDS][0]))
+                short = []
+        self._writer.write(short)
         self._ended = []
 
     def _open(self, batch: TensorDictBase, folder: Path) -> Writer:
@@ -114,8 +135,14 @@ class RecordTrainer:
             dims={as_key(key): tuple(part.shape[size:]) for key, part in nested if part.ndim > size},
         )
         path = folder / "data" if self._cfg.dir is None else Path(self._cfg.dir).expanduser()
-        return data.open_writer(path, run, self._state.get("position"))
+        writer = data.open_writer(path, run, self._state.get("position"))
+        try:
+            self._long = UnfinishedEpisodes(path, run, self._state.get("long_episodes", {}))
+        except BaseException:
+            writer.close()
+            raise
+        return writer
 
 
-def _on_cpu(episodes: list[TensorDictBase]) -> list[TensorDictBase]:
-    return [each if each.device is None or each.device.type == "cpu" else each.cpu() for each in episodes]
+def _on_cpu(frames: TensorDictBase) -> TensorDictBase:
+    return frames if frames.device is None or frames.device.type == "cpu" else frames.cpu()

@@ -1,0 +1,115 @@
+"""The frames of long episodes that have not ended, in files, so that the memory of a run that records does not grow.
+
+    <data set>/_unfinished/<run>/<trajectory id>/<number of the entry>    the bytes of one entry of the frames
+
+Files are only appended to. A checkpoint has their lengths; a run that is resumed cuts them to these.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from tensordict import TensorDictBase
+
+from collectx.batch import TRAJ_IDS, Leaf, to_tensordict
+from collectx.checkpoints import sync
+from collectx.data.folder import RecordedRun
+from collectx.errors import ConfigError
+
+_EMPTY = torch.empty(0, dtype=torch.uint8)
+
+
+class UnfinishedEpisodes:
+    """Used by one process at a time.
+
+    Args:
+        path: the data set.
+        run: the run that records.
+        lengths: frames of each episode, by trajectory id, when the checkpoint was written; empty for a new run. Other
+            frames are removed.
+
+    Raises:
+        ConfigError: frames that the checkpoint counts are missing.
+    """
+
+    def __init__(self, path: Path, run: RecordedRun, lengths: Mapping[int, int]):
+        self._run = run
+        self._path = path.absolute() / "_unfinished" / run.name
+        self._lengths = dict(lengths)
+        self._unsynced: set[int] = set()
+        # Episodes that ended since the last call of `state`, and before it: older checkpoints may count their frames.
+        self._ended: list[int] = []
+        self._ended_before: list[int] = []
+        for folder in self._path.glob("*"):
+            if int(folder.name) not in self._lengths:
+                shutil.rmtree(folder)
+        for index, length in self._lengths.items():
+            for file, leaf in self._files(index):
+                size = length * _nbytes(leaf)
+                if not file.exists() or file.stat().st_size < size:
+                    raise ConfigError(f"{file}: has not all of the {length} frames that the checkpoint counts.")
+                os.truncate(file, size)
+
+    def append(self, frames: TensorDictBase) -> None:
+        """Adds frames of one episode, `[time]`, on the CPU."""
+        index = int(frames[TRAJ_IDS][0])
+        for file, leaf in self._files(index):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with open(file, "ab") as opened:
+                opened.write(frames[leaf.key].contiguous().view(-1).view(torch.uint8).numpy().data)
+        self._lengths[index] = self._lengths.get(index, 0) + len(frames)
+        self._unsynced.add(index)
+
+    @property
+    def indices(self) -> list[int]:
+        """The trajectory ids of the episodes."""
+        return [*self._lengths]
+
+    def read(self, index: int) -> TensorDictBase:
+        """All frames of an episode, `[time]`: mapped files, to be read only."""
+        length = self._lengths[index]
+        tensors = {}
+        for file, leaf in self._files(index):
+            size = length * _nbytes(leaf)
+            flat = torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8) if size else _EMPTY
+            tensors[leaf.key] = flat.view(leaf.dtype).view(length, *leaf.shape)
+        return to_tensordict(tensors, [length], dims=self._run.dims)
+
+    def whole(self, frames: TensorDictBase) -> TensorDictBase | None:
+        """All frames of the episode whose last ones are `frames`; None if it has none here."""
+        index = int(frames[TRAJ_IDS][0])
+        if index not in self._lengths:
+            return None
+        self.append(frames)
+        return self.read(index)
+
+    def end(self, index: int) -> None:
+        """Forgets an episode that is recorded. Its files stay for two checkpoints."""
+        del self._lengths[index]
+        self._unsynced.discard(index)
+        self._ended.append(index)
+
+    def state(self) -> dict[int, int]:
+        """The lengths, for a checkpoint; blocks until the frames are on the disk."""
+        for index in self._unsynced:
+            for file, _ in self._files(index):
+                sync(file)
+            sync(self._path / str(index))
+        self._unsynced.clear()
+        for index in self._ended_before:
+            shutil.rmtree(self._path / str(index))
+        self._ended_before, self._ended = self._ended, []
+        return dict(self._lengths)
+
+    def _files(self, index: int) -> list[tuple[Path, Leaf]]:
+        folder = self._path / str(index)
+        return [(folder / str(number), leaf) for number, leaf in enumerate(self._run.leaves)]
+
+
+def _nbytes(leaf: Leaf) -> int:
+    """Of one frame."""
+    return leaf.dtype.itemsize * torch.Size(leaf.shape).numel()

@@ -4,6 +4,7 @@ iterates.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,11 @@ class Delivery:
         # The TensorDict that every batch is copied into, with `return_same_td`.
         self._reused: TensorDictBase | None = None
         self._assembler = Assembler(
-            options.trajs_per_batch or 1, options.traj_format, options.reset_at_each_iter, keywords.post_traj
+            options.trajs_per_batch or 1,
+            options.traj_format,
+            options.reset_at_each_iter,
+            keywords.post_traj,
+            warnings.warn,
         )
 
     def next(self) -> Any:

@@ -126,8 +126,8 @@ class Keywords:
             env, key and step. Every batch is checked once, in its worker; batches of a user-defined `collector_class`
             are not. With False such values are delivered; returns in statistics leave out such rewards.
         trajs_per_batch: number of trajectories of a batch, in the order in which they ended; those left at the end of
-            the run are dropped. With a replay buffer they are written there as soon as they end. None: batches have
-            `frames_per_batch` frames.
+            the run are dropped. With a replay buffer they are written there as soon as they end. A `UserWarning` says
+            if no batch is complete after 10 s of frames. None: batches have `frames_per_batch` frames.
         trajs_per_write: maximal number of trajectories that one write to the replay buffer has; None: no maximum.
         traj_format: "padded" or None: `[trajectories, longest]`, as with `split_trajs`; "cat": `[time]`, trajectories
             concatenated.

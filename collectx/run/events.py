@@ -74,6 +74,7 @@ _MESSAGES = {
     "cancelled": "the job is cancelled: {reason}",
     "evaluation_failed": "the policy is not evaluated any more: {message}",
     "jobs": "{message}",
+    "no_trajectories": "{message}",
     "peer_refused": "refused a connection from {address}: {reason}",
 }
 

@@ -250,7 +250,13 @@ class _Execution:
         options = self._cfg.collector
         assembler = None
         if options.trajs_per_batch is not None:
-            assembler = Assembler(options.trajs_per_batch, options.traj_format, options.reset_at_each_iter)
+            assembler = Assembler(
+                options.trajs_per_batch,
+                options.traj_format,
+                options.reset_at_each_iter,
+                say=lambda text: self._add_event("no_trajectories", message=text),
+                prefix="collector.",
+            )
         checkpointer = Checkpointer(
             self._cfg.checkpoint,
             self._files,

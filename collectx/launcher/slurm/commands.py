@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -363,10 +364,8 @@ def release(jobs: Sequence[str]) -> None:
 
 def requeue(job: str) -> None:
     """Requeues a running job, perhaps that of this process: SLURM then ends its steps, and every command in them."""
-    try:
+    with suppress(NoMessage):  # scontrol was ended with the steps
         _run(["scontrol", "requeue", job])
-    except NoMessage:
-        pass  # scontrol was ended with the steps
 
 
 def _run(command: Sequence[str]) -> str:

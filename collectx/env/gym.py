@@ -6,11 +6,14 @@ The constructor resolves everything that does not change between steps, so that 
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy import ndarray
 
 from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
@@ -18,8 +21,11 @@ from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
-from collectx.env.spaces import SpaceLeaves, checked_values, write_env, write_leaf
+from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
 from collectx.errors import ShapeError
+
+# float32, the dtype of rewards, contains all integers up to this one.
+_EXACT = 2**24
 
 
 def build(cfg: GymEnvConfig, first_index: int, incarnation: int) -> GymEnv:
@@ -71,33 +77,29 @@ class GymEnv(Env):
             self._restart_one(e, None, out)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
-        actions = self._split(action)
-        rewards: list[Any] = []
-        add_reward = rewards.append
         any_ended = False
-        is_array = self._is_array
-        values: list[Any] = []
-        add_values = values.append
-        try:
-            for step, one in zip(self._steps, actions, strict=True):
+        is_array, leaves, rewards = self._is_array, self._leaves, out.reward
+        leaf, array = leaves[0], out.observation[0]
+        shape, dtype = leaf.shape, array.dtype
+        for e, (step, one) in enumerate(zip(self._steps, self._split(action), strict=True)):
+            try:
                 observation, reward, terminated, truncated, info = step(one)
-                add_values(observation if is_array else self._values(observation, info))
-                add_reward(reward)
-                if terminated or truncated:
-                    e = len(rewards) - 1
-                    out.terminated[e] = terminated
-                    out.truncated[e] = truncated
-                    any_ended = True
-        except Exception as error:
-            self._explain(error, len(rewards))
-            raise
-        columns = [values] if is_array else zip(*values, strict=True)
-        for leaf, array, column in zip(self._leaves, out.observation, columns, strict=True):
-            array[...] = checked_values(leaf, column, array)
-        try:
-            out.reward[:] = rewards
-        except (TypeError, ValueError):
-            out.reward[:] = [reward_number(reward, e) for e, reward in enumerate(rewards)]
+                values = None if is_array else self._values(observation, info)
+            except Exception as error:
+                self._explain(error, e)
+                raise
+            # Before the next env steps, as envs may return the same array.
+            if values is not None:
+                write_env(leaves, out.observation, e, values)
+            elif type(observation) is ndarray and observation.shape == shape and observation.dtype is dtype:
+                array[e] = observation
+            else:
+                write_leaf(leaf, array, e, observation)
+            rewards[e] = reward if isinstance(reward, float) else reward_number(reward, e)
+            if terminated or truncated:
+                out.terminated[e] = terminated
+                out.truncated[e] = truncated
+                any_ended = True
         return any_ended
 
     def _explain(self, error: Exception, e: int) -> None:
@@ -141,24 +143,45 @@ class OneGymEnv(GymEnv):
             write_leaf(self._leaves[0], out.observation[0], 0, observation)
         else:
             write_env(self._leaves, out.observation, 0, values)
-        try:
-            out.reward[0] = reward
-        except (TypeError, ValueError):
-            out.reward[0] = reward_number(reward, 0)
+        out.reward[0] = reward if isinstance(reward, float) else reward_number(reward, 0)
         if not (terminated or truncated):
             return False
         out.terminated[0], out.truncated[0] = terminated, truncated
         return True
 
 
-def reward_number(reward: Any, e: int) -> float:
-    """Returns the reward of env `e` of a group, which must be a number or have one element."""
+def reward_number(reward: Any, e: int | None = None) -> float:
+    """Returns the reward of env `e` of a group, which must be a number or have one element.
+
+    Raises:
+        ShapeError: the reward is no number, or an integer that float32 does not contain.
+    """
+    if isinstance(reward, float | np.floating):
+        return float(reward)
+    source = "" if e is None else f" from env {e} of the group"
+    if isinstance(reward, int | np.integer):
+        return _stored_integer(int(reward), source)
     try:
         array = np.asarray(reward)
     except ValueError:
         got = f"{type(reward).__name__} of uneven shape"
     else:
         if array.size == 1 and array.dtype.kind in "biuf":
-            return array.item()
-        got = f"shape {array.shape}, dtype {array.dtype}"
-    raise ShapeError(f"reward: expected one number, got {got} from env {e} of the group: return a float from step")
+            return reward_number(array.reshape(-1)[0].item(), e)
+        got = f"shape {array.shape}, dtype {array.dtype}" if array.shape else f"{reward!r:.100}"
+    raise ShapeError(f"reward: expected one number, got {got}{source}: return a float from step")
+
+
+def _stored_integer(number: int, source: str) -> float:
+    if abs(number) <= _EXACT:
+        return float(number)
+    try:
+        (stored,) = struct.unpack("f", struct.pack("f", float(number)))
+    except OverflowError:
+        stored = math.inf
+    if stored != number:
+        raise ShapeError(
+            f"reward: got {number}{source}, an integer that float32, the dtype of rewards, rounds to {stored:.0f}: "
+            "return float(reward) from step to allow this"
+        )
+    return stored

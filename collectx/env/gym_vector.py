@@ -23,6 +23,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
+from collectx.env.gym import reward_number
 from collectx.env.gym_factory import explain_errors, resolve_source, wrapper
 from collectx.env.infos import InfoKeys
 from collectx.env.mujoco_warnings import show_once
@@ -65,6 +66,8 @@ class GymVectorEnv(Env):
         self._env, self.user_envs = env, [env]
         with closed_on_error(self):
             self._mode = _autoreset_mode(env, autoreset_mode)
+            if isinstance(env.unwrapped, SyncVectorEnv):
+                _check_envs(env.unwrapped, exclude_keys)
             self._observation = ObservationLeaves(env.single_observation_space, exclude_keys, info_keys)
             if self._observation.has_text and getattr(env.unwrapped, "shared_memory", False):
                 raise SpaceError(
@@ -74,6 +77,7 @@ class GymVectorEnv(Env):
             self._action = SpaceLeaves(env.single_action_space, ("action",))
             self._infos = InfoKeys(info_keys, env)
         self._leaves = (*self._observation.leaves, *self._infos.leaves)
+        self._action_dtypes = self._action.dtypes
         is_gymnasiums = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self.spec = EnvSpec(
             env.num_envs,
@@ -106,13 +110,15 @@ class GymVectorEnv(Env):
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         # A copy, as the env may keep its actions and the caller overwrites its arrays.
-        actions = self._action.nest([array.copy() for array in action])
+        actions = self._action.nest([a.astype(dtype) for a, dtype in zip(action, self._action_dtypes, strict=True)])
         try:
             observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
             refuse(error, "step", "an env of the vector env")
             _explain(error)
             raise
+        if np.iterable(reward) and not (isinstance(reward, np.ndarray) and reward.dtype.kind == "f"):
+            reward = [reward_number(each, e) for e, each in enumerate(reward)]
         for name, array, value in (
             ("reward", out.reward, reward),
             ("terminated", out.terminated, terminated),
@@ -188,38 +194,72 @@ class GymVectorEnv(Env):
 
 class CheckedEnv(gymnasium.Wrapper):
     """Raises ShapeError for an observation that does not have the shape of its space, or whose values the space's dtype
-    cannot represent.
+    cannot represent, and for a reward that is not one number. Returns copies of the observations.
 
-    For an async vector env, in the process that steps the env: the vector env converts observations to the dtype of
-    their space when it writes them to its shared memory, so that the adapter cannot see the values before.
+    For Gymnasium's vector envs, which store observations later and convert what they store: a sync one when all envs
+    have stepped, where envs may share an array, or when an env that ended has been reset.
+
+    Args:
+        index: of the env in a sync vector env; None: that of the AsyncVectorEnv's process.
     """
 
-    def __init__(self, env: gymnasium.Env, exclude_keys: Sequence[str] = ()):
+    def __init__(self, env: gymnasium.Env, exclude_keys: Sequence[str] = (), index: int | None = None):
         super().__init__(env)
-        index = multiprocessing.current_process().name.rpartition("-")[2]  # of an AsyncVectorEnv's process
-        self._index = int(index) if index.isdigit() else None
+        number = multiprocessing.current_process().name.rpartition("-")[2]  # of an AsyncVectorEnv's process
+        self._index = int(number) if index is None and number.isdigit() else index
         self._observation: ObservationLeaves | None = None
         # The worker reports an observation that cannot be stored, as it knows the name of the option.
         with contextlib.suppress(CollectxError):
             self._observation = ObservationLeaves(env.observation_space, exclude_keys)
             self._leaves = [(leaf, numpy_dtype(leaf)) for leaf in self._observation.leaves]
+        # The shape and the dtype of an observation that is the value of the only leaf.
+        is_array = self._observation is not None and self._observation.single and not self._observation.has_text
+        self._array = (self._leaves[0][0].shape, self._leaves[0][1]) if is_array else None
+
+    def __getattr__(self, name: str) -> Any:
+        # A user's sync vector env has the attributes of its own envs.
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
 
     def reset(self, **kwargs: Any) -> Any:
         result = self.env.reset(**kwargs)
         try:
-            return self._checked(result)
+            observation, info = result
+            return self._checked(observation), info
         except Exception as error:
             refuse(error, "reset", f"env {self._index}", result)
             raise
 
     def step(self, action: Any) -> Any:
-        return self._checked(self.env.step(action))
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if not isinstance(reward, float):
+            reward = reward_number(reward, self._index)
+        return self._checked(observation), reward, terminated, truncated, info
 
-    def _checked(self, result: Any) -> Any:
+    def _checked(self, observation: Any) -> Any:
+        if type(observation) is np.ndarray and (observation.shape, observation.dtype) == self._array:
+            return observation.copy()
         if self._observation is not None:
-            for (leaf, dtype), value in zip(self._leaves, self._observation.flatten(result[0]), strict=True):
+            for (leaf, dtype), value in zip(self._leaves, self._observation.flatten(observation), strict=True):
                 check_value(leaf, value, dtype, self._index)
-        return result
+        return _copied(observation)
+
+
+def _copied(observation: Any) -> Any:
+    if isinstance(observation, np.ndarray):
+        return observation.copy()
+    if isinstance(observation, Mapping):
+        return {name: _copied(part) for name, part in observation.items()}
+    return tuple(map(_copied, observation)) if isinstance(observation, tuple) else observation
+
+
+def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
+    """Wraps the single envs as `CheckedEnv`."""
+    env.envs = [
+        each if isinstance(each, CheckedEnv) else CheckedEnv(each, exclude_keys, index)
+        for index, each in enumerate(env.envs)
+    ]
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -94,6 +94,11 @@ class SpaceLeaves(Leaves):
         """The nested value that Gymnasium expects, from one value per leaf; nothing is copied."""
         return values[0] if self.single else _nest(self.space, iter(values))
 
+    @property
+    def dtypes(self) -> list[np.dtype]:
+        """The dtypes of the parts' spaces: also of a Discrete, which has an int64 leaf."""
+        return [np.dtype(part.dtype) for part in self._part_spaces]
+
     def element_splitter(self) -> Callable[[Sequence[np.ndarray]], list[Any]]:
         """A function from batched leaf arrays `[E, *shape]` to a list of E nested values.
 

@@ -82,7 +82,7 @@ class FiniteCheck:
         source, culprit = ("the policy for env", "policy") if key in self._from_policy else ("env", "env")
         raise ShapeError(
             f"{'.'.join(key)}: {value} at step {step} of the batch, from {source} {env} of worker {self._worker}: "
-            f"{_advice(culprit)}"
+            f"{_advice(culprit, _limit(value))}"
         )
 
     def _first_places(self, arrays: Mapping[Key, np.ndarray], steps: int) -> Iterator[tuple[int, int, int, Key]]:
@@ -94,7 +94,13 @@ class FiniteCheck:
                 yield step, order, row, key
 
 
-def _advice(culprit: str) -> str:
+def _limit(value: np.floating) -> str:
+    """What an infinity may have been before it was stored."""
+    limit = np.finfo(value.dtype).max
+    return f", and up to {limit:.3g} as {value.dtype}" if np.isinf(value) else ""
+
+
+def _advice(culprit: str, limit: str = "") -> str:
     where = "policy, whose weights may not be finite" if culprit == "policy" else culprit
     keep = "collector.check_finite=false (in Python check_finite=False)"
-    return f"values must be finite: fix the {where}, or keep such values with {keep}"
+    return f"values must be finite{limit}: fix the {where}, or keep such values with {keep}"

@@ -1,0 +1,186 @@
+"""An env's values reach the batch unchanged, or an error names the value; in scripts, as users write them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torchrl.data import Bounded, Composite, Unbounded
+from worlds.torchrlenvs import Toy
+
+from collectx import Collector
+from collectx.errors import ShapeError
+
+SHARING = """
+import itertools, json
+import gymnasium as gym, numpy as np, torch
+from collectx import Collector, RandomPolicy
+
+NUMBERS, LENGTH = itertools.count(1), 3
+FRAME, REWARD, TIME = np.zeros(2, np.float32), np.zeros(()), np.zeros(1, np.int64)
+BOX = gym.spaces.Box(0, 999, (2,), np.float32)
+
+class Shared(gym.Env):
+    '''Envs that return the same arrays: their number and step.'''
+    observation_space, action_space = BOX, gym.spaces.Discrete(2)
+    def __init__(self):
+        self.number = next(NUMBERS)
+    def reset(self, *, seed=None, options=None):
+        self.step_count = 0
+        return self.observe()
+    def observe(self):
+        FRAME[:] = self.number, self.step_count
+        TIME[0] = self.step_count
+        return FRAME, {"time": TIME}
+    def step(self, action):
+        self.step_count += 1
+        observation, info = self.observe()
+        REWARD[...] = self.number
+        return observation, REWARD, self.step_count == LENGTH, False, info
+
+class Parts(Shared):
+    observation_space = gym.spaces.Dict(observation=BOX, pair=gym.spaces.Tuple([BOX, gym.spaces.Discrete(999)]))
+    def observe(self):
+        frame, info = super().observe()
+        return {"observation": frame, "pair": (frame, self.number)}, info
+
+class Bytes(gym.Env):
+    '''Checks the dtype of its actions.'''
+    observation_space, action_space = BOX, gym.spaces.Discrete(2, dtype=np.uint8)
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        assert action.dtype == np.uint8, action.dtype
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+def vector(cls, mode):
+    return lambda: gym.vector.SyncVectorEnv([cls] * 3, autoreset_mode=mode)
+
+makers = {"box": (Shared, 3), "parts": (Parts, 3), "one": (Shared, 1)}
+makers |= {mode: (vector(Parts, mode), 3) for mode in ("NextStep", "SameStep", "Disabled")}
+rows = {}
+for name, (make, num_envs) in makers.items():
+    frames = 8 * num_envs
+    with Collector(make, RandomPolicy(), num_envs=num_envs, frames_per_batch=frames, info_keys=["time"]) as collector:
+        batch = collector.next().reshape(num_envs, 8)
+    seen, following = batch["observation"], batch["next", "observation"]
+    assert (following[..., 1] == seen[..., 1] + 1).all(), (name, seen, following)
+    assert torch.equal(following[..., 1], batch["next", "info", "time"][..., 0].float()), name
+    assert torch.equal(batch["next", "done"][..., 0], following[..., 1] == LENGTH), name
+    numbers = batch["next", "reward"].expand_as(seen[..., :1])
+    assert torch.equal(numbers, seen[..., :1]), name
+    if ("pair", "0") in batch.keys(True):
+        assert torch.equal(batch["pair", "0"], seen), name
+        assert torch.equal(batch["next", "pair", "0"], following), name
+        assert torch.equal(batch["pair", "1"].float().reshape_as(numbers), numbers), name
+    assert (numbers == numbers[:, :1]).all(), name
+    rows[name] = len(numbers[:, 0].unique())
+with Collector(vector(Bytes, "Disabled"), RandomPolicy(), frames_per_batch=6) as collector:
+    collector.next()
+print(json.dumps(rows))
+"""
+REWARDS = """
+import json
+import gymnasium as gym, numpy as np
+from collectx import Collector, RandomPolicy
+
+REWARDS = {
+    "none": None, "text": "1.5", "integer": 16_777_217, "huge": 10**400, "float": 1e39, "complex": 1j,
+    "two": [1.0, 2.0], "true": True, "exact": 16_777_218, "one": np.array([1.5]), "single": np.float32(1.5),
+    "byte": np.uint8(3),
+}
+
+class Rewarding(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
+    def __init__(self, name):
+        self.reward = REWARDS[name]
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        return np.zeros(1, np.float32), self.reward, False, False, {}
+
+def vector(name):
+    return gym.vector.SyncVectorEnv([lambda: Rewarding(name)] * 2)
+
+got = {}
+for name in REWARDS:
+    for make, keywords in ((Rewarding, {}), (Rewarding, {"num_envs": 2}), (vector, {})):
+        try:
+            arguments = {"create_env_kwargs": {"name": name}, "frames_per_batch": 4, **keywords}
+            with Collector(make, RandomPolicy(), **arguments) as collector:
+                result = collector.next()["next", "reward"].flatten().tolist()
+        except Exception as error:
+            result = f"{type(error).__name__}: {error}"
+        got.setdefault(name, []).append(result)
+print(json.dumps(got))
+"""
+
+
+def run(tmp_path, code):
+    (tmp_path / "script.py").write_text(code)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_envs_that_return_the_same_arrays_keep_their_own_values(tmp_path):
+    vectors = {"NextStep": 3, "SameStep": 3, "Disabled": 3}
+    assert run(tmp_path, SHARING) == {"box": 3, "parts": 3, "one": 1} | vectors
+
+
+def test_a_reward_is_one_number_that_float32_contains(tmp_path):
+    got = run(tmp_path, REWARDS)
+    stored = {"true": 1.0, "exact": 16_777_218.0, "one": 1.5, "single": 1.5, "byte": 3.0}
+    assert {name: got[name] for name in stored} == {name: 3 * [4 * [value]] for name, value in stored.items()}
+    words = {
+        "none": "reward: expected one number, got None from env 0",
+        "text": "reward: expected one number, got '1.5' from env 0",
+        "integer": "reward: got 16777217 from env 0 of the group, an integer that float32, the dtype of rewards, "
+        "rounds to 16777216: return float(reward) from step",
+        "huge": "an integer that float32, the dtype of rewards, rounds to inf",
+        "float": "reward: inf at step 0 of the batch, from env 0 of worker 0: values must be finite, and up to 3.4e+38 "
+        "as float32: fix the env",
+        "complex": "reward: expected one number, got 1j from env 0",
+        "two": "reward: expected one number, got shape (2,), dtype float64 from env 0",
+    }
+    missing = [(name, text) for name, part in words.items() for text in got[name] if part not in text]
+    assert missing == []
+    assert all(text.startswith("ShapeError: ") for name in words for text in got[name])
+
+
+class Bytes(Toy):
+    """Acts with bytes. Its done_spec has done and terminated, as that of every new env of TorchRL."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((1,)))
+        self.action_spec = Bounded(0, 9, (1,), dtype=torch.uint8)
+
+    def _values(self):
+        return {"observation": torch.ones(1)}
+
+
+@pytest.mark.difference("an integer action with a value that the dtype of its spec does not have")
+def test_an_integer_that_the_action_spec_cannot_hold_is_refused():
+    def policy(value):
+        return TensorDictModule(
+            lambda seen: torch.full_like(seen, value, dtype=torch.int64), ["observation"], ["action"]
+        )
+
+    with Collector(Bytes, policy(255), frames_per_batch=4) as collector:
+        assert collector.next()["action"].unique().tolist() == [255]
+    words = r"with the value 256, but .*uint8, which has no such value: clamp it to 0 \.\. 255, or .* dtype torch.int64"
+    with pytest.raises(ShapeError, match=words), Collector(Bytes, policy(256), frames_per_batch=4) as collector:
+        collector.next()
+
+
+@pytest.mark.difference("`truncated` of an env whose `done_spec` has only `done` and `terminated`")
+def test_every_batch_has_truncated():
+    assert set(Bytes().done_spec.keys()) == {"done", "terminated"}
+    with Collector(Bytes, frames_per_batch=14) as collector:
+        batch = collector.next()
+    assert not batch["truncated"].any()
+    assert not batch["next", "truncated"].any()
+    assert torch.equal(batch["next", "terminated"], batch["next", "done"])

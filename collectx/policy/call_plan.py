@@ -435,8 +435,12 @@ def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     back = cast.to(value.dtype)
     if not torch.equal(back, value):
         wrong = value[back != value][0].item()
+        advice = "round it, or return the index of the action."
+        if not value.is_floating_point() and leaf.dtype is not torch.bool:
+            limits = torch.iinfo(leaf.dtype)
+            advice = f"clamp it to {limits.min} .. {limits.max}, or give the action spec the dtype {value.dtype}."
         raise ShapeError(
             f"the policy returned {key_names([leaf.key])} as {value.dtype} with the value {wrong}, but the action "
-            f"space demands {leaf.dtype}, which has no such value: round it, or return the index of the action."
+            f"space demands {leaf.dtype}, which has no such value: {advice}"
         )
     return cast

@@ -17,6 +17,7 @@ from gymnasium.wrappers import TransformReward
 from tensordict import LazyStackedTensorDict, TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torchrl.collectors import Collector, MultiSyncCollector, WeightUpdaterBase
+from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs import GymWrapper, InitTracker
 from torchrl.envs.utils import ExplorationType
 from worlds import torchrlenvs
@@ -59,6 +60,24 @@ def test_what_is_not_one_hot_is_action_0(action):
     (batch,) = collect(torchrlenvs.one_hot, acting(lambda seen: action.clone()))
     assert torch.equal(batch["action"], action.expand(12, *action.shape))
     assert (batch["next", "observation"][:, 0] < batch["observation"][:, 0]).all()
+
+
+@pytest.mark.difference(
+    "an integer action with a value that the dtype of its spec does not have",
+    "`truncated` of an env whose `done_spec` has only `done` and `terminated`",
+)
+def test_integers_and_ends_are_those_of_policy_and_env():
+    def create():
+        env = torchrlenvs.Growing()
+        env.observation_spec = Composite(rows=Unbounded((1, 2)))
+        env.action_spec = Bounded(0, 9, (1,), dtype=torch.uint8)
+        env._values = lambda: {"rows": torch.zeros(1, 2)}
+        return env
+
+    policy = TensorDictModule(lambda rows: torch.tensor([256]), ["rows"], ["action"])
+    (batch,) = collect(create, policy)
+    assert (batch["action"].dtype, batch["action"].unique().tolist()) == (torch.int64, [256])
+    assert not {"truncated", ("next", "truncated")} & set(batch.keys(True))
 
 
 @pytest.mark.difference("NaN or an infinity in an observation, an action or a reward")

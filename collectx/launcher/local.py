@@ -406,7 +406,9 @@ def leave_signals_to_trainer(*signums: int) -> None:
         signal.signal(signum, ignore)
     of_trainer = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     handlers = {signum: signal.getsignal(signum) for signum in of_trainer}
-    ours = {signum: handler for signum, handler in handlers.items() if handler in (ignore, signal.SIG_IGN)}
+    ours: dict[int, Any] = {
+        signum: handler for signum, handler in handlers.items() if handler in (ignore, signal.SIG_IGN)
+    }
     signal_handlers.keep(ours, lambda text: print(f"note: {text}", flush=True))
 
 

@@ -79,8 +79,6 @@ def test_a_crash_of_user_code_is_no_lost_node_where_a_firewall_drops_packets(clu
     assert not started.events("requeued")
     assert started.states() == ["FAILED"]
     assert _job(cluster, started.jobs[0])["Restarts"] == "0"
-    # SLURM 22.05 shows cores of this job as allocated until another job ends there.
-    cluster.login(["srun", "--nodes=4", "true"])
 
 
 @pytest.mark.parametrize("launcher", ["slurm", nightly("submitit"), nightly("submitit_delayed")])

@@ -187,11 +187,11 @@ class Cluster(Machines):
         self.on(node, ["slurmd", "-N", node, "-f", str(self.folder / "etc" / "slurm.conf")])
 
     def _is_idle(self, node: str) -> bool:
-        if self._is_back(node) and self.state(node) == "idle":
-            return True
-        # SLURM compares seconds: cores that are freed in the second of the last look stay "mixed" until an update.
-        self.login(["scontrol", "update", f"NodeName={node}", "Weight=1"])
-        return False
+        state = self.state(node) if self._is_back(node) else ""
+        if state == "mixed":
+            # There are no jobs: SLURM 22.05 may keep cores of one that has failed until it counts them anew.
+            self.login(["scontrol", "reconfigure"])
+        return state == "idle"
 
     def _is_back(self, node: str) -> bool:
         """Whether SLURM speaks with the node; tells it to use the node again, where it is held back."""

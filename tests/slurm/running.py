@@ -154,13 +154,17 @@ def urgent_job(started: Run, nodes: str = "--nodes=4") -> None:
     wait_until(lambda: cluster.job_states(urgent) == ["COMPLETED"], GRACE_S + 120, "the urgent job to run")
 
 
-def finish_requeued(started: Run) -> int:
-    """The exit status of the command. A requeued job starts at once: SLURM makes it wait for two minutes."""
+def finish_requeued(started: Run, delay_s: int = 0) -> int:
+    """The exit status of the command. A requeued job starts after `delay_s`: SLURM makes it wait for two minutes, which
+    is long enough for the processes of its first life to end where a node is lost."""
     cluster = started.cluster
+    freed = set()
 
     def has_ended():
-        for job in cluster.squeue("--states=pending", "--format=%i"):
-            cluster.login(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
+        for job in set(cluster.squeue("--states=pending", "--format=%i")) - freed:
+            cluster.login(["scontrol", "update", f"JobId={job}", f"StartTime=now+{delay_s}seconds"], check=False)
+            if delay_s:
+                freed.add(job)
         return started.process.poll() is not None
 
     wait_until(has_ended, 600, "the end of the command")

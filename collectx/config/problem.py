@@ -82,7 +82,7 @@ def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: s
     """
     candidates = list(names)
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    if not listed:
+    if not listed or not candidates:
         return f"; did you mean {prefix}{near[0]}?" if near else "."
     if near:
         return f"; did you mean {prefix}{near[0]}? (valid: {', '.join(candidates)})"

@@ -57,16 +57,15 @@ def select(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, 
         return None
     name = _CLASSES[backend][bool(sync)]
     creates = arguments[0] if arguments else rest.pop("create_env_fn", None)
-    problems = _problems(creates, count, rest, options or {})
+    if problems := _problems(creates, count, rest, options or {}):
+        raise ConfigError(*problems)
     if not isinstance(creates, list | tuple):
         creates = [creates] * (count or 1)
     rest |= options or {}
     if name not in _CLASSES["process"]:
         rest["sync"] = bool(sync)
     if backend == "submitit" and rest.setdefault("launcher", "submitit") != "submitit":
-        problems.append(f"launcher={rest['launcher']!r} with backend='submitit': leave launcher out.")
-    if problems:
-        raise ConfigError(*problems)
+        raise ConfigError(f"launcher={rest['launcher']!r} with backend='submitit': leave launcher out.")
     return name, (creates, *arguments[1:]), rest
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectx.config.schema.fields import Section, above, at_least
+from collectx.config.schema.fields import Section, above, at_least, within
 
 
 @dataclass(kw_only=True)
 class BackendConfig(Section):
     kind: str
     interface: str | None
-    port: int | None
+    port: int | None = within(1, 65535)
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,854 @@
+"""The matrix as typed: every option's values, and every choice of every group, by `collectx run` on a run of two
+batches, from the schema alone; a new option is in it without further work.
+
+    python tests/matrix.py                          all single values; those that fit share runs
+    python tests/matrix.py --alone                  all single values, each as it is typed, in a process of its own
+    python tests/matrix.py --only env --pairs 50    single values of `env`, then 50 random pairs with one of them
+    python tests/matrix.py --pairs 2000 --typed     a new process for each: nothing is shared
+
+Right is: the run completes with as many frames as asked, or it is refused before anything starts, with exit status 2
+and a message that names an option of the command line. A refusal of a value that the schema allows must also be in the
+documents: one paragraph, row or comment with this option and one of those that the message names.
+
+A single value is first composed and checked in this process, as the command does. Values that are refused there need no
+process. The others run: values of different options share a run, as far as the check accepts them together. If a shared
+run goes wrong, each of its values runs alone.
+
+Without `--typed`, the process of a command is forked from one that has imported what `collectx run` imports first. It
+is not the same as typed where something depends on the moment of an import: environment variables that libraries read,
+standard streams at the start, an import that only another one makes possible. And the fork server of workers is always
+forked from the command's process, which with a network backend would start a new Python. Values of SLURM's launchers
+are checked, but not run, as are numbers that no small run can have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import math
+import os
+import pickle
+import random
+import re
+import resource
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+COMMAND = str(Path(sys.executable).parent / "collectx")
+HANG_S = 240.0
+# An address space and a number of processes that no small run needs: a value that asks for more must be refused.
+MOST_BYTES, MOST_PROCESSES = 8 << 30, 60
+BASE = ("debug=tiny",)
+
+# What a choice cannot run without.
+NEEDS = {
+    "env=gym": "env.id=CartPole-v1",
+    "env=gym_vector": "env.id=CartPole-v1",
+    "env=envpool": "env.id=CartPole-v1",
+    "env=torchrl": "env.target=parts:make_env",
+    "env=dataset": "env.dir=recorded/data trainer=meter policy=random",
+    "policy=random": "trainer=meter",
+    "policy=cnn": "env=pong",
+    "policy=q_mlp": "trainer=dqn",
+    "policy=q_cnn": "env=pong trainer=dqn",
+    "policy=custom": "policy.target=parts:Policy trainer=meter",
+    "trainer=dqn": "policy=q_mlp",
+    "trainer=impala": "collector=multi_async",
+    "trainer=custom": "trainer.target=parts:Trainer",
+    "collector=multi_async": "trainer=impala",
+    "collector=distributed": "trainer=impala",
+    "collector=rpc": "trainer=impala",
+    "collector=ray": "trainer=impala launcher=ray launcher.ray_init_config={num_cpus:2,address:local}",
+    "launcher=ray": "collector=ray trainer=impala launcher.ray_init_config={num_cpus:2,address:local}",
+    "backend=inline": "launcher=inline",
+    "backend=gloo": "collector=distributed_sync",
+    "backend=nccl": "collector=distributed_sync",
+    "backend=mpi": "collector=distributed_sync",
+    "backend=ucc": "collector=distributed_sync",
+    "backend=rpc": "collector=rpc trainer=impala",
+    "logger=custom": "logger.custom.target=parts:Logger",
+    "logger=wandb": "logger.wandb.mode=offline",
+    "logger=mlflow": "logger.mlflow.tracking_uri=sqlite:///mlflow.db",
+}
+# Values of texts, lists and mappings that mean something, beside the general ones.
+MEANINGFUL = {
+    "env.id": ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "nosuch:Env-v0"],
+    "env.entry_point": ["gymnasium.envs.classic_control:CartPoleEnv", "nosuch:Env"],
+    "env.kwargs": ["{sutton_barto_reward:true}"],
+    "env.wrappers": [
+        "[gymnasium.wrappers.RecordEpisodeStatistics]",
+        "[{_target_:gymnasium.wrappers.TimeLimit,max_episode_steps:5}]",
+    ],
+    "env.target": ["parts:make_env", "nosuch:env"],
+    "env.dir": ["recorded/data", "nosuch"],
+    "policy.target": ["parts:Policy", "parts:nosuch"],
+    "policy.kernel_sizes": ["[3,3,3]"],
+    "trainer.target": ["parts:Trainer", "nosuch:Trainer"],
+    "logger.custom.target": ["parts:Logger", "nosuch:Logger"],
+    "logger.wandb.mode": ["offline", "disabled"],
+    "logger.mlflow.tracking_uri": ["sqlite:///other.db"],
+    "backend.interface": ["lo", "nosuch0"],
+    "backend.port": ["0", "43117", "70000"],
+    "backend.visible_devices": ["[cpu]", "[cpu,cpu]", "[cuda:0]"],
+    "backend.tensorpipe": ["{rpc_timeout:30}", "{num_worker_threads:2}"],
+    "devices.device": ["cpu", "cuda", "cuda:1", "meta"],
+    "devices.storing_device": ["cpu", "cuda"],
+    "devices.policy_device": ["cpu", "cuda"],
+    "devices.env_device": ["cpu", "cuda"],
+    "launcher.ray_init_config": ["{num_cpus:2,address:local}"],
+    "launcher.remote_configs": ["{num_cpus:0.5}"],
+    "launcher.time": ["10", "'1-00:00:00'"],
+    "launcher.mem": ["1G"],
+}
+# Choices whose values are checked but not run: they need a SLURM cluster, which `tests/slurm` has.
+NOT_RUN = ("launcher=slurm", "launcher=submitit", "launcher=submitit_delayed")
+# With these, runs are given two batches.
+_ENDLESS = ("collector.total_frames=-1", f"collector.total_frames={2**63 - 1}")
+# Values that are checked but not run: they would reach beyond this machine, or never end.
+_NOT_RUN_VALUES = [
+    *(f"env.step_s={value}" for value in ("inf", "0.5", "1")),
+    *("logger.wandb.mode=null", "logger.wandb.mode=online", "logger.mlflow.tracking_uri=null"),
+]
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of one option, or one choice of a group.
+
+    Attributes:
+        word: as typed.
+        needs: the words without which the option is not there.
+        is_right: whether the schema allows it.
+        is_alone: whether it shares no run.
+        is_run: whether a small run can have it; if not, it is only checked.
+        elsewhere: other words with which the option is there too.
+    """
+
+    word: str
+    needs: tuple[str, ...] = ()
+    is_right: bool = True
+    is_alone: bool = False
+    is_run: bool = True
+    elsewhere: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def option(self) -> str:
+        return self.word.partition("=")[0]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*BASE, *self.needs, self.word)
+
+
+def values() -> list[Value]:
+    """Every choice and every value, in the order of the schema."""
+    from collectx.config.registry import GROUPS, KINDS, packaged_values, schemas
+    from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, RunConfig
+
+    found: list[Value] = []
+    for group, choices in _composer().groups.items():
+        for choice in choices:
+            word = f"{group}={choice}"
+            found.append(Value(word, _needs(word)))
+    _, usual = _of_choices(BASE)
+    for group in GROUPS:
+        # The usual kind first: an option of several kinds is tried with the first one that accepts it.
+        kinds = sorted(schemas(group), key=lambda kind: kind != usual[group].get("kind"))
+        by_path: dict[str, list[Any]] = {}
+        for kind in kinds:
+            choice = (f"{group}={kind}",) if KINDS[group] else ()
+            for path, *rest in _options(group, schemas(group)[kind], packaged_values(group, kind)):
+                by_path.setdefault(path, []).append((rest, (*_needs(*choice), *choice)))
+        for path, places in by_path.items():
+            (hint, limits, default), needs = places[0]
+            others = tuple(place for _, place in places[1:])
+            if path != f"{group}.kind":
+                found += [replace(value, elsewhere=others) for value in _values(path, hint, limits, default, needs)]
+    (seed,) = (each for each in fields(RunConfig) if each.name == "seed")
+    found += _values("seed", int, seed.metadata, 0, ())
+    for name, section in {**SECTIONS, **COMMAND_SECTIONS}.items():
+        for path, hint, limits, default in _options(name, section, {}):
+            logger = f"logger={path.split('.')[1]}" if name == "logger" and path.count(".") == 2 else ""
+            needs = (*_needs(logger), logger) if logger else ()
+            found += _values(path, hint, limits, default, needs)
+    return found
+
+
+def _needs(*choices: str) -> tuple[str, ...]:
+    return tuple(word for choice in choices for word in NEEDS.get(choice, "").split())
+
+
+def _options(prefix: str, cls: Any, defaults: dict[str, Any]) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Path, type, limits and default of every option of a section, and of those within it."""
+    from collectx.config.schema.fields import section_of
+
+    hints = typing.get_type_hints(cls)
+    for each in fields(cls):
+        path, hint = f"{prefix}.{each.name}", hints[each.name]
+        if (section := section_of(hint)) is not None:
+            yield from _options(path, section, defaults.get(each.name) or {})
+        else:
+            yield path, hint, each.metadata, defaults.get(each.name)
+
+
+def _values(path: str, hint: Any, limits: Any, default: Any, needs: tuple[str, ...]) -> Iterator[Value]:
+    right, wrong = _of(hint, limits, default)
+    # Texts, lists and mappings are often refused by what they name, such as an env, once the run has begun.
+    kinds = [each for each in _members(hint) if each not in (bool, int, float, types.NoneType)]
+    is_open = bool(kinds) and "choices" not in limits
+    for text in dict.fromkeys([*MEANINGFUL.get(path, []), *right]):
+        # A timeout that nothing can keep ends the run, as it says; such a value shares no run.
+        is_alone = is_open or (path.endswith("timeout_s") and text in ("1e-09", "0", "0.5", "1"))
+        word = f"{path}={text}"
+        is_vast = text.isdigit() and int(text) > 100_000 and not (path.endswith("seed") or word in _ENDLESS)
+        yield Value(word, needs, is_alone=is_alone, is_run=not is_vast and word not in _NOT_RUN_VALUES)
+    for text in wrong:
+        yield Value(f"{path}={text}", needs, is_right=False)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _of(hint: Any, limits: Any, default: Any) -> tuple[list[str], list[str]]:
+    """Texts of right values of a type within its limits, and of wrong ones."""
+    members = _members(hint)
+    right, wrong = ["null"], []
+    if type(None) not in members:
+        right, wrong = [], ["null"]
+    (kind,) = [each for each in members if each is not type(None)]
+    if hint is Any:
+        return ["{}", "[]"], []
+    if "choices" in limits:
+        return [*limits["choices"], *right], [*wrong, "nosuch", "3"]
+    if kind is bool:
+        return ["true", "false", *right], [*wrong, "2", "nosuch"]
+    if kind in (int, float):
+        numbers, others = _numbers(kind, limits, default)
+        return [*numbers, *right], [*wrong, *others]
+    if kind is str:
+        return ["nosuch", "3", *right], [*wrong, "[1]", "{a:1}"]
+    if typing.get_origin(kind) is list:
+        (item,) = typing.get_args(kind)
+        texts, others = (["a", "b"], []) if item in (str, Any) else _of(item, limits, None)
+        small = [text for text in texts if len(text) < 4][:1]
+        lists = [f"[{','.join([text] * count)}]" for text in small for count in (1, 2)]
+        return ["[]", *lists, *right], [*wrong, "3", "{a:1}", *(f"[{text}]" for text in others[:4])]
+    return ["{}", "{nosuch:1}", *right], [*wrong, "3", "[1]"]
+
+
+def _numbers(kind: type, limits: Any, default: Any) -> tuple[list[str], list[str]]:
+    least = limits.get("minimum", limits.get("above", 0 if kind is int else -1.0))
+    most = limits.get("maximum", 2 ** limits.get("bits", 63) - 1 if kind is int else math.inf)
+    if kind is int:
+        right: list[Any] = [*limits.get("also", ()), least, least + 1, 4, most]
+        wrong: list[Any] = ["1.5", "nosuch", "[1]", "nan", most + 1]
+        right = [number for number in right if least <= number <= most or number in limits.get("also", ())]
+    else:
+        right = [least + 1e-9 if "above" in limits else least, least + 0.5, min(least + 1, most), most]
+        if "below" in limits:
+            right.pop()
+            wrong = [math.inf]
+        else:
+            wrong = [most + 1] if most < math.inf else []
+        wrong += ["nan", "nosuch", "[1]"]
+    if {"minimum", "above"} & limits.keys():
+        wrong.append(least - 1)
+    if isinstance(default, (int, float)) and not isinstance(default, bool):
+        right.append(default)
+    return [str(each) for each in dict.fromkeys(right)], [str(each) for each in wrong]
+
+
+# Checks without a process
+
+
+@dataclass
+class Checked:
+    """What the check of the command says: its problems, and the frames that a run would deliver."""
+
+    problems: list[str] = field(default_factory=list)
+    frames: Frames | None = None
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The least and the greatest number of frames that a right run delivers."""
+
+    least: float
+    most: float
+
+
+def check(words: Sequence[str]) -> Checked:
+    """Composes and checks as `collectx run` does, and starts nothing."""
+    from collectx.cli import run, signatures
+    from collectx.cli.compose import typed
+    from collectx.run import preflight
+
+    node, hydra, problems = _composed(words)
+    if node is None:
+        return Checked(problems)
+    cfg, problems, _ = typed(node, hydra)
+    problems = [*problems, *preflight.rule_problems(cfg)]
+    problems += signatures.problems(cfg)
+    problems = problems or run.machine_problems(cfg, False)
+    return Checked(problems, None if problems else asked(cfg))
+
+
+def _composed(words: Sequence[str]) -> tuple[Any, Any, list[str]]:
+    """The composition, from a copy of that of its choices: Hydra takes a tenth of a second for each."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from collectx.cli.compose import parsed
+    from collectx.errors import ConfigError
+
+    in_choices = tuple(word for word in words if "." not in word.partition("=")[0] and not word.startswith("seed="))
+    try:
+        composer, node = _of_choices(in_choices)
+        others = composer.check([word for word in words if word not in in_choices])
+        if others.problems:
+            return None, None, list(others.problems)
+        hydra = node.hydra
+        node = OmegaConf.masked_copy(node, [key for key in node if key != "hydra"])
+        try:
+            for override in parsed(others.overrides):
+                OmegaConf.update(node, override.key_or_group, override.value(), force_add=True)
+        except OmegaConfBaseException:
+            composer.load(composer.check(words).overrides)  # raises, with Hydra's message
+            raise
+    except ConfigError as error:
+        return None, None, list(error.problems)
+    return node, hydra, []
+
+
+@functools.cache
+def _of_choices(words: tuple[str, ...]) -> tuple[Any, Any]:
+    from collectx.errors import ConfigError
+
+    composer = _composer()
+    checked = composer.check(words)
+    if checked.problems:
+        raise ConfigError(*checked.problems)
+    return composer, composer.load(checked.overrides)
+
+
+@functools.cache
+def _composer() -> Any:
+    from collectx.cli.compose import Composer
+
+    return Composer()
+
+
+def asked(cfg: Any) -> Frames:
+    """How many frames a run of this configuration delivers."""
+    options = cfg.collector
+    batches = math.inf if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
+    if cfg.run.max_batches is not None:
+        batches = min(batches, cfg.run.max_batches)
+    frames = batches * options.frames_per_batch
+    if options.trajs_per_batch is not None:
+        return Frames(0, math.inf)  # frames of complete trajectories
+    if options.preemptive_threshold is not None:
+        return Frames(0, frames + options.frames_per_batch - 1)  # batches have missing frames
+    ends_early = getattr(cfg.trainer, "target_return", None) is not None
+    return Frames(0 if ends_early else frames, frames)
+
+
+# Runs
+
+
+@dataclass
+class Outcome:
+    """The end of a command."""
+
+    status: int | None
+    said: str
+    result: dict[str, Any] | None
+    left: list[int]
+    has_folder: bool
+    wall_s: float
+
+
+@dataclass
+class Job:
+    """A command that runs."""
+
+    words: tuple[str, ...]
+    folder: Path
+    pid: int
+    began: float
+    then: Callable[[Outcome], None]
+    pidfd: int = -1
+
+
+class Runner:
+    """Runs commands, some at a time.
+
+    Args:
+        is_typed: whether each is a new process, and not a fork of this one.
+    """
+
+    def __init__(self, num_jobs: int, is_typed: bool, root: Path):
+        self._num_jobs, self._is_typed, self._root = num_jobs, is_typed, root
+        self._jobs: list[Job] = []
+        self._waiting: list[tuple[tuple[str, ...], Callable[[Outcome], None]]] = []
+        self.count = 0
+
+    def add(self, words: Iterable[str], then: Callable[[Outcome], None]) -> None:
+        self._waiting.append((tuple(words), then))
+
+    def run(self, until: float = math.inf) -> None:
+        """Runs what was added, and what `then` adds, until a moment after which no other one is started."""
+        while self._jobs or (self._waiting and time.monotonic() < until):
+            while self._waiting and len(self._jobs) < self._num_jobs and time.monotonic() < until:
+                self._jobs.append(self._start(*self._waiting.pop(0)))
+            self._wait()
+
+    def _start(self, words: tuple[str, ...], then: Callable[[Outcome], None]) -> Job:
+        folder = self._root / f"{self.count:05}"
+        self.count += 1
+        folder.mkdir(exist_ok=True)
+        (folder / "parts.py").symlink_to(ROOT / "tests/worlds/parts.py")
+        if any("recorded/" in word for word in words):
+            (folder / "recorded").symlink_to(self._root / "recorded")
+        argv = ["run", *words, "hydra.run.dir=run"]
+        sys.stdout.flush()
+        if self._is_typed:
+            with open(folder / "said.txt", "w") as said:
+                pid = subprocess.Popen(
+                    [COMMAND, *argv],
+                    cwd=folder,
+                    env=variables(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,
+                    preexec_fn=_limit,
+                ).pid
+        else:
+            pid = os.fork() or _become(argv, folder)
+        return Job(words, folder, pid, time.monotonic(), then, os.pidfd_open(pid))
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        for job in self._jobs:
+            poll.register(job.pidfd, select.POLLIN)
+        ended = {fd for fd, _ in poll.poll(1000)}
+        for job in list(self._jobs):
+            is_late = time.monotonic() - job.began > HANG_S or len(_session(job.pid)) > MOST_PROCESSES
+            if job.pidfd in ended or is_late:
+                self._jobs.remove(job)
+                job.then(self._end(job, job.pidfd in ended))
+
+    def _end(self, job: Job, has_ended: bool) -> Outcome:
+        wall_s = time.monotonic() - job.began
+        status = os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1]) if has_ended else None
+        if not has_ended:
+            _show_stacks(job)
+        deadline = time.monotonic() + 10
+        while has_ended and _session(job.pid) and time.monotonic() < deadline:
+            select.select([], [], [], 0.1)
+        left = _session(job.pid)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not has_ended:
+            os.waitpid(job.pid, 0)
+        os.close(job.pidfd)
+        file = job.folder / "run/result.json"
+        result = json.loads(file.read_text()) if file.is_file() else None
+        said = (job.folder / "said.txt").read_text(errors="replace")
+        outcome = Outcome(status, said, result, left if has_ended else [], (job.folder / "run").exists(), wall_s)
+        if outcome.status == 0 and not left:
+            shutil.rmtree(job.folder)
+        return outcome
+
+
+def variables() -> dict[str, str]:
+    path = f"{Path(COMMAND).parent}{os.pathsep}{os.environ['PATH']}"
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PATH": path}
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+
+
+def _become(argv: list[str], folder: Path) -> typing.NoReturn:
+    """The rest of a forked process: the command, as a new process."""
+    status = 70
+    try:
+        os.setsid()
+        os.chdir(folder)
+        _limit()
+        said = os.open("said.txt", os.O_WRONLY | os.O_CREAT)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for target, source in ((0, null), (1, said), (2, said)):
+            os.dup2(source, target)
+        os.environ.update(variables())
+        sys.argv = [COMMAND, *argv]
+        sys.path[0] = str(Path(COMMAND).parent)
+        from collectx.cli.main import main
+        from collectx.launcher import local
+
+        # As in a process that has imported what workers need; see `collectx.launcher.local.preload`.
+        local.reuse_imports()
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        import atexit
+        import threading
+
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _session(leader: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, _, session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(path.name))
+    return found
+
+
+def _show_stacks(job: Job) -> None:
+    """Adds the stacks of a hung command to what it said."""
+    spy = shutil.which("py-spy")
+    for pid in _session(job.pid) if spy else ():
+        done = subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=30)
+        with open(job.folder / "said.txt", "a") as said:
+            said.write(f"\nstack of {pid}:\n{done.stdout}")
+
+
+# Judgement
+
+
+def fault(words: Sequence[str], outcome: Outcome, frames: Frames | None) -> str | None:
+    """What is wrong with the end of a command; None if it is right."""
+    said = outcome.said
+    if outcome.status is None:
+        return f"hangs for {outcome.wall_s:.0f} s, or starts more than {MOST_PROCESSES} processes"
+    if outcome.left:
+        return f"leaves {len(outcome.left)} processes"
+    if "Traceback (most recent call last)" in said or "Exception ignored" in said or "Fatal Python error" in said:
+        return "prints a traceback"
+    if re.search(r"\w+Warning: ", said):
+        return "prints a warning of Python"
+    if outcome.status == 2:
+        if outcome.has_folder:
+            return "is refused, but leaves a run folder"
+        return None if names(words, said) else "is refused without the name of one of its options"
+    if outcome.status == 1 and any("_timeout_s=" in word and word.partition("=")[0] in said for word in words):
+        return None  # it ended as the timeout says
+    if outcome.status != 0 or outcome.result is None or outcome.result["status"] != "completed":
+        return f"ends with status {outcome.status}"
+    if frames is not None and not frames.least <= outcome.result["frames"] <= frames.most:
+        return f"delivers {outcome.result['frames']} frames, not {frames.least:g} to {frames.most:g}"
+    return None
+
+
+def names(words: Sequence[str], message: str) -> bool:
+    """Whether a message names an option or a choice of the command line."""
+    typed = [word.lstrip("+") for word in words if word not in BASE]
+    options = [word.partition("=")[0] for word in typed if "." in word.partition("=")[0] or word.startswith("seed=")]
+    choices = [word for word in typed if word.partition("=")[0] not in options]
+    return any(each in message for each in [*options, *choices])
+
+
+def undocumented(value: Value, problems: Sequence[str]) -> bool:
+    """Whether no document has the rule by which a value is refused that the schema allows."""
+    message = " ".join(problems)
+    others = set(re.findall(r"\b[a-z]+(?:\.[a-z_]+)+|\b[a-z]+=[a-z_0-9]+", message)) - {value.option, value.word}
+    others = {each for each in others if not each.startswith(value.option)}
+    if not others:
+        return False  # it is about the value itself
+    key = value.option.rpartition(".")[2] if "." in value.option else value.word
+    keys = [re.split(r"[.=]", each)[-1] for each in others]
+    keys += [word for word in ("sync", "async", "GPU") if re.search(rf"\b{word}\b", message)]
+    return not any(
+        re.search(rf"\b{re.escape(key)}\b", text) and any(re.search(rf"\b{re.escape(each)}\b", text) for each in keys)
+        for text in _paragraphs()
+    )
+
+
+@functools.cache
+def _paragraphs() -> tuple[str, ...]:
+    pages = "\n\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    parts = [part for text in pages.split("\n\n") for part in (text.splitlines() if "\n|" in text else [text])]
+    for file in (ROOT / "conf").rglob("*.yaml"):
+        parts += file.read_text().split("\n\n")
+    return tuple(parts)
+
+
+# The matrix
+
+
+class Matrix:
+    """Runs values and reports faults."""
+
+    def __init__(self, options: argparse.Namespace, root: Path):
+        self.options, self.root = options, root
+        self.runner = Runner(options.jobs, options.typed, root)
+        self.faults: list[str] = []
+        self.counts = {"refused": 0, "values": 0}
+
+    def report(self, words: Sequence[str], what: str, said: str = "") -> None:
+        command = shlex.join(["collectx", "run", *words])
+        text = f"{command}\n    {what}"
+        if self.options.ignore and re.search(self.options.ignore, text):
+            return
+        self.faults.append(text)
+        print(f"FAULT {text}\n" + "".join(f"      | {line}\n" for line in said.strip().splitlines()[-25:]), flush=True)
+
+    def run(self, words: Sequence[str], frames: Frames | None, if_wrong: Callable[[], None] | None = None) -> None:
+        def then(outcome: Outcome) -> None:
+            what = fault(words, outcome, frames)
+            if self.options.verbose:
+                print(f"{outcome.wall_s:5.1f} s  status {outcome.status}  {shlex.join(words)}", flush=True)
+            if if_wrong is not None and (what is not None or outcome.status != 0):
+                if_wrong()  # a refusal of one value would hide the others
+            elif what is not None:
+                self.report(words, what, outcome.said)
+
+        self.runner.add(words, then)
+
+    def record(self) -> None:
+        """A data set for `env=dataset`."""
+        words = ("debug=tiny", "trainer=record", "policy=random", "trainer.partial_episodes=true", "trainer.dir=data")
+        folder = self.root / "recorded"
+
+        def then(outcome: Outcome) -> None:
+            assert outcome.status == 0, outcome.said
+
+        folder.mkdir(exist_ok=True)
+        self.runner.add((*words[:-1], f"trainer.dir={folder}/data"), then)
+        self.runner.run()
+
+    def singles(self, chosen: Sequence[Value], until: float) -> None:
+        self.counts["values"] += len(chosen)
+        if self.options.alone:
+            checks = in_child(lambda: [check(_bounded(value)) for value in chosen])
+            for value, checked in zip(chosen, checks, strict=True):
+                self.run_alone(value, checked)
+        else:
+            for words, frames, members in in_child(self.packed, chosen):
+                if isinstance(frames, str):
+                    self.report(words, frames)
+                    continue
+                if_wrong = functools.partial(self.unpack, words, members) if len(members) > 1 else None
+                self.run(words, frames, if_wrong)
+        self.runner.run(until)
+
+    def run_alone(self, value: Value, checked: Checked) -> None:
+        if not value.is_right and not checked.problems:
+            self.report(value.words, "is accepted, although the schema does not allow it")
+        elif value.is_run and not (set(NOT_RUN) & set(value.words)):
+            self.run(_bounded(value), checked.frames)
+
+    def unpack(self, words: Sequence[str], members: Sequence[Value]) -> None:
+        """Runs the values of a shared run alone."""
+        print(f"one by one: {shlex.join(words)}", flush=True)
+        for value, checked in zip(members, in_child(lambda: [check(_bounded(each)) for each in members]), strict=True):
+            self.run(_bounded(value), checked.frames)
+
+    def packed(self, chosen: Sequence[Value]) -> list[tuple[Sequence[str], Any, list[Value]]]:
+        """The runs of these values, each with its frames and values; where the check shows a fault already, with it in
+        place of the frames."""
+        found: list[tuple[Sequence[str], Any, list[Value]]] = []
+        shared: dict[tuple[str, ...], list[list[Value]]] = {}
+        for value in chosen:
+            words = _bounded(value)
+            checked = check(words)
+            if checked.problems:
+                self.counts["refused"] += 1
+                message = " ".join(checked.problems)
+                if not any(value.option in problem or value.word in problem for problem in checked.problems):
+                    found.append((words, f"is refused without its name: {message}", [value]))
+                elif value.is_right and undocumented(value, checked.problems):
+                    found.append((words, f"is refused, which no document has: {message}", [value]))
+                elsewhere = (replace(value, needs=needs) for needs in value.elsewhere if value.is_right)
+                accepted = next((each for each in elsewhere if not check(_bounded(each)).problems), None)
+                if accepted is None:
+                    continue
+                value, words = accepted, _bounded(accepted)
+                checked = check(words)
+            if not value.is_right:
+                found.append((words, "is accepted, although the schema does not allow it", [value]))
+                continue
+            if not value.is_run or set(NOT_RUN) & set(words):
+                continue
+            if value.is_alone or value.option in _composer().groups:
+                found.append((words, checked.frames, [value]))
+                continue
+            # A run has the first value of each option, the next run the second values, and so on.
+            same = shared.setdefault(value.needs, [])
+            nth = sum(value.option in (each.option for each in members) for members in same)
+            same[nth:] = [[*members, value] for members in same[nth : nth + 1] or [[]]] + same[nth + 1 :]
+        packs = [members for same in shared.values() for members in same]
+        return [*found, *(pack for members in packs for pack in _accepted_together(members))]
+
+    def combinations(self, chosen: Sequence[Value], count: int, size: int, seed: int, until: float) -> None:
+        """Random pairs or triples, each of which includes one of the chosen values."""
+        rng = random.Random(f"{seed} {size}")
+        every = [value for value in in_child(values) if value.is_right and value.is_run]
+        without = {*NOT_RUN, "debug=inline"}  # it would replace `debug=tiny`
+        every = [value for value in every if not without & {value.word, *value.needs}]
+        chosen = [value for value in every if value in set(chosen)]
+        commands: list[tuple[str, ...]] = []
+        while len(commands) < count:
+            picked = [rng.choice(chosen), *rng.choices(every, k=size - 1)]
+            words = _together(picked)
+            if words is not None:
+                commands.append(words)
+        for words, checked in zip(commands, in_child(lambda: [check(each) for each in commands]), strict=True):
+            if checked.problems and not self.options.typed:
+                self.counts["refused"] += 1
+                if not names(words, " ".join(checked.problems)):
+                    self.report(words, f"is refused without the name of one of its options: {checked.problems}")
+            else:
+                self.run(words, checked.frames)
+        self.runner.run(until)
+
+
+def _accepted_together(members: list[Value]) -> Iterator[tuple[Sequence[str], Frames | None, list[Value]]]:
+    """Runs with these values of different options, as few as the check accepts."""
+    words = _together(members)
+    checked = check(words) if words else None
+    if len(members) == 1 or (len(members) <= 16 and checked and not checked.problems):
+        yield words, checked.frames, members
+    else:
+        half = len(members) // 2
+        yield from _accepted_together(members[:half])
+        yield from _accepted_together(members[half:])
+
+
+def _bounded(value: Value) -> tuple[str, ...]:
+    """Its words; of a number of frames that no test can wait for, with two batches."""
+    return (*value.words, "run.max_batches=2") if value.word in _ENDLESS else value.words
+
+
+def _together(picked: Sequence[Value]) -> tuple[str, ...] | None:
+    """The words of several values; None if they contradict each other."""
+    words: dict[str, str] = {}
+    for value in picked:
+        if words.setdefault(value.option, value.word) != value.word:
+            return None
+    # What a value needs is only given where no other value says something else.
+    needed: dict[str, str] = {}
+    for value in picked:
+        for word in value.needs:
+            option = word.partition("=")[0]
+            if option not in words:
+                needed.setdefault(option, word)
+    everything = {**needed, **words}
+    # The options of a choice that another one has replaced are not there.
+    for value in picked:
+        group = value.option.partition(".")[0]
+        own = next((word for word in reversed(value.needs) if word.startswith(f"{group}=")), None)
+        if "." in value.option and own is not None and everything.get(group, own) != own and group != "logger":
+            return None
+    if len({word for word in everything.values() if word.startswith(("logger=",))}) > 1:
+        return None
+    if everything.get("collector.total_frames") in _ENDLESS:
+        everything.setdefault("run.max_batches", "run.max_batches=2")
+    choices = [word for option, word in everything.items() if "." not in option]
+    return (*BASE, *choices, *(word for option, word in everything.items() if "." in option))
+
+
+def in_child(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns in a forked process, so that this one imports and keeps nothing of it."""
+    sys.stdout.flush()
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.close(read)
+            with open(write, "wb") as pipe:
+                pickle.dump(function(*args), pipe)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        content = pipe.read()
+    if os.waitpid(pid, 0)[1] != 0:
+        raise RuntimeError("the child failed, see above")
+    return pickle.loads(content)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--only", default="", help="options that begin so, such as env or collector.num_slots")
+    parser.add_argument("--pairs", type=int, default=0)
+    parser.add_argument("--triples", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="commands at a time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no command after them")
+    parser.add_argument("--alone", action="store_true", help="each single value in a run of its own")
+    parser.add_argument("--typed", action="store_true", help="a new process for each command")
+    parser.add_argument("--no-singles", action="store_true")
+    parser.add_argument("--list", action="store_true", help="print the values, run nothing")
+    parser.add_argument("--keep", help="the folder of the runs that go wrong")
+    parser.add_argument("--ignore", help="faults that are known: a regular expression")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    began = time.monotonic()
+    until = began + 60 * options.minutes
+    _import_what_a_run_imports()
+    chosen = [value for value in in_child(values) if re.match(options.only, value.word)]
+    if options.list:
+        print(*(shlex.join(value.words) + ("" if value.is_right else "   # wrong") for value in chosen), sep="\n")
+        return 0
+    with contextlib.ExitStack() as stack:
+        root = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="matrix-")))
+        root.mkdir(exist_ok=True)
+        matrix = Matrix(options, root.resolve())
+        matrix.record()
+        if not options.no_singles:
+            matrix.singles(chosen, until)
+        matrix.combinations(chosen, options.pairs, 2, options.seed, until)
+        matrix.combinations(chosen, options.triples, 3, options.seed, until)
+    took_s = time.monotonic() - began
+    print(f"{len(chosen)} values, {matrix.runner.count} runs, {len(matrix.faults)} faults in {took_s:.0f} s")
+    return bool(matrix.faults)
+
+
+def _import_what_a_run_imports() -> None:
+    import_module("collectx.cli.run")
+    from collectx.launcher import local
+
+    with local.environment(OPENBLAS_NUM_THREADS="1"):
+        for module in local.PRELOAD:
+            import_module(module)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -139,7 +139,10 @@ class Cluster(Machines):
                 self.lose(node)  # or SLURM would go on trying to end its jobs there, for up to a minute
                 self.heal(node)
         wait_until(lambda: not self.jobs(), 60, "cancelled jobs to end")
-        wait_until(lambda: all(self._is_idle(node) for node in self.nodes), 60, "idle")
+        if any(self.state(node) == "mixed" for node in self.nodes):
+            # SLURM 22.05 may keep cores of a job that has failed until it counts them anew.
+            self.login(["scontrol", "reconfigure"])
+        wait_until(lambda: all(self._is_back(node) and self.state(node) == "idle" for node in self.nodes), 60, "idle")
 
     def state(self, node: str) -> str:
         """Of a node, in SLURM's word, as in `idle` or `down*` (the star: it does not answer)."""
@@ -185,13 +188,6 @@ class Cluster(Machines):
         (self.folder / "spool" / node).mkdir(exist_ok=True)
         self.boot(node)
         self.on(node, ["slurmd", "-N", node, "-f", str(self.folder / "etc" / "slurm.conf")])
-
-    def _is_idle(self, node: str) -> bool:
-        state = self.state(node) if self._is_back(node) else ""
-        if state == "mixed":
-            # There are no jobs: SLURM 22.05 may keep cores of one that has failed until it counts them anew.
-            self.login(["scontrol", "reconfigure"])
-        return state == "idle"
 
     def _is_back(self, node: str) -> bool:
         """Whether SLURM speaks with the node; tells it to use the node again, where it is held back."""

@@ -66,7 +66,7 @@ def test_a_crash_of_user_code_is_no_lost_node_where_a_firewall_drops_packets(clu
     once = ["collector.on_worker_failure=restart", "collector.max_restarts=1", "checkpoint.every_batches=1"]
     started = run(*_OURS, *_N1_TO_N3, *once, "launcher.requeue=true")
     joined = started.wait_for("worker_joined", 2)
-    started.wait_for_more(1)
+    started.wait_for_more(10)  # of both
     hung = next(event for event in joined if event["worker"] == 0)
     cluster.on(hung["host"], ["kill", "-STOP", str(hung["pid"])])
     # The worker that hangs is killed, and replaced on its own node.

@@ -181,7 +181,7 @@ def _stored_integer(number: int, source: str) -> float:
         stored = math.inf
     if stored != number:
         raise ShapeError(
-            f"reward: got {number!s:.40}{source}, an integer that float32, the dtype of rewards, rounds to {stored:.0f}: "
-            "return float(reward) from step to allow this"
+            f"reward: got {number!s:.40}{source}, an integer that float32, the dtype of rewards, rounds to "
+            f"{stored:.0f}: return float(reward) from step to allow this"
         )
     return stored

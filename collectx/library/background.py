@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import partial
 
+from collectx.library.step_thread import StepThread
 from collectx.transport.connections import LONGEST_WAIT_S
 
 
 class Background:
-    """A thread that calls a function repeatedly, after `start`."""
+    """Calls a function repeatedly in a thread, after `start`."""
 
-    def __init__(self) -> None:
+    def __init__(self, thread: StepThread) -> None:
+        self._thread = thread
         self._changed = threading.Condition()
         self._num_holders = 0
         self._is_stepping = False
@@ -20,10 +24,11 @@ class Background:
         self._is_waiting = False
         self._stopping = False
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._running: Future[None] | None = None
+        self._has_begun = threading.Event()
 
     def start(self, step: Callable[[], object]) -> None:
-        """Starts the thread.
+        """Starts to call `step`.
 
         Args:
             step: collects one batch; raises `StopIteration` after the last one.
@@ -31,20 +36,20 @@ class Background:
         Raises:
             RuntimeError: it was started before.
         """
-        if self._thread is not None:
+        if self._running is not None:
             raise RuntimeError("start() was called before")
-        self._thread = threading.Thread(target=self._run, args=(step,), name="collectx-background", daemon=True)
-        self._thread.start()
+        self._running = self._thread.submit(partial(self._run, step))
+        self._has_begun.wait()
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is alive."""
-        return self._thread is not None and self._thread.is_alive()
+        """Whether more steps may come."""
+        return self._running is not None and not self._running.done()
 
     def ends_within(self, timeout_s: float | None) -> bool:
-        """Waits up to `timeout_s` seconds for the thread to end; returns whether it has. True without a thread."""
-        if self._thread is not None:
-            self._thread.join(None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S))
+        """Waits up to `timeout_s` seconds for the last step; returns whether it has ended. True before `start`."""
+        if self._running is not None:
+            wait([self._running], None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S))
         return not self.is_running
 
     @contextmanager
@@ -71,11 +76,11 @@ class Background:
                 self._changed.notify_all()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Ends the thread after the current step. Idempotent.
+        """Makes the current step the last one. Idempotent.
 
         Raises:
-            TimeoutError: the current step took longer than `timeout_s`; the thread ends after it.
-            Exception: the error that ended the thread, raised once.
+            TimeoutError: the current step took longer than `timeout_s`.
+            Exception: the error of a step, raised once.
         """
         with self._changed:
             self._stopping = True
@@ -96,11 +101,13 @@ class Background:
     def _run(self, step: Callable[[], object]) -> None:
         try:
             while self._may_step():
+                self._has_begun.set()
                 step()
         except StopIteration:
             pass
         except BaseException as error:
             self._error = error
+        self._has_begun.set()
         with self._changed:
             self._is_stepping = False
             self._changed.notify_all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import numbers
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from collectx.library.nested import lift_shared
 from collectx.library.parse import parse, signature_of
 from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
+from collectx.library.step_thread import StepThread
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.library.workers import overrides_of_workers, trainers_policy
@@ -111,7 +113,8 @@ class BaseCollector(ReadableCollector):
             self._exit_stack = stack.pop_all()
         if isinstance(keywords, WorkerKeywords) and keywords.num_threads is not None:
             torch.set_num_threads(keywords.num_threads)
-        self._hooks, self._background = keywords.hooks, Background()
+        self._hooks, self._thread = keywords.hooks, StepThread()
+        self._background = Background(self._thread)
         self._delivery = Delivery(keywords, cfg.collector, self._collector, spec)
         individual = range(self.num_workers) if keywords.has_individual_policies else ()
         self._weights = WeightPublisher(self._collector, keywords, individual)
@@ -144,7 +147,8 @@ class BaseCollector(ReadableCollector):
         whose waiting task was cancelled is returned by the next call. Do not use the collector otherwise meanwhile.
         """
         if self._ahead is None:
-            self._ahead = asyncio.ensure_future(asyncio.to_thread(next, self, _END))
+            step = partial(contextvars.copy_context().run, next, self, _END)
+            self._ahead = asyncio.wrap_future(self._thread.submit(step))
         try:
             batch = await asyncio.shield(self._ahead)
         except asyncio.CancelledError:
@@ -530,12 +534,12 @@ class BaseCollector(ReadableCollector):
             raise_on_error: whether to raise the error that ended the background thread.
         """
         self._core.owner.check_process()
-        background, self._background, self.closed = self._background, Background(), True
+        background, thread = self._background, self._thread
+        self._thread = StepThread()
+        self._background, self.closed = Background(self._thread), True
         limit_s = self._cfg.collector.close_timeout_s
         with contextlib.ExitStack() as ends:
-            if close_env:
-                ends.callback(self._close_users_env)
-            ends.callback(self._exit_stack.close)
+            ends.callback(self._close, thread, background, close_env)
             try:
                 background.stop(limit_s if timeout is None else timeout)
             except Exception:
@@ -543,6 +547,15 @@ class BaseCollector(ReadableCollector):
                     raise
             finally:
                 self._abort(background, limit_s)
+
+    def _close(self, thread: StepThread, background: Background, close_env: bool) -> None:
+        """Closes everything, in the thread that has stepped the envs unless it hangs."""
+        with contextlib.ExitStack() as ends:
+            if close_env:
+                ends.callback(self._close_users_env)
+            ends.callback(self._exit_stack.close)
+            limit_s = 0.0 if background.is_running else self._cfg.collector.close_timeout_s
+            thread.call_last(ends.pop_all().close, limit_s)
 
     def _close_users_env(self) -> None:
         env: Any = self._keywords.create_env_fn

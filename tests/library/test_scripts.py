@@ -378,3 +378,56 @@ def test_names_with_dots_are_names(script, tmp_path):
     (info,) = tmp_path.glob("**/meta/info.json")
     features = json.loads(info.read_text())["features"]
     assert {name for name in features if "observation" in name} == {"observation.state", "observation.left"}
+
+
+ONE_THREAD = """
+import asyncio, sqlite3, time
+import gymnasium
+import numpy as np
+from collectx import Collector, ReplayBuffer
+
+class Stored(gymnasium.Env):
+    \"\"\"SQLite refuses a connection of another thread.\"\"\"
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.connection = sqlite3.connect(":memory:")
+
+    def reset(self, *, seed=None, options=None):
+        return self.observe(), {}
+
+    def step(self, action):
+        return self.observe(), 0.0, False, True, {}
+
+    def observe(self):
+        self.connection.execute("select 1")
+        return np.zeros(1, np.float32)
+
+    def close(self):
+        self.connection.close()
+        print("closed", flush=True)
+
+async def collect():
+    collector = Collector(Stored, frames_per_batch=4, total_frames=40)
+    async for batch in collector:
+        await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(4)))
+    collector.shutdown()
+
+asyncio.run(collect())
+for total_frames in (40, -1):
+    collector = Collector(Stored, frames_per_batch=4, total_frames=total_frames, replay_buffer=ReplayBuffer(100))
+    collector.start()
+    while collector.replay_buffer.write_count < 40:
+        time.sleep(0.01)
+    collector.shutdown()
+    collector.shutdown()
+    assert not collector.is_running()
+"""
+
+
+def test_the_thread_that_steps_an_env_closes_it(script):
+    run = script(ONE_THREAD)
+    assert (run.returncode, run.stderr) == (0, "")
+    # Each collector makes one to read its spaces.
+    assert run.stdout == "closed\n" * 6

@@ -121,7 +121,7 @@ def test_every_option_that_a_resume_accepts_acts(tmp_path, name):
 def test_a_run_that_repeats_the_order_of_another_one_is_resumed_in_this_order(tmp_path):
     words = [*COUNTING, "env.step_s=0.0005", "collector=multi_async", "collector.num_workers=3", "trainer.digest=true"]
     collectx("run", *words, "run.max_batches=40", "hydra.run.dir=first", cwd=tmp_path)
-    order = ["collector.order_of=first", "run.max_batches=15", "hydra.run.dir=second"]
+    order = ["collector.order_of=first", "run.max_batches=16", "hydra.run.dir=second"]
     collectx("run", *words, *order, cwd=tmp_path)
     collectx("resume", "second", "run.max_batches=40", cwd=tmp_path)
     first, second = (

@@ -277,6 +277,12 @@ def test_several_workers():
         torch.set_num_threads(before)
 
 
+@pytest.mark.difference("`track_traj_ids=False`")
+def test_without_ids_there_is_no_collector_key():
+    (batch,) = collect(torchrlenvs.walking, track_traj_ids=False)
+    assert "collector" not in batch.keys()  # noqa: SIM118
+
+
 @pytest.mark.difference("`split_trajs` with several workers")
 def test_an_id_is_given_again_in_a_later_batch():
     creates = [torchrlenvs.walking] * 2

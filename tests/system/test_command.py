@@ -177,7 +177,7 @@ class Loading(CartPoleEnv):
 
 def test_a_worker_of_another_library_is_not_taken_for_ours(tmp_path):
     (tmp_path / "loading.py").write_text(LOADER)
-    env = ["env.entry_point=loading:Loading", "collector=single", "hydra.run.dir=run"]
+    env = ["env.id=null", "env.entry_point=loading:Loading", "collector=single", "hydra.run.dir=run"]
     collectx("run", "policy=random", "trainer=meter", *env, cwd=tmp_path, status=1)
     (failure,) = result(tmp_path / "run")["failures"]
     assert (failure["message"], failure["worker"]) == ("DataLoader worker 3 was killed", 0)

@@ -79,6 +79,7 @@ def test_a_hook_in_a_worker_that_adds_something_else_is_refused(change, words):
         next(collector)
 
 
+@pytest.mark.difference("`track_traj_ids=False`")
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 def test_without_track_traj_ids_a_batch_keeps_the_policy_version(way):
     with make(way, track_traj_ids=False, **FRAMES) as collector:

@@ -17,6 +17,7 @@ from torch import nn
 from ways import INLINE_SYNC, SHARED_SYNC, over
 from worlds.cartpoles import Argmax, cartpole, cartpoles
 
+import collectx
 from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector, ReplayBuffer
 from collectx.errors import ConfigError, ShapeError
 
@@ -218,3 +219,25 @@ def test_workers_with_unequal_envs_are_refused(way, creates, words):
     with pytest.raises(ShapeError) as caught, make(way, creates, frames_per_batch=40) as collector:
         collector.next()
     assert [word for word in words.split() if word not in str(caught.value)] == []
+
+
+@pytest.mark.difference(
+    "`Evaluator`, `RayEvalWorker`",
+    "`cascade_execute`, `register_scheme_receiver`, `init_updater`",
+    "`get_cached_weights`",
+    "`server_stats` of `AsyncBatchedCollector`",
+    "`RandomPolicy.set_action_spec_from_env`",
+    "constructors of weight updaters, such as `VanillaWeightUpdater(policy_weights=...)`",
+)
+def test_names_of_torchrl_that_are_missing():
+    methods = ("cascade_execute", "register_scheme_receiver", "init_updater", "get_cached_weights", "server_stats")
+    with Collector(cartpole, frames_per_batch=4) as collector:
+        for name in methods:
+            with pytest.raises(AttributeError, match=f"{name}.*of TorchRL's, not here"):
+                getattr(collector, name)
+    for name in ("Evaluator", "RayEvalWorker"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(collectx, name)
+    assert not hasattr(collectx.RandomPolicy, "set_action_spec_from_env")
+    with pytest.raises(TypeError):
+        collectx.WeightUpdaterBase(policy_weights={})

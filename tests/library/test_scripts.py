@@ -316,6 +316,10 @@ with pytest.raises(ValueError, match="tcp_port=.*must be the number of a port"):
 """
 
 
+@pytest.mark.difference(
+    "`map_fn` of a collector with workers",
+    "`getattr_env`, `get_distant_attr` of a worker's method, or of an object that is no data",
+)
 def test_only_data_leaves_a_worker_and_a_hook_changes_its_envs(script):
     run = script(LEVELS)
     assert run.returncode == 0, run.stderr

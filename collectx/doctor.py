@@ -108,8 +108,8 @@ def _cores() -> Iterator[Finding]:
     if limits.get("SLURM", usable) < min(limits["affinity"], limits.get("control group", limits["affinity"])):
         advice = "collectx keeps to them; libraries that count the cores of the machine need OMP_NUM_THREADS."
         yield Finding(WARNING, f"{text}: SLURM does not bind this task to its cores", advice)
-    elif advice := cores.shortage(_SMALL_RUN):
-        yield Finding(WARNING, f"{text}: workers and trainer share it", advice)
+    elif shortage := cores.shortage(_SMALL_RUN):
+        yield Finding(WARNING, f"{text}: workers and trainer share it", shortage)
     else:
         yield Finding(OK, text)
     threads = os.environ.get("OMP_NUM_THREADS", "")

@@ -167,8 +167,8 @@ class Assembler:
             pieces.append(frames[places])
             self.num_unfinished += len(places)
             if pieces[-1]["next", "done"][-1].all():
+                self.num_unfinished -= sum(map(len, pieces))
                 trajectory: TensorDictBase | None = torch.cat(self._unfinished.pop(index))
-                self.num_unfinished -= len(trajectory)
                 if self._post_traj is not None:
                     trajectory = self._post_traj(_joined([trajectory]))
                 if trajectory is not None:

@@ -54,6 +54,7 @@ class RequestHandler:
         generators: saved and restored with the rollout.
         batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[*envs, steps]`, over its memory.
         weights: returns the newest weights of the policy by name, copied to the CPU.
+        is_inline: the worker runs in the trainer's process, which gets objects themselves and no copies.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class RequestHandler:
         hooks: Hooks,
         batches: Callable[[int, int], TensorDictBase],
         weights: Callable[[], dict[str, torch.Tensor]],
+        is_inline: bool,
     ):
         self._worker = worker
         self._generators = generators
@@ -71,6 +73,7 @@ class RequestHandler:
         self._hooks = hooks
         self._batches = batches
         self.weights = weights
+        self._is_inline = is_inline
         self._profiling: Profiling | None = None
 
     @property

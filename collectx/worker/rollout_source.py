@@ -87,6 +87,7 @@ class RolloutSource:
             spec.hooks,
             _Batches(slots, self._group_spec, link.batch.leaves),
             self._state_dict,
+            self._is_inline,
         )
         self._check: FiniteCheck | None = None
         if options.check_finite:

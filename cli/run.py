@@ -239,7 +239,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
 
 def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Checks a valid configuration against this machine; prints warnings."""
-    problems = preflight.launcher_problems(cfg)
+    problems = [*preflight.launcher_problems(cfg), *preflight.process_problems(cfg)]
     if cfg.launcher.kind not in JOB_LAUNCHERS:
         problems += [*preflight.env_problems(cfg), *preflight.device_problems(cfg), *preflight.backend_problems(cfg)]
     copies, is_refused = preflight.copies()

@@ -205,9 +205,9 @@ def descriptors(num_workers: int) -> int:
     return _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
 
 
-def allow_descriptors(num_workers: int, is_local: bool = True) -> None:
-    """Raises the limit of open files of this process, and of the fork server if it runs, for `num_workers` more
-    workers: two connections each, and two descriptors of its process, if it `is_local`. Does not exceed the hard limit.
+def check_descriptors(num_workers: int, is_local: bool = True) -> None:
+    """Checks the hard limit of open files of this process for `num_workers` more workers: two connections each, and two
+    descriptors of its process, if it `is_local`.
 
     Raises:
         LauncherError: the hard limit is too low for the workers; gloo would abort this process.
@@ -215,16 +215,25 @@ def allow_descriptors(num_workers: int, is_local: bool = True) -> None:
     import resource
 
     used = psutil.Process().num_fds()
-    needed = used + descriptors(num_workers)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     each = _WORKER_DESCRIPTORS if is_local else _CONNECTIONS
     if hard != resource.RLIM_INFINITY and hard < used + _JOINING + each * num_workers:
         fewer = max(1, (hard - used - _JOINING) // each)
         raise LauncherError(
-            f"collector.num_workers={num_workers} needs {needed} open files ({each} for each worker), and this process "
-            f"may have {hard} (ulimit -Hn): raise that limit (limits.conf, LimitNOFILE of a service), or use {fewer} "
-            "workers of several processes (collector.num_workers_per_collector)."
+            f"collector.num_workers={num_workers} needs {used + descriptors(num_workers)} open files ({each} for each "
+            f"worker), and this process may have {hard} (ulimit -Hn): raise that limit (limits.conf, LimitNOFILE of a "
+            f"service), or use {fewer} workers of several processes (collector.num_workers_per_collector)."
         )
+
+
+def allow_descriptors(num_workers: int, is_local: bool = True) -> None:
+    """Raises the limit of open files of this process, and of the fork server if it runs, for `num_workers` more
+    workers. Does not exceed the hard limit, see `check_descriptors`."""
+    import resource
+
+    check_descriptors(num_workers, is_local)
+    needed = psutil.Process().num_fds() + descriptors(num_workers)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

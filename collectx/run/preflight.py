@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from collectx.config import registry, rules
-from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, schedule_of
+from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, processes_of, schedule_of
 from collectx.config.problem import Problem
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.launcher import RayLauncherConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFile, LauncherError
 from collectx.run.reproduce import recorded_order, why_not_recorded
 
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
@@ -32,6 +32,19 @@ def launcher_problems(cfg: RunConfig) -> list[str]:
             f"launcher={cfg.launcher.kind}: this machine has no sbatch on its PATH: start it where SLURM's commands "
             'are, or use launcher=local (in Python: launcher="mp").'
         ]
+    return []
+
+
+def process_problems(cfg: RunConfig) -> list[str]:
+    """More local workers than this process may open files for."""
+    if cfg.launcher.kind != "local":
+        return []
+    from collectx.launcher.local import check_descriptors
+
+    try:
+        check_descriptors(processes_of(cfg)["workers"])
+    except LauncherError as error:
+        return [str(error)]
     return []
 
 

@@ -132,7 +132,10 @@ class InferenceServer:
         return self._inferences[num_envs]
 
     def _make_actor(self, num_envs: int) -> Actor:
-        spec, device = replace(self._env_spec, num_envs=num_envs), torch.device(self._spec.policy_device or "cpu")
+        # One call acts for several groups of envs, whose first observations are those of one group.
+        first = {key: value[:1] for key, value in self._env_spec.example_observation.items()}
+        spec = replace(self._env_spec, num_envs=num_envs, example_observation=first)
+        device = torch.device(self._spec.policy_device or "cpu")
         with torch.inference_mode(False):
             return policies.configured_actor(self._spec.cfg, self._policy, spec, device)[0]
 

@@ -142,7 +142,9 @@ def test_the_server_is_no_worker():
     assert collector.frames_by_worker.keys() == {0, 1}
 
 
-@pytest.mark.parametrize("how", [{}, {"min_batch_size": 3, "server_timeout": 0.001}, {"max_batch_size": 1}])
+@pytest.mark.parametrize(
+    "how", [{}, {"min_batch_size": 3, "server_timeout": 0.001}, {"max_batch_size": 1}, {"num_envs": 2}]
+)
 def test_the_python_class_collects_and_publishes(how):
     with AsyncBatchedCollector(
         [cartpole] * 3, lambda observation: observation[..., 0] > 0, frames_per_batch=20, total_frames=200, **how

@@ -101,7 +101,7 @@ def prepare(
     where: dict[str, list[str]] = {}
     for point, name in zip(points, names(combinations), strict=True):
         problems = [*point.problems, *signatures.problems(point.cfg)] or [
-            *machine_problems(point.cfg, point is points[0]),
+            *machine_problems(point.cfg, point is points[0] and not checked.problems),
             *([] if is_basic else _sweeper_problems(point)),
         ]
         for problem in problems:

@@ -74,15 +74,7 @@ class RunFolder:
         self.logger_id = self.path / "logger_id"
         self.final_checkpoint = self.checkpoints / "final.pt"
         self._replaced = self.path / ".replaced"
-        # What the end of a run writes.
-        self._ended = (
-            self.result,
-            self.final_checkpoint,
-            self.policy,
-            self.evaluation,
-            self.rendezvous,
-            self.secret,
-        )
+        self._set_aside: list[Path] = []
 
     @property
     def has_run(self) -> bool:
@@ -121,73 +113,59 @@ class RunFolder:
             self.checkpoints.mkdir(mode=0o755, exist_ok=True)  # only the owner may write to checkpoints
             for folder in (self.path, self.snapshot, self.checkpoints, *(() if keep_logs else (self.jobs,))):
                 for path in folder.glob(f"{INCOMPLETE}*"):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            lines = (self.metrics, self.events, self.progress, self.logger_id)
-            notes = () if keep_logs else (self.job_note, self.worker_jobs)
-            logs = () if keep_logs else self.logs.glob("*.log")
-            configs = (path for _, path in self.configs[1:])
-            ended = (*self._ended, *notes)
-            for stale in ended if keep_run else (*ended, *lines, *logs, *configs):
-                stale.unlink(missing_ok=True)
-            if not keep_run:
-                for folder in (
-                    *self.checkpoints.glob("[0-9]*"),
-                    self.report,
-                    self.tensorboard,
-                    self.wandb,
-                    self.videos,
-                ):
-                    if folder.exists():
-                        shutil.rmtree(folder)
+                    _remove(path)
+            for path in self._stale(keep_logs, keep_run):
+                _remove(path)
+
+    def _stale(self, keep_logs: bool, keep_run: bool) -> list[Path]:
+        """The files and folders that `begin` removes."""
+        ended = [self.result, self.final_checkpoint, self.policy, self.evaluation, self.rendezvous, self.secret]
+        notes = [] if keep_logs else [self.job_note, self.worker_jobs]
+        if keep_run:
+            return ended + notes
+        lines = [self.metrics, self.events, self.progress, self.logger_id]
+        logs = [] if keep_logs else [*self.logs.glob("*.log")]
+        configs = [path for _, path in self.configs[1:]]
+        folders = [*self.checkpoints.glob("[0-9]*"), self.report, self.tensorboard, self.wandb, self.videos]
+        return ended + notes + lines + logs + configs + folders
 
     def set_aside(self, keep_run: bool) -> None:
-        """Called before `begin`, so that `restore` can undo it: moves the files of an earlier run to `.replaced`.
-
-        Args:
-            keep_run: the run continues: copies only what its start changes.
+        """Called before `begin`, so that `restore` can undo it: moves what `begin` would remove to `.replaced`, and
+        copies what a new or a resumed run writes over.
 
         Raises:
             ConfigError: the folder cannot be written to.
         """
         with folder_errors(self.path):
             self.forget_replaced()
-            for path in self._changed(keep_run):
-                if path.exists():
-                    saved = self._replaced / path.relative_to(self.path)
-                    saved.parent.mkdir(parents=True, exist_ok=True)
-                    if not keep_run:
-                        path.rename(saved)
-                    elif path.is_dir():
-                        shutil.copytree(path, saved)
-                    else:
-                        shutil.copy2(path, saved)
+            moved = {path for path in self._stale(False, keep_run) if path.exists()}
+            copied = {path for path in (*self.snapshot.glob("*"), self.events) if path.is_file()} - moved
+            for path in moved | copied:
+                saved = self._replaced / path.relative_to(self.path)
+                saved.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(saved) if path in moved else shutil.copy2(path, saved)
+            self._set_aside = [*moved, *copied]
 
     def forget_replaced(self) -> None:
         """Removes what `set_aside` has kept. Idempotent."""
+        self._set_aside = []
         shutil.rmtree(self._replaced, ignore_errors=True)
 
     def restore(self, keep_run: bool) -> None:
         """Undoes `set_aside` and what has followed it, for a run that never began. Without an earlier run, also removes
         what Hydra has written, the lock, and the folder if it is then empty."""
-        for path in self._changed(keep_run):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            saved = self._replaced / path.relative_to(self.path)
-            if saved.exists():
-                saved.rename(path)
+        for path in {*self._stale(False, keep_run), *self.snapshot.glob("*"), self.events}:
+            _remove(path)
+        for path in self._set_aside:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (self._replaced / path.relative_to(self.path)).rename(path)
         self.forget_replaced()
         if not self.has_run:
             shutil.rmtree(self.hydra, ignore_errors=True)
             self.lock.unlink(missing_ok=True)
-            with suppress(OSError):
-                self.path.rmdir()
-
-    def _changed(self, keep_run: bool) -> tuple[Path, ...]:
-        """The files and folders that the start of a run replaces."""
-        if keep_run:
-            return (self.snapshot, self.events, *self._ended)
-        others = (self.path, self.hydra, self.lock, self._replaced)
-        paths = (path for path in vars(self).values() if isinstance(path, Path) and path not in others)
-        return tuple(path for path in paths if path.parent == self.path)
+            for folder in (self.snapshot, self.logs, self.checkpoints, self.jobs, self.path):
+                with suppress(OSError):  # it has other files
+                    folder.rmdir()
 
     def log(self, role: str) -> Path:
         """The log file of a role, `trainer`, `job` or `worker-0`."""
@@ -232,6 +210,10 @@ class RunFolder:
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The lines of `events.jsonl`; see `read_lines`."""
         return read_lines(self.events)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextmanager

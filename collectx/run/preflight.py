@@ -15,6 +15,7 @@ from collectx.config import registry, rules
 from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, processes_of, schedule_of
 from collectx.config.problem import Problem
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.fields import Unset
 from collectx.config.schema.launcher import RayLauncherConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
@@ -45,6 +46,8 @@ def process_problems(cfg: RunConfig) -> list[str]:
         check_descriptors(processes_of(cfg)["workers"])
     except LauncherError as error:
         return [str(error)]
+    except Unset:
+        pass  # a point of a sweep, in which another option failed its check
     return []
 
 

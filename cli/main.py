@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _limit_exit(status: int) -> None:
-    """Has the process end `_THREADS_S` seconds from now where threads of user code, which are no daemons, keep it. The
-    exit waits for them, and then calls exit handlers, which have no limit."""
+    """Ends the process `_THREADS_S` seconds from now if non-daemon threads of user code keep it alive: Python waits for
+    them before it calls exit handlers. Exit handlers have no limit."""
 
     def threads() -> list[str]:
         others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
@@ -81,8 +81,8 @@ def _limit_exit(status: int) -> None:
 
     def end() -> None:
         left = ", ".join(threads())
-        text = f"note: ends without waiting longer for {left}: an env or other code of yours started it, as no daemon."
-        print(text, file=sys.stderr)
+        text = f"note: the command ends although threads of an env or other code of yours still run: {left}. Start such"
+        print(f"{text} threads with daemon=True.", file=sys.stderr)
         sys.stdout.flush()
         atexit._run_exitfuncs()
         os._exit(status)

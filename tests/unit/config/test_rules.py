@@ -31,6 +31,10 @@ BROKEN = {
     f"{DISTRIBUTED}_sync collector.frames_per_batch=48 collector.num_workers_per_collector=2": (
         "collector.frames_per_batch=48 .*workers=2 x collector.num_workers_per_collector=2 x env.num_envs=8.*48 / 32"
     ),
+    # inference
+    f"{ENDLESS} inference=server inference.order=ready collector=multi_async inference.timeout_s=120": (
+        "inference.timeout_s=120.*exceed collector.worker_timeout_s=120"
+    ),
     # workers
     "collector=single collector.num_workers=2": "collector.num_workers=2: .*has one worker",
     "collector.num_workers_per_collector=2": "collector.num_workers_per_collector=2: .*use collector.num_workers=4",

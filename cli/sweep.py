@@ -271,7 +271,8 @@ class PointRunner:
                     foreign_code.check_checkpoints(RunFolder(folder))
             hydra.sweep.subdir = str(folder.relative_to(root))
         folders.append((name, folder))
-        return _Point(name, composed, folder, JobReturn(status=JobStatus.COMPLETED) if text in done else None)
+        is_done = text in done and composed.cfg.run.resume != "never"
+        return _Point(name, composed, folder, JobReturn(status=JobStatus.COMPLETED) if is_done else None)
 
     def _free_folder(self, first: Path, text: str) -> Path:
         """`first`, or with the lowest number one that no other configuration has."""

@@ -26,6 +26,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError, EpisodeTooLong
 from collectx.policy.exploration import ExplorationType
+from collectx.random_state import single_threaded
 from collectx.run.statistics import bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
 
@@ -108,7 +109,8 @@ def evaluate(
     lengths: dict[int, int] = defaultdict(int)
     ended: set[int] = set()
     next_s = time.monotonic() + _SAY_S
-    with collectors.build(cfg, policy, spec) as collector:
+    # More threads would wait for one another on busy cores, after each operation.
+    with single_threaded(), collectors.build(cfg, policy, spec) as collector:
         while not ended.issuperset(range(episodes)):
             batch = next(collector)
             ids = batch["collector", "traj_ids"].reshape(-1)

@@ -139,13 +139,12 @@ class Cluster(Machines):
                 self.lose(node)  # or SLURM would go on trying to end its jobs there, for up to a minute
                 self.heal(node)
         wait_until(lambda: not self.jobs(), 60, "cancelled jobs to end")
-        if any(self.state(node) == "mixed" for node in self.nodes):
-            # SLURM 22.05 may keep cores of a job that has failed until it counts them anew.
-            self.login(["scontrol", "reconfigure"])
         wait_until(lambda: all(self._is_back(node) and self.state(node) == "idle" for node in self.nodes), 60, "idle")
 
     def state(self, node: str) -> str:
         """Of a node, in SLURM's word, as in `idle` or `down*` (the star: it does not answer)."""
+        # SLURM 22.05 counts a node's free cores anew for scontrol, but not always for sinfo.
+        self.login(["scontrol", "show", "nodes"])
         return self.login(["sinfo", "--noheader", "--partition=train", f"--nodes={node}", "--format=%T"]).strip()
 
     def squeue(self, *words: str) -> list[str]:

@@ -79,6 +79,8 @@ def test_a_crash_of_user_code_is_no_lost_node_where_a_firewall_drops_packets(clu
     assert not started.events("requeued")
     assert started.states() == ["FAILED"]
     assert _job(cluster, started.jobs[0])["Restarts"] == "0"
+    # A node that is lost while SLURM completes its job there keeps the job's cores.
+    wait_until(lambda: not cluster.jobs(), 60, "the job's end on all nodes")
 
 
 @pytest.mark.parametrize("launcher", ["slurm", nightly("submitit"), nightly("submitit_delayed")])

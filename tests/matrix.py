@@ -234,7 +234,11 @@ def _of(hint: Any, limits: Any, default: Any) -> tuple[list[str], list[str]]:
     right, wrong = ["null"], []
     if type(None) not in members:
         right, wrong = [], ["null"]
-    (kind,) = [each for each in members if each is not type(None)]
+    kind, *others = [each for each in members if each is not type(None)]
+    if others:
+        parts = [_of(each, limits, default) for each in (kind, *others)]
+        accepted = {text for texts, _ in parts for text in texts}
+        return [*accepted, *right], [*{text for _, texts in parts for text in texts} - accepted]
     if hint is Any:
         return ["{}", "[]"], []
     if "choices" in limits:

@@ -38,7 +38,8 @@ class Inherited:
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "cores": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
             "blocked": [int(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-            "ignored": [int(signum) for signum in _ignored()],
+            "ignored": _with(signal.SIG_IGN),
+            "default": _with(signal.SIG_DFL),
         }
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
@@ -53,6 +54,7 @@ def _take_over(
     cores: set[int] | None,
     blocked: list[int],
     ignored: list[int],
+    default: list[int],
 ) -> None:
     import resource
 
@@ -69,12 +71,15 @@ def _take_over(
     if cores is not None:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cores)
-    before = {int(signum) for signum in _ignored()}
-    for signum in before.symmetric_difference(ignored):
+    for signum in ignored:
         with contextlib.suppress(OSError):
-            signal.signal(signum, signal.SIG_DFL if signum in before else signal.SIG_IGN)
+            signal.signal(signum, signal.SIG_IGN)
+    # A signal that the trainer handles may come before this process ignores it: it stays as the fork server has it.
+    for signum in {*_with(signal.SIG_IGN)}.intersection(default):
+        signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _ignored() -> list[signal.Signals]:
-    return [signum for signum in signal.valid_signals() if signal.getsignal(signum) is signal.SIG_IGN]
+def _with(action: signal.Handlers) -> list[int]:
+    """The signals with this action in this process."""
+    return [int(signum) for signum in signal.valid_signals() if signal.getsignal(signum) is action]

@@ -90,7 +90,7 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
 
     numerics = {
         "torch threads of the trainer": torch.get_num_threads(),
-        "processor": _cpu(),
+        "processor": processor(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
@@ -143,7 +143,7 @@ def read_meta(folder: RunFolder) -> dict[str, Any]:
         return {}
 
 
-def _cpu() -> str:
+def processor() -> str:
     """The processor's name."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)

@@ -4,9 +4,12 @@ the states of checkpoints are left out there, as only the version that wrote the
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from commands import collectx
+
+from collectx.run import snapshot
 
 FOLDERS = sorted((Path(__file__).parents[1] / "run_folders").iterdir())
 
@@ -23,7 +26,11 @@ def content(folder):
 def test_a_folder_of_an_earlier_format_is_shown_and_reproduced(folder):
     cwd = folder.parent
     assert "completed" in collectx("status", ".", cwd=cwd).stdout
-    assert "all 4 batches are identical" in collectx("reproduce", "run", cwd=cwd).stdout
+    # On another processor floating-point results may differ, and with them the actions.
+    numerics = json.loads((folder / "snapshot" / "meta.json").read_text())["numerics"]
+    is_same = numerics["processor"] == snapshot.processor()
+    done = collectx("reproduce", "run", cwd=cwd, status=0 if is_same else ANY)
+    assert ("all 4 batches are identical" if done.returncode == 0 else "processor: ") in done.stdout + done.stderr
     # Equal configurations: nothing is left to run.
     assert "completed" in collectx("resume", "run", cwd=cwd).stdout
 

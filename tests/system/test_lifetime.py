@@ -59,7 +59,11 @@ IMPATIENT = """
 HUNG = {"env": "faulty('sleeps', at_step=15, sign='hangs')"}
 # The first `weakref.finalize` of a process decides when all of them are called at its end.
 FINALIZER = {"before": "import tempfile; folder = tempfile.TemporaryDirectory()"}
-PROCESSES = {"env": "gym_vector(2, vectorization='async')"}
+# As in `collectx run`, the fork server is running when the trainer makes its own env.
+PROCESSES = {
+    "before": "from collectx.launcher import local; local.warm_up()",
+    "env": "gym_vector(2, vectorization='async')",
+}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collectx.cli import run
 pytestmark = pytest.mark.ci
 
 FILES = {
-    "conf/env/mine.yaml": "defaults: [gym, _self_]\nid: Mine-v0\n",
+    "conf/env/mine.yaml": "defaults: [gym, _self_]\nid: mine:Mine-v0\n",
     "conf/experiment/sweeping.yaml": """
         # @package _global_
         defaults: [override /trainer: meter]
@@ -43,7 +43,7 @@ FILES = {
         defaults: [config, _self_, override env: other]
         hydra: {searchpath: [file://more]}
         """,
-    "more/env/other.yaml": "defaults: [gym, _self_]\nid: Other-v0\n",
+    "more/env/other.yaml": "defaults: [gym, _self_]\nid: other:Other-v0\n",
 }
 
 
@@ -106,10 +106,10 @@ RUNS = [
     ("hydra.job.name=mine env.kwargs.a=${hydra:job.name}", KWARGS, [{"a": "mine"}]),
     ("hydra.verbose=true", lambda cfg, folder: logging.getLogger().level, [logging.DEBUG]),
     ("+hydra.callbacks.mine._target_=test_hydra_features.Recorder", SEED, [0]),
-    ("--config-dir conf env=mine", _text("env.id"), ["Mine-v0"]),
-    ("-cd conf env=mine", _text("env.id"), ["Mine-v0"]),
-    ("hydra.searchpath=[file://more] env=other", _text("env.id"), ["Other-v0"]),
-    ("--config-dir conf --config-name searching", _text("env.id"), ["Other-v0"]),
+    ("--config-dir conf env=mine", _text("env.id"), ["mine:Mine-v0"]),
+    ("-cd conf env=mine", _text("env.id"), ["mine:Mine-v0"]),
+    ("hydra.searchpath=[file://more] env=other", _text("env.id"), ["other:Other-v0"]),
+    ("--config-dir conf --config-name searching", _text("env.id"), ["other:Other-v0"]),
     ("--config-dir conf --config-name primary", SEED, [5]),
     ("--config-dir conf -cn primary", _folder, ["by_primary/0"]),
     ("--config-dir conf experiment=sweeping", _folder, ["by_experiment/point_0"]),
@@ -158,7 +158,7 @@ def files(tmp_path, monkeypatch):
 def test_runs_are_those_that_hydra_documents(stub, files, line, look, expected):
     seen, words = [], ["env.kwargs.a='x, y'"] if "x, y" in line else line.split()
     if "env.kwargs" in line:
-        words += ["env=gym", "env.id=Mine-v0"]  # without a class whose arguments could be checked
+        words += ["env=gym", "env.id=mine:Mine-v0"]  # without a class whose arguments could be checked
     stub.status = lambda cfg: seen.append(look(cfg, stub.calls[-1][1])) or "completed"
     assert run.main(words) == 0
     assert seen == expected
@@ -220,7 +220,7 @@ WRONG = [
 @pytest.mark.parametrize(("line", "part"), WRONG, ids=[line for line, _ in WRONG])
 def test_what_is_wrong_is_named_and_starts_nothing(stub, files, capsys, line, part):
     before = {*files.rglob("*")}
-    kwargs = ["env=gym", "env.id=Mine-v0"] if "env.kwargs" in line else []
+    kwargs = ["env=gym", "env.id=mine:Mine-v0"] if "env.kwargs" in line else []
     assert run.main([*line.split(), *kwargs]) == (2 if part else 0)
     if part:
         assert part in capsys.readouterr().err

@@ -832,7 +832,10 @@ def main() -> int:
         print(*(shlex.join(value.words) + ("" if value.is_right else "   # wrong") for value in chosen), sep="\n")
         return 0
     with contextlib.ExitStack() as stack:
-        root = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="matrix-")))
+        root = Path(options.keep or tempfile.mkdtemp(prefix="matrix-"))
+        if not options.keep:
+            # Not a TemporaryDirectory: the exit of each forked command would remove it.
+            stack.callback(shutil.rmtree, root, ignore_errors=True)
         root.mkdir(exist_ok=True)
         matrix = Matrix(options, root.resolve())
         matrix.record()

@@ -36,7 +36,7 @@ import psutil
 
 from collectx import signal_handlers
 from collectx.config.schema.run import RunConfig
-from collectx.errors import LauncherError
+from collectx.errors import LauncherError, WorkerTimeout
 from collectx.launcher.base import AnyHandle, Entry, Launcher
 from collectx.launcher.inherited import Inherited
 from collectx.launcher.script import usable_preparation
@@ -301,7 +301,8 @@ class LocalLauncher(Launcher):
         child processes.
 
         Raises:
-            LauncherError: this process is daemonic, or the fork server takes longer than `collector.start_timeout_s`.
+            LauncherError: this process is daemonic.
+            WorkerTimeout: the fork server takes longer than `collector.start_timeout_s`.
         """
         if multiprocessing.current_process().daemon:
             raise LauncherError(
@@ -347,7 +348,7 @@ class LocalLauncher(Launcher):
             error = ended.get(timeout=min(self._start_timeout_s, threading.TIMEOUT_MAX))
         except Empty:
             timeout_s = self._start_timeout_s
-            raise LauncherError(
+            raise WorkerTimeout(
                 f"{process.name} was not forked within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): the "
                 "fork server, a process of this machine that imports what workers need, hangs or has not started yet."
             ) from None

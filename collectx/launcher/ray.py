@@ -41,7 +41,8 @@ class RayLauncher(Launcher):
     def __init__(self, cfg: RayLauncherConfig, num_workers: int, start_timeout_s: float):
         super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))
         self._cfg = cfg
-        ray_cluster.connect(cfg.ray_init_config)
+        self._start_timeout_s = start_timeout_s
+        ray_cluster.connect(cfg.ray_init_config, start_timeout_s)
         if not cfg.autoscaling:
             configs = [self._remote_config(worker) for worker in range(num_workers)]
             ray_cluster.check_resources("launcher.remote_configs", configs, start_timeout_s)
@@ -55,7 +56,8 @@ class RayLauncher(Launcher):
         if not _is_waiting(handle):
             return super().describe(worker, handle)
         resources = ray_cluster.describe_request(self._remote_config(worker))
-        return f"worker {worker} (Ray has not started it: it asks for {resources}. {ray_cluster.describe_resources()})"
+        nodes = ray_cluster.describe_resources(self._start_timeout_s)
+        return f"worker {worker} (Ray has not started it: it asks for {resources}. {nodes})"
 
     def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
         if _is_waiting(handle):

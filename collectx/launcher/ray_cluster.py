@@ -7,14 +7,16 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
 from collectx.errors import LauncherError
+from collectx.limits import limited
 
+_T = TypeVar("_T")
 _CONNECT_S = 10.0
 _DEFAULTS: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
 _AUTH_MODE = "RAY_AUTH_MODE"
@@ -23,12 +25,15 @@ _TOKEN = f"A running cluster may require a token: set {_AUTH_MODE}=token, with i
 _PREFIXES = ("node:", "object_store_memory")
 
 
-def connect(options: Mapping[str, Any]) -> None:
+def connect(options: Mapping[str, Any], timeout_s: float) -> None:
     """Connects this process to a Ray cluster, with the arguments of `ray.init`, unless it is connected. Without an
     address, in the arguments or in the environment variable RAY_ADDRESS, starts a cluster for this process.
 
+    Args:
+        timeout_s: `collector.start_timeout_s`; has no effect outside of the main thread.
+
     Raises:
-        LauncherError: there is no cluster at the address, or Ray refuses the arguments.
+        LauncherError: there is no cluster at the address, none answers in time, or Ray refuses the arguments.
     """
     if ray.is_initialized():
         return
@@ -39,15 +44,16 @@ def connect(options: Mapping[str, Any]) -> None:
     address = {} if has_address else {"address": "local"}
     try:
         _check_address(str(options.get("address")))
-        ray.init(**(_DEFAULTS | dict(options) | address))
+        with limited("ray.init", "collector.start_timeout_s", timeout_s):
+            ray.init(**(_DEFAULTS | dict(options) | address))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # Ray raises the same error for a missing token and a missing cluster.
         token = f" {_TOKEN}" if type(error) is ConnectionError and _AUTH_MODE not in os.environ else ""
         variable = os.environ.get("RAY_ADDRESS") if options.get("address") is None else None
         source = f"RAY_ADDRESS={variable}, " if variable else ""
         raise LauncherError(
-            f"{source}launcher.ray_init_config={dict(options)}: {error}.{token} Start a cluster by `ray start --head`, "
-            "or give no address: one of this machine alone is started."
+            f"{source}launcher.ray_init_config={dict(options)}: {str(error).rstrip('.')}.{token} Start a cluster by "
+            "`ray start --head`, or give no address: one of this machine alone is started."
         ) from error
     finally:
         # `ray.init` replaces it.
@@ -67,34 +73,39 @@ def _check_address(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
-def is_single_host() -> bool:
-    """Whether all nodes of the cluster that this process is connected to are on this machine."""
-    mine = ray.util.get_node_ip_address()
-    return all(node["NodeManagerAddress"] == mine for node in ray.nodes() if node["Alive"])
-
-
-def _alive_nodes(timeout_s: float) -> list[dict[str, Any]]:
-    """The cluster's nodes. Ray itself waits without end, for example in a process that was forked after it had
-    connected; the thread that waits then ends with this process."""
-    answers: SimpleQueue[list[dict[str, Any]] | Exception] = SimpleQueue()
+def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
+    """Returns Ray's answer to `question`. Ray itself may wait without end, for example in a process that was forked
+    after it had connected; the thread that waits then ends with this process."""
+    answers: SimpleQueue[_T | Exception] = SimpleQueue()
 
     def ask() -> None:
         try:
-            answers.put(ray.nodes())
+            answers.put(question())
         except Exception as error:
             answers.put(error)
 
-    threading.Thread(target=ask, name="collectx-ray-nodes", daemon=True).start()
+    threading.Thread(target=ask, name="collectx-ray", daemon=True).start()
     try:
         answer = answers.get(timeout=min(timeout_s, threading.TIMEOUT_MAX))
     except Empty:
         raise LauncherError(
-            f"Ray did not list its nodes within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): its client "
-            "hangs, as in a process that was forked after ray.init. Call ray.shutdown() first, or raise that time."
+            f"{failure} within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): Ray's client hangs, as in a "
+            "process that was forked after ray.init. Call ray.shutdown() first, or raise that time."
         ) from None
     if isinstance(answer, Exception):
         raise answer
-    return [node for node in answer if node["Alive"]]
+    return answer
+
+
+def _alive_nodes(timeout_s: float) -> list[dict[str, Any]]:
+    """The cluster's nodes that have not left."""
+    return [node for node in _ask("Ray did not list its nodes", ray.nodes, timeout_s) if node["Alive"]]
+
+
+def is_single_host(timeout_s: float) -> bool:
+    """Whether all nodes of the cluster that this process is connected to are on this machine."""
+    mine = ray.util.get_node_ip_address()
+    return all(node["NodeManagerAddress"] == mine for node in _alive_nodes(timeout_s))
 
 
 def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
@@ -113,27 +124,26 @@ def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: 
     for each in requested:
         if not any(_fits(each, node) for node in nodes):
             raise LauncherError(
-                f"{name}: no node of the Ray cluster has {_format(each)}. {_ADVICE} {describe_resources()}"
+                f"{name}: no node of the Ray cluster has {_format(each)}. {_ADVICE} {describe_resources(timeout_s)}"
             )
     total = {name: sum(each.get(name, 0.0) for each in requested) for name in set().union(*requested)}
     capacity = {name: sum(node.get(name, 0.0) for node in nodes) for name in total}
     if not _fits(total, capacity):
         raise LauncherError(
             f"{name}: {len(requested)} workers ask for {_format(total)} together, more than the Ray cluster has. "
-            f"{_ADVICE} {describe_resources()}"
+            f"{_ADVICE} {describe_resources(timeout_s)}"
         )
 
 
 _ADVICE = "Ask for less, use fewer workers, or add nodes (launcher.autoscaling=true waits for new nodes)."
 
 
-def describe_resources() -> str:
+def describe_resources(timeout_s: float) -> str:
     """The resources of each node, and which of them are free."""
-    free = ray._private.state.available_resources_per_node()
+    nodes = _alive_nodes(timeout_s)
+    free = _ask("Ray did not list its free resources", ray._private.state.available_resources_per_node, timeout_s)
     lines = Counter(
-        f"{_format(node['Resources'])}, of which are free {_format(free.get(node['NodeID'], {}))}"
-        for node in ray.nodes()
-        if node["Alive"]
+        f"{_format(node['Resources'])}, of which are free {_format(free.get(node['NodeID'], {}))}" for node in nodes
     )
     return "Nodes: " + "; ".join(f"{count} with {line}" for line, count in lines.items()) + "."
 

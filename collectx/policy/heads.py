@@ -155,7 +155,9 @@ def head_for(space: object, leaf: Leaf) -> Head:
         return Categorical(np.full(space.shape, 2), np.zeros(space.shape), leaf)
     if isinstance(space, spaces.Box) and leaf.dtype.is_floating_point:
         return Gaussian(leaf)
+    # A bare `Space` stands for what only TorchRL has, such as one-hot actions.
+    name = f"of one-hot actions {list(leaf.shape)}" if type(space) is spaces.Space else space
     raise SpaceError(
-        f"no built-in policy acts in the action space {space}: they know Discrete, MultiDiscrete, MultiBinary and Box "
+        f"no built-in policy acts in the action space {name}: they know Discrete, MultiDiscrete, MultiBinary and Box "
         "of a floating-point dtype. Use policy=random or policy=custom."
     )

@@ -83,8 +83,9 @@ def _num_worker_threads(cfg: RunConfig) -> int:
     if isinstance(cfg.launcher, RayLauncherConfig):
         from collectx.launcher import ray_cluster
 
-        ray_cluster.connect(cfg.launcher.ray_init_config)
-        is_beside = ray_cluster.is_single_host()
+        timeout_s = cfg.collector.start_timeout_s
+        ray_cluster.connect(cfg.launcher.ray_init_config, timeout_s)
+        is_beside = ray_cluster.is_single_host(timeout_s)
     else:
         is_beside = cfg.launcher.kind in ("inline", "local")
     processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector

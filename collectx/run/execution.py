@@ -22,7 +22,8 @@ from collectx import signal_handlers
 from collectx.config.derived import JOB_LAUNCHERS, backend_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
-from collectx.run import cores, display, limits, preflight, printing, saved_config, snapshot
+from collectx.limits import limited
+from collectx.run import cores, display, preflight, printing, saved_config, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, locked
@@ -228,7 +229,7 @@ class _Execution:
         )
 
     def _limited(self, what: str, option: str) -> AbstractContextManager[None]:
-        """See `limits.limited`; `option` is one of the collector."""
+        """See `limited`; `option` is one of the collector."""
 
         def give_up(error: BaseException) -> None:
             self._record.end(error)
@@ -237,7 +238,7 @@ class _Execution:
             os._exit(1)
 
         timeout_s = getattr(self._cfg.collector, option)
-        return limits.limited(what, f"collector.{option}", timeout_s, self._event_log.show, give_up)
+        return limited(what, f"collector.{option}", timeout_s, self._event_log.show, give_up)
 
     def collect(self, collector: CollectorCore) -> None:
         """Trains until the trainer returns or raises, and finishes the run in either case."""

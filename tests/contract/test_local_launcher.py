@@ -14,7 +14,7 @@ import psutil
 import pytest
 from worlds import launched
 
-from collectx.errors import LauncherError
+from collectx.errors import LauncherError, WorkerTimeout
 from collectx.launcher.local import LocalLauncher, allow_descriptors
 
 pytestmark = pytest.mark.ci
@@ -143,7 +143,7 @@ def test_a_fork_server_that_hangs_is_an_error_that_names_the_timeout():
     server, launcher = forkserver._forkserver._forkserver_pid, LocalLauncher(1, start_timeout_s=0.5)
     os.kill(server, signal.SIGSTOP)
     try:
-        with pytest.raises(LauncherError, match=r"worker-7 was not forked within 0\.5 s .*start_timeout_s=0\.5"):
+        with pytest.raises(WorkerTimeout, match=r"worker-7 was not forked within 0\.5 s .*start_timeout_s=0\.5"):
             launcher.start(7, (print, ()))
     finally:
         os.kill(server, signal.SIGCONT)

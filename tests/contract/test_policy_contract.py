@@ -420,6 +420,13 @@ def test_a_configuration_that_does_not_fit_is_refused(cfg, action, error, messag
         build(cfg, make_spec("vector", action), 0)
 
 
+def test_one_hot_actions_are_refused_by_a_built_in_policy():
+    # TorchRL's alone: a bare `Space` stands for them.
+    spec = dataclasses.replace(make_spec("vector", "discrete"), action_space=spaces.Space((3,), np.int64))
+    with pytest.raises(SpaceError, match="the action space of one-hot actions"):
+        build(POLICIES["mlp"], spec, 0)
+
+
 @pytest.mark.parametrize("kind", ["mlp", "q_mlp", "cnn"])
 def test_a_network_without_an_observation_is_refused(kind):
     spec = dataclasses.replace(

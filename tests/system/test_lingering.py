@@ -21,7 +21,7 @@ MADE = "making the trainer's own env (env.entry_point=worlds.lingering:never_mad
             1,
             [
                 f"collectx: {MADE} has taken more than 5 s: it is ended after 7 s (collector.start_timeout_s=7). It is",
-                f"collectx: TimeoutError: {MADE} took more than 7 s (collector.start_timeout_s=7). It was here:",
+                f"collectx: TimeoutError: {MADE} took more than 7 s (collector.start_timeout_s=7).",
                 "lingering.py",
             ],
             id="constructor",
@@ -30,7 +30,7 @@ MADE = "making the trainer's own env (env.entry_point=worlds.lingering:never_mad
             "never_closed",
             ["collector.close_timeout_s=1"],
             0,
-            ["closing the envs took more than 1 s (collector.close_timeout_s=1). It was here:", "lingering.py"],
+            ["closing the envs took more than 1 s (collector.close_timeout_s=1).", "lingering.py"],
             id="close",
         ),
     ],

@@ -136,3 +136,28 @@ def test_a_client_of_ray_that_a_fork_has_spoiled_is_not_waited_for_without_end(t
     (tmp_path / "forked.py").write_text(FORKED)
     run = subprocess.run([sys.executable, "forked.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert run.stdout.startswith("Ray did not list its nodes within 3 s (collector.start_timeout_s=3)"), run.stderr
+
+
+SILENT = """
+import socket
+
+import gymnasium
+
+from collectx import RayCollector
+from collectx.errors import LauncherError
+
+with socket.create_server(("127.0.0.1", 0)) as server:
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    try:
+        make = lambda: gymnasium.make("CartPole-v1")
+        RayCollector([make], frames_per_batch=8, start_timeout_s=3.0, ray_init_config={"address": address})
+    except LauncherError as error:
+        print(error, flush=True)
+"""
+
+
+@pytest.mark.nightly  # Ray notices the end of the limit after each of its own waits of 40 s
+def test_an_address_at_which_no_ray_answers_is_not_waited_for_without_end(tmp_path):
+    (tmp_path / "silent.py").write_text(SILENT)
+    run = subprocess.run([sys.executable, "silent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert "ray.init took more than 3 s (collector.start_timeout_s=3). Start a cluster" in run.stdout, run.stderr

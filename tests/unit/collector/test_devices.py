@@ -112,5 +112,5 @@ def test_which_ray_cluster_a_run_asks_for_and_what_a_refusal_says(monkeypatch, a
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LauncherError, match=message):
-        ray_cluster.connect({} if address is None else {"address": address})
+        ray_cluster.connect({} if address is None else {"address": address}, 10.0)
     assert calls == [asked]

@@ -1,4 +1,4 @@
-"""Limits the time of user code in the trainer's process, such as the constructor of the env whose spaces are read."""
+"""Limits the time of code in the main thread: the constructor of the env whose spaces are read, `ray.init`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from types import FrameType
 
 # After this time the user is told what the run waits for.
 _PATIENCE_S = 5.0
-# How often code is interrupted that catches the error, and how long it may take to end.
+# How often code is interrupted that goes on, and how long it may take to end.
 _NUM_INTERRUPTS, _END_S = 3, 2.0
 # A process without a handler ignores it, so that one that comes late does no harm.
 _SIGNAL = signal.SIGURG
+
+
+class _Interrupt(BaseException):
+    """Interrupts the block. Not an `Exception`, which loops that try again catch, as in `ray.init`."""
+
+    def __init__(self, error: TimeoutError):
+        super().__init__()
+        self.error = error
 
 
 @contextmanager
@@ -24,18 +32,17 @@ def limited(
     what: str,
     option: str,
     timeout_s: float,
-    say: Callable[[str], None],
-    give_up: Callable[[BaseException], object],
+    say: Callable[[str], None] | None = None,
+    give_up: Callable[[BaseException], object] | None = None,
 ) -> Iterator[None]:
-    """Says what the block, user code in the main thread, is doing if it takes longer than some seconds, and interrupts
-    it after `timeout_s`.
+    """Interrupts the block, in the main thread, after `timeout_s`. Has no effect in other threads.
 
     Args:
         what: names it in messages.
         option: the option of the limit.
-        say: called in another thread.
+        say: called, in another thread, with what the block is doing if it takes longer than some seconds.
         give_up: called with the error, in another thread, if the block cannot be interrupted: C code that never
-            returns, or that catches the error. Has to end the process.
+            returns, or code that catches the error. Has to end the process.
 
     Raises:
         TimeoutError: the limit is reached. Its note is the stack.
@@ -51,8 +58,8 @@ def limited(
         return "".join(traceback.format_list(traceback.extract_stack(frame)[num_outer:])).rstrip()
 
     def error(frame: FrameType | None) -> TimeoutError:
-        timeout = TimeoutError(f"{what} took more than {timeout_s:g} s ({option}={timeout_s:g}). It was here:")
-        timeout.add_note(stack(frame))
+        timeout = TimeoutError(f"{what} took more than {timeout_s:g} s ({option}={timeout_s:g}).")
+        timeout.add_note(f"It was here:\n{stack(frame)}")
         return timeout
 
     def watch() -> None:
@@ -60,7 +67,7 @@ def limited(
         if has_ended.wait(patience_s):
             return
         limit = f"it is ended after {timeout_s:g} s ({option}={timeout_s:g})"
-        if timeout_s > patience_s:
+        if say is not None and timeout_s > patience_s:
             text = stack(sys._current_frames().get(main))
             say(f"{what} has taken more than {patience_s:g} s: {limit}. It is here:\n{text}")
         if has_ended.wait(timeout_s - patience_s):
@@ -69,16 +76,19 @@ def limited(
             signal.pthread_kill(main, _SIGNAL)
             if has_ended.wait(_END_S):
                 return
-        give_up(error(sys._current_frames().get(main)))
+        if give_up is not None:
+            give_up(error(sys._current_frames().get(main)))
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         if not has_ended.is_set():
-            raise error(frame)
+            raise _Interrupt(error(frame))
 
     earlier = signal.signal(_SIGNAL, interrupt)
     threading.Thread(target=watch, name="collectx-limit", daemon=True).start()
     try:
         yield
+    except _Interrupt as interruption:
+        raise interruption.error from None
     finally:
         has_ended.set()
         signal.signal(_SIGNAL, earlier)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.util import Finalize
 from time import perf_counter
@@ -385,6 +385,12 @@ class CollectorCore(Iterator[TensorDict], AbstractContextManager["CollectorCore"
     def close(self) -> None:
         """Stops the workers; kills those that have not stopped within `collector.close_timeout_s`. Idempotent."""
         self._finalizer()
+
+    def close_by(self, call: Callable[[Callable[[], None]], None]) -> None:
+        """Has `call` call what closes the envs and the workers, also where this object is dropped or Python ends: in
+        the thread that steps the envs. `call` must not refer to this object."""
+        self._finalizer.cancel()
+        self._finalizer = Finalize(self, call, args=(self.transport.close,), exitpriority=0)
 
     def __exit__(self, *_: object) -> None:
         self.close()

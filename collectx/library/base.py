@@ -114,6 +114,7 @@ class BaseCollector(ReadableCollector):
         if isinstance(keywords, WorkerKeywords) and keywords.num_threads is not None:
             torch.set_num_threads(keywords.num_threads)
         self._hooks, self._thread = keywords.hooks, StepThread()
+        self._core.close_by(partial(self._thread.call_last, timeout_s=cfg.collector.close_timeout_s))
         self._background = Background(self._thread)
         self._delivery = Delivery(keywords, cfg.collector, self._collector, spec)
         individual = range(self.num_workers) if keywords.has_individual_policies else ()

@@ -21,6 +21,8 @@ class StepThread:
         self._calls: _Calls = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._end = weakref.finalize(self, self._calls.put, None)
+        # When Python ends, the thread may have to close envs first.
+        self._end.atexit = False
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
         """Has the thread call a function. Does not block."""
@@ -32,9 +34,9 @@ class StepThread:
         return future
 
     def call_last(self, function: Callable[[], Any], timeout_s: float) -> None:
-        """Calls a function in the thread, which then ends; in this thread where the other one was never started, or is
-        busy for `timeout_s`. Blocks."""
-        if self._thread is None:
+        """Calls a function in the thread, which then ends; in the calling thread where the other one was never started,
+        or is busy for `timeout_s`. Blocks."""
+        if self._thread in (None, threading.current_thread()):
             function()
             return
         future = self.submit(function)

@@ -410,13 +410,15 @@ class Stored(gymnasium.Env):
 
     def close(self):
         self.connection.close()
-        print("closed", flush=True)
+        print("closed\\n", end="", flush=True)  # in one piece, as two threads may print at a time
 
 async def collect():
     collector = Collector(Stored, frames_per_batch=4, total_frames=40)
     async for batch in collector:
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(4)))
     collector.shutdown()
+    async for batch in Collector(Stored, frames_per_batch=4, total_frames=8):
+        pass
 
 asyncio.run(collect())
 for total_frames in (40, -1):
@@ -434,4 +436,4 @@ def test_the_thread_that_steps_an_env_closes_it(script):
     run = script(ONE_THREAD)
     assert (run.returncode, run.stderr) == (0, "")
     # Each collector makes one to read its spaces.
-    assert run.stdout == "closed\n" * 6
+    assert run.stdout == "closed\n" * 8

@@ -55,6 +55,8 @@ class RolloutSource:
         self._rollout: Rollout | ServedRollout
         self._prepared: list[Any]
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
+        if is_inline and torch.device(spec.policy_device or "cpu").type == "cuda":
+            torch.cuda.init()  # so that the states of its generators are held too
         self._own_generators: Callable[[], AbstractContextManager[None]] = (
             HeldGenerators().in_use if is_inline else nullcontext
         )

@@ -92,7 +92,7 @@ def tests(context: Context) -> None:
         "-p",
         "no:cacheprovider",
     ]
-    command += ["--durations=10", f"--timeout={60 * context.patience:.0f}", "tests/contract/test_on_gpu.py"]
+    command += ["--durations=10", f"--timeout={100 * context.patience:.0f}", "tests/contract/test_on_gpu.py"]
     context.record(status=subprocess.run(command, env=variables, stdin=subprocess.DEVNULL).returncode)
 
 

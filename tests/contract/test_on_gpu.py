@@ -194,6 +194,7 @@ def test_frames_of_an_env_that_returns_tensors_there(options):
         assert not next(made)["observation"][:, 0, 2].any()
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle")
 def test_no_frame_of_such_an_env_leaves_the_device(tmp_path):
     """By torch's profiler: what leaves are a return and a length for each episode that has ended, and a few flags."""
     make = partial(TensorCountingEnv, 256, DEVICE, length=30)

@@ -204,6 +204,8 @@ def test_no_frame_of_such_an_env_leaves_the_device(tmp_path):
             batches = [next(made) for _ in range(4)]
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    if DEVICE == "cuda" and not any(event.get("cat") == "kernel" for event in events):
+        pytest.skip("the profiler does not see what this GPU does")
     copied = [
         event["args"]["bytes"] for event in events if event.get("cat") == "gpu_memcpy" and "DtoH" in event["name"]
     ]

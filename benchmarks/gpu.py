@@ -181,8 +181,11 @@ def _peer(context: Context, case: str, device: str) -> float:
 def tensor_envs(context: Context) -> None:
     """Frames/s of vector envs that return tensors on the device, in `Collector` and in a loop that stores nothing, and
     the bytes per frame that leave the device."""
+    import torch
+
     from benchmarks.tensor_envs import Pendulums, bare_rate, bytes_to_host, collector_of
 
+    torch.set_num_threads(1)  # for a rehearsal on cores that others use too
     for num_envs in (64, 4096):
         with context.row(case="pendulum", envs=num_envs, device=context.device) as found:
             found["bare"] = bare_rate(Pendulums(num_envs, context.device), _SECONDS)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from collectx import lazy_compiler
+
 if TYPE_CHECKING:
     from collectx.library.collectors import AsyncBatchedCollector as AsyncBatchedCollector
     from collectx.library.collectors import AsyncCollector as AsyncCollector
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from collectx.run.trained import load_policy as load_policy
     from collectx.trajectories import split_trajectories as split_trajectories
     from collectx.worker.profiling import ProfileConfig as ProfileConfig
+
+lazy_compiler.install()
 
 __version__ = "0.1.0"
 

@@ -56,6 +56,7 @@ def test_a_built_in_policy_is_compiled_and_takes_newer_weights():
         graphs.append(graph)
         return graph.forward
 
+    torch.compiler.reset()  # another test may have compiled the same code
     policy = policies.build(mlp(), envs.read_spec(gym()), 0)
     with make(SINGLE, policy=policy, frames_per_batch=4, compile_policy={"backend": backend}) as collector:
         for sign in (1, -1):

@@ -3,6 +3,8 @@
 import itertools
 import os
 import re
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -84,3 +86,36 @@ def test_with_min_workers_an_error_of_too_many_is_raised(tmp_path):
         make(SHARED_SYNC, create, frames_per_batch=8, on_worker_failure="drop", min_workers=2) as collector,
     ):
         next(collector)
+
+
+COLLECTS = """
+import sys
+
+import torch
+
+import collectx
+from tensordict import TensorDict, utils
+
+
+def make():
+    import gymnasium
+
+    return gymnasium.make("CartPole-v1")
+
+
+if __name__ == "__main__":
+    with collectx.Collector(make, None, frames_per_batch=8, total_frames=8) as collector:
+        print(sum(batch.numel() for batch in collector), "torch._dynamo" in sys.modules)
+    compiled = torch.compile(lambda batch: batch.apply(torch.square), backend="eager", fullgraph=True)
+    print(compiled(TensorDict(a=torch.full((3,), 2.0)))["a"].tolist())
+    from torch._dynamo import trace_rules
+
+    print(trace_rules.is_callable_allowed(utils._add_batch_dim_c), utils._lock_warn._dynamo_marked_constant)
+"""
+
+
+@pytest.mark.ci
+def test_the_compiler_is_imported_when_something_compiles(tmp_path):
+    (tmp_path / "collects.py").write_text(COLLECTS)
+    run = subprocess.run([sys.executable, "collects.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert run.stdout.splitlines() == ["8 False", "[4.0, 4.0, 4.0]", "True True"], run.stderr

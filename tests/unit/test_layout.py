@@ -13,7 +13,17 @@ ROOT = TESTS.parent
 THEIRS = TESTS / "conformance" / "test_differences.py"
 # Parts of the product, low to high; those of one row do not import each other.
 LAYERS = [
-    {"errors", "batch", "limits", "memory", "random_state", "standard_streams", "signal_handlers", "installed"},
+    {
+        "errors",
+        "batch",
+        "lazy_compiler",
+        "limits",
+        "memory",
+        "random_state",
+        "standard_streams",
+        "signal_handlers",
+        "installed",
+    },
     {"checkpoints", "loggers", "trajectories"},
     {"config"},
     {"state", "user_objects", "data"},

@@ -163,17 +163,16 @@ def inference(context: Context) -> None:
                 for side, collector in _TURNS * [*built.items()]:
                     turns[side].append(_frames_per_s(collector, context.device))
                 found["frames_per_s"] = {side: median(rates) for side, rates in turns.items()}
-        if importlib.util.find_spec("torchrl") is not None and name in CASES:
-            for device in context.devices:
-                with context.row(case=name, workers=CASES[name].workers, side="torchrl", device=device) as found:
-                    found["frames_per_s"] = _peer(context, name, device)
+    for device in context.devices if importlib.util.find_spec("torchrl") is not None else ():
+        with context.row(case="pong_1x8_cnn", workers=8, side="torchrl", device=device) as found:
+            found["frames_per_s"] = _peer(context, "pong_1x8_cnn", device)
 
 
 def _peer(context: Context, case: str, device: str) -> float:
     from benchmarks import fresh
 
     arguments = {"case": case, "kind": "multi_async" + SERVER, "device": device}
-    with fresh.Session("benchmarks.peer", timeout_s=30.0 * context.patience, **arguments) as session:
+    with fresh.Session("benchmarks.peer", timeout_s=40.0 * context.patience, **arguments) as session:
         turn = session.turn(_SECONDS)
     return turn["frames"] / turn["seconds"]
 
@@ -300,7 +299,7 @@ PARTS = {
     "nccl": Part(nccl, 30),
     "tests": Part(tests, 120),
     "training": Part(training, 90),
-    "inference": Part(inference, 140),
+    "inference": Part(inference, 150),
     "tensor_envs": Part(tensor_envs, 25),
     "processes": Part(processes, 80),
     "acceleration": Part(acceleration, 60),

@@ -162,7 +162,9 @@ class Rollout:
         self._held: HeldGenerators | None = None
         first = env.spec.example_observation if seeds is None else first_observations(env, seeds)
         # The observations with which the next batch begins. Not views of a slot, which is sent before that batch.
-        self._carry = tuple(self._own(first[leaf.key]) for leaf in env.spec.observation)
+        self._carry = tuple(
+            self._own(first[leaf.key].expand(env.spec.num_envs, *leaf.shape)) for leaf in env.spec.observation
+        )
 
     def _make_inference(self) -> tuple[Inference, RandomInference | None]:
         """The inference, and that of the first batches if they have random actions."""

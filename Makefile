@@ -52,7 +52,7 @@ test-gpu: install  ## Run the tests that need a GPU; DEVICE=cpu rehearses them
 	COLLECTX_TEST_DEVICE=$(or $(DEVICE),cuda) $(BIN)/python -m pytest --tier=all tests/contract/test_on_gpu.py
 
 gpu-bundle: install  ## Get into gpu-bundle/ what a GPU machine without network lacks; there: benchmarks/gpu.sh RESULTS
-	rm -rf gpu-bundle
+	rm -rf gpu-bundle build
 	$(BIN)/pip download --quiet --constraint constraints.txt --no-deps --only-binary=:all: --implementation cp \
 		--python-version 3.12 $(addprefix --platform manylinux_2_,28_x86_64 27_x86_64 24_x86_64 17_x86_64) \
 		--dest gpu-bundle $(GPU_PACKAGES)

@@ -18,6 +18,7 @@
     overhead.py   the trainer's cost per batch; time from publish to use
     fresh.py      runs every measurement in a new process
     gpu.py        what only a machine with a GPU can show, by gpu.sh
+    tensor_envs.py  a vector env that returns tensors on a device, for gpu.py
     walks.py      files and lines that run for a frame, a publish, a lost worker, a checkpoint, a resume (no speed)
 
 Compare only ratios within one run: absolute figures depend on the machine and its other load.

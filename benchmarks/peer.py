@@ -16,8 +16,12 @@ from benchmarks import fresh
 from benchmarks.cases import CASES, RAY, RAY_KINDS, RPC_KINDS, SERVER, Case, env_config, policy_config
 
 
-def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float, None]:
-    """Measures frames from one delivered batch to another, and seconds, after a warm-up."""
+def measuring(case: str, kind: str, device: str = "cpu", **_: Any) -> Generator[dict[str, Any], float, None]:
+    """Measures frames from one delivered batch to another, and seconds, after a warm-up.
+
+    Args:
+        device: of the policy of an `AsyncBatchedCollector`.
+    """
     import torch
     from tensordict.nn import TensorDictModule
 
@@ -31,7 +35,9 @@ def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float
     module = Greedy(policies.build(policy_config(group), spec, 0)).requires_grad_(False)
     policy = TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
     make = partial(make_env, group)
-    batches = iter(_batched(make, policy, group) if kind.endswith(SERVER) else _collector(kind, make, policy, group))
+    batches = iter(
+        _batched(make, policy, group, device) if kind.endswith(SERVER) else _collector(kind, make, policy, group)
+    )
     try:
         next(batches)
         seconds = yield {}
@@ -84,7 +90,7 @@ def _collector(kind: str, make: Callable[[], Any], policy: Any, case: Case) -> A
     )
 
 
-def _batched(make: Callable[[], Any], policy: Any, case: Case) -> Any:
+def _batched(make: Callable[[], Any], policy: Any, case: Case, device: str) -> Any:
     """One env in each process, and a process for the policy, which is the fast configuration of its documentation."""
     from torchrl.collectors import AsyncBatchedCollector
     from torchrl.modules.inference_server import InferenceServerConfig
@@ -93,6 +99,7 @@ def _batched(make: Callable[[], Any], policy: Any, case: Case) -> Any:
     return AsyncBatchedCollector(
         [make] * case.num_workers(kind),
         policy_factory=partial(_same, policy),
+        device=None if device == "cpu" else device,
         frames_per_batch=case.frames_per_batch(kind),
         env_backend="multiprocessing",
         transport="auto",

@@ -51,9 +51,9 @@ def single_threaded() -> Iterator[None]:
 
 
 def save_generators(names: Sequence[str] = GENERATORS) -> dict[str, Any]:
-    """Returns a copy of the states of the global generators, of torch (CPU), NumPy and Python or of some of them, by
-    name: tensors and plain data."""
-    return {name: _GENERATORS[name][0]() for name in names}
+    """Returns a copy of the states of the global generators, of torch, NumPy and Python or of some of them, by name:
+    tensors and plain data. "cuda" are torch's of the GPUs, if this process has used one."""
+    return {name: _GENERATORS[name][0]() for name in _with_gpus(names)}
 
 
 def load_generators(saved: dict[str, Any]) -> None:
@@ -75,7 +75,8 @@ def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
 
 class HeldGenerators:
     """States of some global generators, while these have others: those of a worker, while the trainer's code runs in
-    the same process, or those of envs, while the policy acts. First, copies of the current states."""
+    the same process, or those of envs, while the policy acts. First, copies of the current states. With torch's also
+    those of the GPUs, if this process has used one before."""
 
     def __init__(self, names: Sequence[str] = GENERATORS):
         self._states: dict[str, Any] = {}
@@ -87,7 +88,7 @@ class HeldGenerators:
 
     def add(self, names: Sequence[str]) -> None:
         """Holds the current states of more generators. NumPy's is held until `seed_generators` gives it another."""
-        for name in names:
+        for name in _with_gpus(names):
             take, give = _EXCHANGED[name]
             self._states[name] = take()
             give(self._states[name])
@@ -176,10 +177,29 @@ def _give_numpy(taken: tuple[Any, float | None]) -> None:
         np.random.set_state(state | {"has_gauss": 1, "gauss": number})
 
 
+def _with_gpus(names: Sequence[str]) -> list[str]:
+    """`names`, and "cuda" beside "torch" if this process has used a GPU: `torch.manual_seed` seeds both."""
+    has_gpus = "torch" in names and "cuda" not in names and torch.cuda.is_initialized()
+    return [*names, "cuda"] if has_gpus else [*names]
+
+
+def _take_gpus() -> list[torch.Tensor]:
+    return [generator.get_state() for generator in torch.cuda.default_generators]
+
+
+def _give_gpus(states: list[torch.Tensor]) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.init()
+    # A checkpoint may be of a machine with other GPUs.
+    for generator, state in zip(torch.cuda.default_generators, states, strict=False):
+        generator.set_state(state)
+
+
 _EXCHANGED: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "torch": (torch.default_generator.get_state, torch.default_generator.set_state),
     "numpy": (_take_numpy, _give_numpy),
     "python": (random.getstate, random.setstate),
+    "cuda": (_take_gpus, _give_gpus),
 }
 
 
@@ -198,4 +218,5 @@ _GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
     "numpy": (_numpy_state, _set_numpy_state),
     "python": (random.getstate, random.setstate),
+    "cuda": (_take_gpus, _give_gpus),
 }

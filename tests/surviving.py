@@ -30,7 +30,7 @@ def survive(way, fault, lives=1, num_batches=10, **knobs):
     with collector(way, "restart", fault, lives, log, **knobs) as batches:
         while after < num_batches:
             batch = next(batches)
-            checker.take(batch)
+            checker.take(batch.cpu())
             newest = max(newest, int(batch["observation"][..., 1].max()) // EPISODES_PER_INCARNATION)
             after += newest == lives
     return checker.frames, log

@@ -32,6 +32,7 @@ from collectx.config.schema.launcher import BackendConfig, DevicesConfig, Launch
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
+from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
 from collectx.launcher import make_launcher
 from collectx.launcher.base import Entry, Launcher
@@ -97,6 +98,7 @@ def build(
         )
     # Only the leaves and the layout of the weights of this actor are used.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
+    _check_env_device(cfg, spec, actor)
     batch = _batch_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
     delivery = DeliverySpec(
         slots=batch,
@@ -137,6 +139,33 @@ def build(
         raise
     events("workers_started", num_workers=num_workers, backend=backend_of(cfg), launcher=cfg.launcher.kind)
     return collector
+
+
+def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
+    """Envs step on the CPU, or return tensors of the device of policy and batches (`EnvSpec.device`)."""
+    devices, there = resolve_devices(cfg.devices), spec.device
+    if there is None:
+        if (named := cfg.devices.env_device) is not None and not named.startswith("cpu"):
+            raise ConfigError(f"devices.env_device={named}: the env returns arrays, so it steps on the CPU: use null.")
+        return
+    for name in ("policy_device", "env_device", "storing_device"):
+        value = getattr(devices, name) or ("cpu" if name == "policy_device" else there)
+        if with_index(torch.device(value)) != there:
+            raise ConfigError(
+                f"devices.{name}={value}: the env returns tensors on {there}, where policy and batches must be too: "
+                f"use {there} for all, as devices.device={there} with the others null, in Python device='{there}'."
+            )
+    if there.type != "cpu" and schedule_of(cfg.collector) != "single":
+        raise ConfigError(
+            f"collector={cfg.collector.kind}: the env returns tensors on {there}, which only this process steps: use "
+            "collector=single, in Python Collector."
+        )
+    if isinstance(cfg.inference, ServerInferenceConfig):
+        raise ConfigError(f"inference=server: the env returns tensors on {there}: use inference=local.")
+    if actor.states:
+        raise ConfigError(
+            f"the policy is recurrent, and the env returns tensors on {there}: let the env keep its state."
+        )
 
 
 def batch_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> SlotSpec:
@@ -286,7 +315,7 @@ def _connect(
         from collectx.transport.inline import InlineTransport
         from collectx.worker.entry import inline_worker
 
-        inline = InlineTransport(batch)
+        inline = InlineTransport(batch, env_spec.device)
         role = Role("worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.placement.worker))))
         return inline, role, None
     from collectx.launcher.local import allow_descriptors

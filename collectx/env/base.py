@@ -28,7 +28,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from collectx.batch import REWARD, Key, Leaf
+from collectx.batch import REWARD, Key, Leaf, as_array
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class EnvSpec:
             counts are not among them. By default `observation`.
         example_observation: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's
             policy is called once to learn its outputs. Empty: that call takes zeros.
+        device: of the tensors that the group takes and writes in place of arrays (`collectx.env.tensor_vector`), with
+            its index; None: it takes and writes arrays.
     """
 
     num_envs: int
@@ -84,6 +86,7 @@ class EnvSpec:
     action_spec: Any = field(default=None, compare=False, repr=False)
     inputs: tuple[Leaf, ...] = None  # type: ignore[assignment]
     example_observation: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         if self.inputs is None:
@@ -172,9 +175,13 @@ class Env(ABC):
 
 def first_observations(env: Env, seeds: Sequence[int]) -> dict[Key, torch.Tensor]:
     """Resets `env` with `seeds`. Returns its observations, `[E, *shape]` by leaf; owned by the caller."""
-    leaves = env.spec.observation
-    first = {leaf.key: torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype) for leaf in leaves}
-    env.reset(seeds, [value.numpy() for value in first.values()])
+    spec = env.spec
+    first = {
+        leaf.key: torch.zeros((spec.num_envs, *leaf.shape), dtype=leaf.dtype, device=spec.device)
+        for leaf in spec.observation
+    }
+    out: Sequence[Any] = [*first.values()]
+    env.reset(seeds, out if spec.device is not None else [as_array(value) for value in out])
     return first
 
 

@@ -31,6 +31,7 @@ from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
 from collectx.env.sb3 import as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
+from collectx.env.tensor_vector import TensorVectorEnv, device_of
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
 
@@ -39,10 +40,21 @@ _CLOSE_S = 2.0
 _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 
-def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int) -> GymVectorEnv:
+def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int) -> Env:
     """See `collectx.env.build`."""
     with explain_errors(cfg):
-        return GymVectorEnv(_make(cfg), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode)
+        return adapter(_make(cfg), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode)
+
+
+def adapter(
+    env: VectorEnv, info_keys: Sequence[str], exclude_keys: Sequence[str], autoreset_mode: str | None = None
+) -> Env:
+    """The adapter of a vector env, by whether it returns arrays or tensors."""
+    device = device_of(env)
+    if device is None:
+        return GymVectorEnv(env, info_keys, exclude_keys, autoreset_mode)
+    mode = _parse_mode(env.metadata.get("autoreset_mode")) or _parse_mode(autoreset_mode) or AutoresetMode.SAME_STEP
+    return TensorVectorEnv(env, device, mode, info_keys, exclude_keys)
 
 
 class GymVectorEnv(Env):

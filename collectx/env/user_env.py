@@ -31,10 +31,10 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
         group = _torchrl_group(cfg, env, is_users)
         is_batched = bool(env.batch_size)
     elif isinstance(env, VectorEnv):
-        from collectx.env.gym_vector import GymVectorEnv
+        from collectx.env.gym_vector import adapter
 
         _check_count(cfg, env.num_envs, f"a vector env of {env.num_envs}")
-        group = GymVectorEnv(env, cfg.info_keys, cfg.exclude_keys)
+        group = adapter(env, cfg.info_keys, cfg.exclude_keys)
         is_batched = True
     elif isinstance(env, gymnasium.Env):
         from collectx.env.gym import group_class

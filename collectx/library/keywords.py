@@ -100,7 +100,8 @@ class Keywords:
         set_truncated: whether the last frame of each row of a batch is marked truncated.
         reset_when_done: must be True: envs that are done are always reset, as in TorchRL.
         device, storing_device, policy_device, env_device: `device` is the default of the others. With several workers
-            each may be a list with one device per worker, except `storing_device`, the device of the batches.
+            each may be a list with one device per worker, except `storing_device`, the device of the batches. An env
+            that returns tensors (docs/reference/envs.md, "Envs on a GPU") has its own, which the others must equal.
         no_cuda_sync: ignored (accepted for TorchRL compatibility): a step waits for the policy's actions anyway.
         split_trajs: whether batches are `[trajectories, longest]`, see `collectx.split_trajectories`.
         postproc: called with every batch in this process; its result is delivered. `total_frames` counts the frames

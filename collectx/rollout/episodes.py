@@ -14,16 +14,18 @@ class Episodes:
     The n-th trajectory of the env with global index g has the id `g + n * total_envs`: unique over the run without
     communication between workers, and the same in every run.
 
+    Attributes:
+        total_envs: envs of all workers.
+
     Args:
         first_env: global index of the group's first env.
         num_envs: envs in the group.
-        total_envs: envs of all workers.
         incarnation: of the worker; each has 2**32 trajectory ids per env.
     """
 
     def __init__(self, first_env: int, num_envs: int, total_envs: int, incarnation: int = 0):
         self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + incarnation * 2**32 * total_envs
-        self._total_envs = total_envs
+        self.total_envs = total_envs
         # Returns and lengths of the current episodes.
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
@@ -44,9 +46,9 @@ class Episodes:
         ends = np.cumsum(done, axis=0, dtype=np.int64)
         ids = self._ids[envs]
         traj_ids[0] = ids
-        np.multiply(ends[:-1], self._total_envs, out=traj_ids[1:])
+        np.multiply(ends[:-1], self.total_envs, out=traj_ids[1:])
         traj_ids[1:] += ids
-        self._ids[envs] = ids + ends[-1] * self._total_envs
+        self._ids[envs] = ids + ends[-1] * self.total_envs
         # Sums and clocks run over all steps of the batch: the values at the end of the episode before are subtracted.
         sums = np.cumsum(reward, axis=0, dtype=np.float64)
         columns, times = done.T.nonzero()
@@ -64,7 +66,7 @@ class Episodes:
 
     def abandon(self, envs: np.ndarray | slice = slice(None)) -> None:
         """Drops the current episodes of these envs: their next frames belong to new trajectories."""
-        self._ids[envs] += self._total_envs
+        self._ids[envs] += self.total_envs
         self._returns[envs] = 0
         self._lengths[envs] = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class FiniteCheck:
         kept = [leaf for leaf in spec.observation if leaf.key[0] != "info" or leaf in spec.inputs]
         observed = [leaf for leaf in kept if leaf.dtype.is_floating_point]
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
-        self._slots = [slot.arrays() for slot in slots]
+        self._slots: list[Mapping[Key, Any]] = [self._values(slot) for slot in slots]
         self._actions = [leaf.key for leaf in spec.action if leaf.dtype.is_floating_point]
         # In the order of cause and effect within a step.
         keys = (*(leaf.key for leaf in observed), *self._actions, *(leaf.key for leaf in produced))
@@ -52,7 +52,7 @@ class FiniteCheck:
         Raises:
             ShapeError: names worker, env, key and step of the first value that is not finite.
         """
-        arrays = self._slots[slot]
+        arrays = self._arrays(slot)
         with np.errstate(over="ignore", invalid="ignore"):
             for key in self._keys:
                 # NaN and infinities remain in a sum, which costs a fifth of checking each value. Large finite values
@@ -66,13 +66,19 @@ class FiniteCheck:
         raise another error for such an action."""
         for key in self._actions:
             # The slot's later steps belong to an earlier batch, which was checked.
-            values = self._slots[slot][key]
+            values = self._arrays(slot)[key]
             if not np.isfinite(values).all():
                 value = values[~np.isfinite(values)].flat[0]
                 raise ShapeError(
                     f"{'.'.join(key)}: {value}, from the policy of worker {self._worker}; the env answers with "
                     f"{type(error).__name__}: {text_of(error)}: {_advice('policy')}"
                 ) from error
+
+    def _values(self, slot: Slot) -> Mapping[Key, Any]:
+        return slot.arrays()
+
+    def _arrays(self, slot: int) -> Mapping[Key, np.ndarray]:
+        return self._slots[slot]
 
     def _raise(self, arrays: Mapping[Key, np.ndarray], steps: int) -> NoReturn:
         step, _, row, key = min(self._first_places(arrays, steps))

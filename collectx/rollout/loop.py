@@ -10,6 +10,7 @@ The step body exists once for each kind of group (`segments.rollout_class`, `Rol
     Rollout         loop.py       several envs, or a policy that writes an observation
     OneEnvRollout   one_env.py    one env
     RaggedRollout   segments.py   envs that spend a step on a reset (`EnvSpec.ragged`)
+    TensorRollout   tensors.py    envs that return tensors (`EnvSpec.device`)
     ServedGroup     served.py     envs whose policy the inference server calls
 
 With random actions, a `ServedGroup` steps as a `Rollout` does.
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 
 from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot, as_array
-from collectx.env.base import Env, EnvSpec, StepArrays
+from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
 from collectx.errors import NotRestorable, ShapeError
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
@@ -151,24 +152,29 @@ class Rollout:
     ):
         self._env = env
         self._actor = actor
-        self._inference = make_inference(actor, env.spec)
-        self._random = RandomInference(env.spec, actor.leaves) if options.num_random_batches else None
         self._num_random = options.num_random_batches
+        self._inference, self._random = self._make_inference()
         self._episodes = episodes
         self._stop = stop
         self._options = options
         self._refresh = refresh if options.refresh_each_step else None
         self._ends_early = ends_early
         self._held: HeldGenerators | None = None
+        first = env.spec.example_observation if seeds is None else first_observations(env, seeds)
         # The observations with which the next batch begins. Not views of a slot, which is sent before that batch.
         self._carry = tuple(
-            as_array(torch.zeros((env.spec.num_envs, *leaf.shape), dtype=leaf.dtype)) for leaf in env.spec.observation
+            self._own(first[leaf.key].expand(env.spec.num_envs, *leaf.shape)) for leaf in env.spec.observation
         )
-        if seeds is None:
-            for carry, leaf in zip(self._carry, env.spec.observation, strict=True):
-                carry[...] = as_array(env.spec.example_observation[leaf.key])
-        else:
-            env.reset(seeds, self._carry)
+
+    def _make_inference(self) -> tuple[Inference, RandomInference | None]:
+        """The inference, and that of the first batches if they have random actions."""
+        spec = self._env.spec
+        random = RandomInference(spec, self._actor.leaves) if self._num_random else None
+        return make_inference(self._actor, spec), random
+
+    def _own(self, observation: torch.Tensor) -> Any:
+        """A copy of a first observation, as envs write the next ones."""
+        return as_array(observation.clone())
 
     def prepare(self, slot: Slot) -> SlotViews:
         """Makes the views of `slot` that `collect` takes; called once per slot."""

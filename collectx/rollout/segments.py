@@ -25,11 +25,14 @@ from collectx.errors import ShapeError
 from collectx.policy.base import Actor
 from collectx.rollout.loop import Rollout, WorkerStopped, raise_at_step
 from collectx.rollout.one_env import OneEnvRollout, is_possible
+from collectx.rollout.tensors import TensorRollout
 from collectx.transport.base import SlotReport
 
 
 def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
     """The rollout class for a group's env and the actor of its policy."""
+    if spec.device is not None:
+        return TensorRollout
     if spec.ragged:
         return RaggedRollout
     return OneEnvRollout if is_possible(spec, actor.leaves) else Rollout

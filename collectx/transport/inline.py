@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from collectx.errors import WorkerDied
 from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.slab import Slab, SlabLink, SlabTransport
@@ -18,10 +20,14 @@ _ENDED = object()
 
 
 class InlineTransport(SlabTransport):
-    """The trainer's end. No method blocks on another process, so nothing can time out."""
+    """The trainer's end. No method blocks on another process, so nothing can time out.
 
-    def __init__(self, spec: SlotSpec):
-        super().__init__(spec, shared=False)
+    Args:
+        device: of the slots; None: the CPU.
+    """
+
+    def __init__(self, spec: SlotSpec, device: torch.device | None = None):
+        super().__init__(spec, shared=False, device=device)
         # The worker of each grant and request, in order.
         self._pending: deque[int] = deque()
         self._events: deque[Arrival | Reply] = deque()

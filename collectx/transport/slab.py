@@ -54,17 +54,18 @@ class Slab:
         spec: the sizes.
         shared: whether workers in other processes map it. Such a slab can be pickled, but only as an argument of a
             process that is being started.
+        device: where the regions lie, of a slab that is not shared; None: beside the rest, on the CPU.
     """
 
-    def __init__(self, spec: SlotSpec, shared: bool):
-        self._map(spec, SharedMemory("slab") if shared else None)
+    def __init__(self, spec: SlotSpec, shared: bool, device: torch.device | None = None):
+        self._map(spec, SharedMemory("slab") if shared else None, device)
         for owner in range(1 + spec.num_workers):
             self._pointers[owner] = _NOTHING
         self._pointers[0] = 2 * (spec.first_version - 1)
         # With `SlotSpec.grants_name_version`: the pointers to the last two versions that were granted.
         self._granted: dict[int, int] = {}
 
-    def _map(self, spec: SlotSpec, shared: SharedMemory | None) -> None:
+    def _map(self, spec: SlotSpec, shared: SharedMemory | None, device: torch.device | None = None) -> None:
         self.spec = spec
         self._shared = shared
         self._layout = places = SlabLayout(spec)
@@ -74,6 +75,8 @@ class Slab:
             self._memory = torch.frombuffer(private, dtype=torch.uint8)
         else:
             self._memory = shared.map(places.nbytes)
+        regions = self._memory[places.regions_start :]
+        self._regions = regions if device is None else torch.zeros_like(regions, device=device)
         header = self._memory[: places.weights_start].numpy()
         pointers_nbytes = places.pointers_nbytes
         # One for the shared weights, then one for the individual weights of each worker.
@@ -96,8 +99,8 @@ class Slab:
     def region(self, worker: int, slot: int) -> torch.Tensor:
         """The bytes of the region that holds the slot, as `SlabLayout.region` lays them out."""
         index = slot if self.spec.stacked else worker * self.spec.num_slots + slot
-        start = self._layout.regions_start + index * self._layout.region.nbytes
-        return self._memory[start : start + self._layout.region.nbytes]
+        nbytes = self._layout.region.nbytes
+        return self._regions[index * nbytes : (index + 1) * nbytes]
 
     def gather(self, parts: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
         """See `Transport.gather`; `parts` are (worker, slot)."""
@@ -217,9 +220,9 @@ class SlabTransport:
 
     carries_objects = True
 
-    def __init__(self, spec: SlotSpec, shared: bool):
+    def __init__(self, spec: SlotSpec, shared: bool, device: torch.device | None = None):
         self.spec = spec
-        self.slab = Slab(spec, shared)
+        self.slab = Slab(spec, shared, device)
 
     def expect(self, worker: int, make_spec: Callable[[], dict[str, Any]]) -> None:
         pass  # only the trainer itself can connect a worker

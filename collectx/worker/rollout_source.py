@@ -26,6 +26,7 @@ from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly, Rollout, WorkerStopped
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.served import ServedGroup, ServedRollout
+from collectx.rollout.tensors import TensorFiniteCheck
 from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.shared_memory import SharedMemoryLink
@@ -54,6 +55,8 @@ class RolloutSource:
         self._rollout: Rollout | ServedRollout
         self._prepared: list[Any]
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
+        if is_inline and torch.device(spec.policy_device or "cpu").type == "cuda":
+            torch.cuda.init()  # so that the states of its generators are held too
         self._own_generators: Callable[[], AbstractContextManager[None]] = (
             HeldGenerators().in_use if is_inline else nullcontext
         )
@@ -92,7 +95,8 @@ class RolloutSource:
         self._check: FiniteCheck | None = None
         if options.check_finite:
             policy_keys = {leaf.key for leaf in actor.leaves}
-            self._check = FiniteCheck(env_spec, policy_keys, slots, placement.index, first_env, total_envs)
+            check = FiniteCheck if env_spec.device is None else TensorFiniteCheck
+            self._check = check(env_spec, policy_keys, slots, placement.index, first_env, total_envs)
 
     def _build_rollout(self, first_env: int, total_envs: int) -> None:
         """Makes the envs and a policy that acts in this process."""

@@ -3,7 +3,10 @@
 `make test-gpu DEVICE=cpu` rehearses them on a machine without a GPU.
 """
 
+import json
 import os
+from functools import partial
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -17,12 +20,13 @@ from torch import nn
 from ways import GLOO, RPC_ASYNC, SHARED, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
 from worlds.cartpoles import Argmax
 from worlds.streams import StreamChecker
+from worlds.tensorenv import TensorCountingEnv
 from worlds.tracing import batches_of_each_version, by_tensordict, by_tensors
 
 import collectx as library
 from collectx import env as envs
 from collectx import policy as policies
-from collectx.errors import LauncherError
+from collectx.errors import ConfigError, LauncherError
 from collectx.policy import ExplorationType, make_actor
 from collectx.policy.weights import FlatWeights
 
@@ -86,6 +90,7 @@ def test_the_users_policy_stays_on_its_device(lies, acts):
 
 
 @needs_cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize("env", [gym(3), gym(3, "Pendulum-v1")], ids=["categorical", "gaussian"])
 def test_acting_does_not_wait_for_the_gpu(env):
     spec = envs.build(env).spec
@@ -158,6 +163,86 @@ def test_a_worker_whose_device_failed_is_replaced(fault, kind):
     assert frames > 0
     (restarted,) = log.of("worker_restarted")
     assert restarted["worker"] == 1
+
+
+def tensor_policy():
+    return TensorDictModule(nn.Sequential(ToFloat(), nn.Linear(5, 2), ToChoice()), ["observation"], ["action"])
+
+
+class ToFloat(nn.Module):
+    def forward(self, observation):
+        return observation.float()
+
+
+class ToChoice(nn.Module):
+    def forward(self, scores):
+        return scores.argmax(-1)
+
+
+RECORDED = pytest.param({"cudagraph_policy": True}, marks=needs_cuda)
+
+
+@pytest.mark.parametrize("options", [{}, {"zero_copy": True}, {"init_random_frames": 40}, RECORDED])
+def test_frames_of_an_env_that_returns_tensors_there(options):
+    checker, make = StreamChecker(), partial(TensorCountingEnv, 5, DEVICE)
+    with library.Collector(make, tensor_policy(), frames_per_batch=40, device=DEVICE, **options) as made:
+        for _ in range(8):
+            batch = next(made)
+            assert batch.device.type == batch["observation"].device.type == DEVICE
+            checker.take(batch.cpu())
+        made.reset()
+        assert not next(made)["observation"][:, 0, 2].any()
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle")
+def test_no_frame_of_such_an_env_leaves_the_device(tmp_path):
+    """By torch's profiler: what leaves are a return and a length for each episode that has ended, and a few flags."""
+    make = partial(TensorCountingEnv, 256, DEVICE, length=30)
+    with library.Collector(make, tensor_policy(), frames_per_batch=256 * 16, device=DEVICE) as made:
+        next(made)
+        with torch.profiler.profile() as profile:
+            batches = [next(made) for _ in range(4)]
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    if DEVICE == "cuda" and not any(event.get("cat") == "kernel" for event in events):
+        pytest.skip("the profiler does not see what this GPU does")
+    copied = [
+        event["args"]["bytes"] for event in events if event.get("cat") == "gpu_memcpy" and "DtoH" in event["name"]
+    ]
+    ended = sum(int(batch["next", "done"].sum()) for batch in batches)
+    assert ended > 0
+    # On a GPU, the number of these episodes is read twice.
+    assert sum(copied) <= 16 * ended + 4 * 256
+    assert (DEVICE == "cpu") is not bool(copied)
+
+
+@pytest.mark.parametrize(
+    ("create", "options", "message"),
+    [
+        (TensorCountingEnv, {"device": "cpu"}, "policy_device=cpu: the env returns tensors on cuda:0"),
+        (TensorCountingEnv, {"device": "cuda", "storing_device": "cpu"}, "storing_device=cpu"),
+    ],
+)
+@needs_cuda
+def test_such_an_env_has_policy_and_batches_beside_it(create, options, message):
+    with pytest.raises(ConfigError, match=message):
+        library.Collector(partial(create, 5, DEVICE), tensor_policy(), frames_per_batch=40, **options)
+
+
+@needs_cuda
+def test_workers_of_their_own_do_not_step_such_an_env():
+    with pytest.raises(ConfigError, match="use collector=single"):
+        library.MultiSyncCollector(
+            2 * [partial(TensorCountingEnv, 5, DEVICE)], tensor_policy(), frames_per_batch=40, device=DEVICE
+        )
+
+
+def test_a_run_trains_with_such_an_env(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    env = ["env=gym_vector", "env.entry_point=worlds.tensorenv:TensorCountingEnv", f"env.kwargs.device={DEVICE}"]
+    words = ["collector=single", "policy=mlp", "trainer=ppo", "collector.frames_per_batch=64"]
+    on_device = [f"devices={DEVICE}", "devices.env_device=null"]
+    collectx("run", *env, *words, *on_device, "collector.total_frames=256", cwd=tmp_path)
 
 
 def test_a_gpu_that_is_not_there_is_refused_by_name():

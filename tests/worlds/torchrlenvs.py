@@ -316,6 +316,59 @@ def apart_with_sums():
     return envs.TransformedEnv(Apart(), envs.RewardSum())
 
 
+class ResetsItself(envs.EnvBase):
+    """Three envs that observe the number of the step, and reset themselves within it, as simulators on a GPU do: env e
+    after `3 + e` steps.
+
+    Args:
+        native: TorchRL knows of it, and marks the final observations as invalid.
+    """
+
+    def __init__(self, native=True):
+        super().__init__(batch_size=[3])
+        self._torchrl_native_autoreset = native
+        count = Unbounded((3, 1), dtype=torch.int64)
+        self.observation_spec = Composite(observation=Unbounded((3, 2)), count=count, shape=[3])
+        self.action_spec = Categorical(2, shape=(3,))
+        self.reward_spec = Unbounded((3, 1))
+        self.count = torch.zeros(3, 1, dtype=torch.int64)
+
+    def _reset(self, tensordict, **kwargs):
+        self.count = torch.zeros(3, 1, dtype=torch.int64)
+        return self._observation()
+
+    def _step(self, tensordict):
+        count = self.count + 1
+        ends = count >= torch.tensor([[3], [4], [5]])
+        self.count = count * ~ends
+        return self._observation().update({"reward": count.float(), "done": ends, "terminated": ends.clone()})
+
+    def _observation(self):
+        return TensorDict({"observation": self.count.float().expand(3, 2).clone(), "count": self.count.clone()}, [3])
+
+    def _set_seed(self, seed):
+        pass
+
+
+class ResetsBehind(ResetsItself):
+    """Has a method of its own, which keeps the final observations."""
+
+    def __init__(self):
+        super().__init__(native=False)
+
+    def step_and_maybe_reset(self, tensordict):
+        self.count, before = self.count + 1, self.count
+        final, self.count = self._observation(), before
+        after = self.step(tensordict)
+        following = self._observation()
+        after["next"].update(final)
+        return after, following
+
+
+def counted_itself():
+    return transformed(ResetsItself(), envs.RewardSum(), envs.StepCounter())
+
+
 class Hooked(envs.Transform):
     def _post_step_mdp_hooks(self, tensordict, tensordict_):
         return tensordict.exclude(("next", "observation")), tensordict_

@@ -122,9 +122,7 @@ def acting_device(cfg: RunConfig) -> str:
 
 
 def device_names(cfg: RunConfig) -> Iterator[Problem]:
-    """Devices are CPUs or CUDA devices, and envs step on the CPU."""
+    """Devices are CPUs or CUDA devices. Where the env steps is known when it is made."""
     for name, value in vars(cfg.devices).items():
         if value is not None and not _DEVICE.fullmatch(value):
             yield Problem(f"devices.{name}", "not a device", value, "use cpu, cuda or cuda:N.")
-        elif name == "env_device" and value is not None and not value.startswith("cpu"):
-            yield Problem("devices.env_device", "envs step on the CPU", value, "use cpu or null.")

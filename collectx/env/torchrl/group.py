@@ -16,6 +16,7 @@ from collectx.env.torchrl import is_torchrl_env, torchrl_envs
 from collectx.env.torchrl.conversion import Conversion, Unrecognised, split_transforms
 from collectx.env.torchrl.gym_stepper import GymStepper
 from collectx.env.torchrl.processes import ProcessStepper
+from collectx.env.torchrl.self_reset import SelfResetStepper, resets_itself
 from collectx.env.torchrl.specs import RandomActions, gym_wrapper, read_spec, with_inputs
 from collectx.env.torchrl.stepper import EnvStepper
 from collectx.errors import ConfigError, SpaceError
@@ -82,13 +83,17 @@ class TorchrlEnv(Env):
                 wrapper = gym_wrapper(self._parts[0] if self._parts else self.user_envs[0])
                 self._close(self._parts)
                 parts = [slice(0, num_envs)] if envs[0].batch_size else [slice(e, e + 1) for e in range(num_envs)]
+                resets = resets_itself(envs[0])
+                stepper = SelfResetStepper if resets else EnvStepper
                 self._steppers += [
-                    EnvStepper(env, self.spec, part, wrapper) for env, part in zip(envs, parts, strict=True)
+                    stepper(env, self.spec, part, wrapper) for env, part in zip(envs, parts, strict=True)
                 ]
-                self.spec = replace(self.spec, path=f"torchrl: {reason}")
+                self.spec = replace(self.spec, path=f"torchrl: {reason}", can_restart_early=not resets)
 
     def _gym_steppers(self) -> Sequence[GymStepper | ProcessStepper]:
         """Returns the steppers of the Gymnasium envs below; raises `Unrecognised`."""
+        if resets_itself(self.user_envs[0]):
+            raise Unrecognised(f"{type(self.user_envs[0]).__name__} resets its envs within a step")
         env, outer = split_transforms(self.user_envs[0])
         if not env.batch_size:
             return [GymStepper(Conversion.of(each, self.spec), self.spec, e) for e, each in enumerate(self.user_envs)]
@@ -169,11 +174,7 @@ def _path(env: Any, steppers: Sequence[Any]) -> str:
 
 
 def _check(env: Any, alone: bool) -> None:
-    name = type(env).__name__
-    resets = type(env).step_and_maybe_reset.__module__ not in ("torchrl.envs.common", "torchrl.envs.batched_envs")
-    if resets or vars(env).get("_torchrl_native_autoreset", False):
-        raise ConfigError(
-            f"{name} resets its envs by itself, within a step: use the env below it with env=gym_vector or envpool."
-        )
     if env.batch_size and not alone:
-        raise ConfigError(f"{name} has the batch size {list(env.batch_size)}: it is a group by itself: pass it alone.")
+        raise ConfigError(
+            f"{type(env).__name__} has the batch size {list(env.batch_size)}: it is a group by itself: pass it alone."
+        )

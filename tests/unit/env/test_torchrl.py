@@ -265,6 +265,35 @@ def test_a_trainer_that_learns_from_one_reward_refuses_others():
         trainers.build(ppo, None, spec, 0, torch.device("cpu"))
 
 
+def test_an_env_with_native_auto_reset_gives_the_batches_of_torchrl():
+    """The final observations are NaN and zero there. What is compared is all that both have."""
+    from torchrl.collectors import Collector as Theirs
+
+    policy = TensorDictModule(lambda count: count[..., 0] % 2, in_keys=["count"], out_keys=["action"])
+    options = {"frames_per_batch": 24, "total_frames": 72, "auto_register_policy_transforms": False}
+    with Collector(torchrlenvs.counted_itself, policy, check_finite=False, **options) as collector:
+        ours = list(collector)
+        with pytest.raises(ShapeError, match=r"next.observation: nan at step 2 .*check_finite=false"):
+            next(Collector(torchrlenvs.ResetsItself, policy, **options))
+        with pytest.raises(ConfigError, match="resets its envs by itself"):
+            Collector(torchrlenvs.ResetsItself, policy, max_frames_per_traj=2, **options)
+    for our, their in zip(ours, Theirs(torchrlenvs.counted_itself, policy, **options), strict=True):
+        their = their.exclude(("collector", "traj_ids"))
+        assert our["next", "done"].any()
+        assert our["next", "observation"].isnan().any()
+        for key in their.keys(True, True):
+            torch.testing.assert_close(our[key], their[key], rtol=0, atol=0, equal_nan=True, msg=f"{key}")
+
+
+def test_an_env_that_resets_itself_may_keep_its_final_observations():
+    policy = TensorDictModule(lambda count: count[..., 0] % 2, in_keys=["count"], out_keys=["action"])
+    with Collector(torchrlenvs.ResetsBehind, policy, frames_per_batch=60) as collector:
+        batch = next(collector)
+    assert torch.equal(batch["next", "count"], batch["count"] + 1)
+    ends = batch["next", "done"][:, :-1]
+    assert torch.equal(batch["count"][:, 1:], torch.where(ends, 0, batch["next", "count"][:, :-1]))
+
+
 class NoEnd(torchrlenvs.ManyKeys):
     def _step(self, tensordict):
         return super()._step(tensordict).exclude("done")
@@ -280,11 +309,6 @@ class Misfit(torchrlenvs.ManyKeys):
         return after.set("pixels", self.value) if self._step_number == 3 else after
 
 
-class ByItself(torchrlenvs.ManyKeys):
-    def step_and_maybe_reset(self, tensordict):
-        raise NotImplementedError
-
-
 @pytest.mark.difference(
     "an env of TorchRL with a NonTensor spec",
     "a user's transform with `_post_step_mdp_hooks`",
@@ -294,7 +318,6 @@ class ByItself(torchrlenvs.ManyKeys):
     [
         (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
         (partial(torchrlenvs.differences, delta_dtype=torch.bfloat16), SpaceError, "delta.observation: .*bfloat16"),
-        (ByItself, ConfigError, "ByItself resets its envs by itself"),
         (lambda: 3, ConfigError, "returned builtins.int: expected a gymnasium.Env, .* an EnvBase of TorchRL"),
         (torchrlenvs.Spoken, SpaceError, r"^mission: the spec NonTensor .*env.exclude_keys=\[mission\]"),
         (NoEnd, ShapeError, "writes neither done nor terminated"),

@@ -12,6 +12,7 @@ import torch
 from collecting import through_a_file
 
 from collectx.errors import NotRestorable
+from collectx.random_state import HeldGenerators
 from collectx.state import ProcessState, dumps, load_generators, loads, reason_not_saved, save_generators
 
 
@@ -211,6 +212,21 @@ def test_generators_continue():
     expected = random.random(), np.random.rand(), torch.rand(()).item()
     load_generators(saved)
     assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
+
+
+def test_generators_of_a_gpu_are_saved_and_held_with_those_of_torch(monkeypatch):
+    """Another generator of the CPU in place of one of a GPU."""
+    gpu = torch.Generator().manual_seed(1)
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpu,))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    saved, held = through_a_file(save_generators()), HeldGenerators(["torch"])
+    expected = torch.rand((), generator=gpu)
+    with held.in_use():
+        assert torch.rand((), generator=gpu) == expected
+    following = torch.rand((), generator=gpu)
+    load_generators(saved)
+    assert [torch.rand((), generator=gpu) for _ in range(2)] == [expected, following]
+    assert held.names == ["torch", "cuda"]
 
 
 def test_sticky_actions_cannot_be_saved():

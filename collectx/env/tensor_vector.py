@@ -1,0 +1,167 @@
+"""A Gymnasium VectorEnv whose `reset` and `step` return torch tensors on one device, and take such actions, as the
+simulators that run on a GPU do. It has an attribute `device`, by which it is told from other vector envs.
+
+The adapter takes and writes tensors on that device where `collectx.env.base` says arrays, and never waits for the
+device within a step. So it cannot know whether an episode has ended, and the env must reset by itself, in autoreset
+mode SAME_STEP: its step returns the first observation of the next episode, and `info` has the final one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from collectx.env.base import Env, EnvSpec, closed_on_error
+from collectx.env.observation import ObservationLeaves
+from collectx.env.old_api import refuse
+from collectx.env.spaces import SpaceLeaves
+from collectx.errors import CollectxError, ConfigError, ShapeError
+
+# Gymnasium's key of the final observations, and its key before 1.0, which simulators keep.
+_FINAL = ("final_obs", "final_observation")
+
+
+def device_of(env: VectorEnv) -> torch.device | None:
+    """The device of the tensors that `env` returns, with its index; None if it returns arrays."""
+    device = getattr(env, "device", None)
+    return with_index(torch.device(device)) if isinstance(device, str | torch.device) else None
+
+
+def with_index(device: torch.device) -> torch.device:
+    """`device` as tensors on it have it: "cuda" is the current GPU."""
+    return torch.empty(0, device=device).device if device.type == "cuda" else torch.device(device.type)
+
+
+class TensorVectorEnv(Env):
+    """The envs of a VectorEnv on `device`; see the module's docstring. `reset` takes one integer, `seeds[0]`.
+
+    Args:
+        env: closed where the constructor raises.
+
+    Raises:
+        ConfigError: the env has another autoreset mode, or entries of `info` are to be kept.
+    """
+
+    unsaved = "the env returns tensors, and its simulator may hold others that a copy lacks"
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        device: torch.device,
+        mode: AutoresetMode,
+        info_keys: Sequence[str] = (),
+        exclude_keys: Sequence[str] = (),
+    ):
+        self._env, self.user_envs, self._device = env, [env], device
+        with closed_on_error(self):
+            if mode is not AutoresetMode.SAME_STEP:
+                raise ConfigError(
+                    f"{env} returns tensors on {device} and has autoreset mode {mode.value}: use same_step, in which "
+                    'info["final_obs"] has the final observations, so that no step waits for the device.'
+                )
+            if info_keys:
+                raise ConfigError(
+                    f"info_keys={[*info_keys]}: {env} returns tensors on {device}, of which no entries of info are "
+                    "kept: leave it out, or let the env observe them."
+                )
+            self._observation = ObservationLeaves(env.single_observation_space, exclude_keys)
+            self._action = SpaceLeaves(env.single_action_space, ("action",))
+        self.spec = EnvSpec(
+            env.num_envs,
+            self._observation.leaves,
+            self._action.leaves,
+            self._observation.space,
+            env.single_action_space,
+            can_restart_early=False,
+            device=device,
+        )
+        # The observations that the last step returned: the first ones of the envs whose episode has ended.
+        self._first: list[torch.Tensor] = []
+        # The envs whose episode has ended in a step without final observations.
+        self._lost: torch.Tensor | None = None
+
+    def reset(self, seeds: Sequence[int] | None, out: Sequence[Any]) -> None:
+        try:
+            with torch.no_grad():
+                observation, _ = self._env.reset(seed=None if seeds is None else int(seeds[0]))
+        except Exception as error:
+            refuse(error, "reset", "the vector env")
+            raise
+        for target, value in zip(out, self._values(observation), strict=True):
+            target.copy_(value)
+
+    def step(self, action: Sequence[Any], out: Any) -> bool:
+        """See `Env.step`. Returns True, as the device alone knows whether an episode has ended."""
+        try:
+            # Tensors of inference mode could not be changed by a later reset, or by the user.
+            with torch.inference_mode(False), torch.no_grad():
+                # A copy, as the env may keep or change its actions.
+                actions = self._action.nest([value.clone() for value in action])
+                observation, reward, terminated, truncated, info = self._env.step(actions)
+        except Exception as error:
+            refuse(error, "step", "the vector env")
+            raise
+        for name, target, value in (
+            ("reward", out.reward, reward),
+            ("terminated", out.terminated, terminated),
+            ("truncated", out.truncated, truncated),
+        ):
+            target.copy_(self._checked(name, value, target.shape, target.dtype))
+        self._first = final = self._values(observation)
+        ended = torch.logical_or(terminated, truncated)
+        key = next((key for key in _FINAL if key in info), None)
+        if key is None:
+            self._lost = ended if self._lost is None else self._lost | ended
+        else:
+            pairs = zip(self._values(info[key]), self._first, strict=True)
+            final = [torch.where(ended.view(-1, *[1] * (last.ndim - 1)), last, first) for last, first in pairs]
+        for target, value in zip(out.observation, final, strict=True):
+            target.copy_(value)
+        return True
+
+    def restart(self, ended: Any, out: Sequence[Any]) -> None:
+        """Writes what the last step has returned. Where no episode has ended, `out` has these observations already."""
+        for target, first in zip(out, self._first, strict=True):
+            target.copy_(first)
+
+    def check_final(self) -> None:
+        """Waits for the device if steps came without final observations.
+
+        Raises:
+            CollectxError: an episode has ended in such a step since the last call.
+        """
+        lost, self._lost = self._lost, None
+        if lost is not None and lost.any():
+            raise CollectxError(
+                f"env {int(lost.nonzero()[0])} of {self._env} has ended an episode, and info has no final observation: "
+                'with autoreset mode SameStep, a vector env must put the final observations into info["final_obs"]'
+            )
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _values(self, observation: Any) -> list[torch.Tensor]:
+        """One `[E, *shape]` tensor per leaf."""
+        leaves = self._observation.leaves
+        values = zip(leaves, self._observation.flatten(observation), strict=True)
+        return [
+            self._checked(".".join(leaf.key), value, (self.spec.num_envs, *leaf.shape), leaf.dtype)
+            for leaf, value in values
+        ]
+
+    def _checked(self, name: str, value: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """`value`, if it is a tensor of this shape on the device, and `dtype` can hold its values."""
+        if not isinstance(value, torch.Tensor):
+            raise ShapeError(
+                f"{name}: expected a tensor on {self._device}, got {type(value).__name__}: a vector env with an "
+                "attribute device must return tensors: rename the attribute if it returns arrays"
+            )
+        if value.shape != shape or value.device != self._device or not torch.can_cast(value.dtype, dtype):
+            raise ShapeError(
+                f"{name}: expected shape {[*shape]}, {dtype}, on {self._device}, got shape {[*value.shape]}, "
+                f"{value.dtype}, on {value.device}: the vector env must return what its space says"
+            )
+        return value

@@ -53,6 +53,10 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
                 value,
                 "use env.autoreset_mode=disabled or same_step.",
             )
+    if cfg.inference.kind == "server":
+        rule = "with inference=server, the frames that are acted for have no place in the batch yet"
+        advice = "use disabled or same_step, or inference=local."
+        yield Problem("env.autoreset_mode", rule, cfg.env.autoreset_mode, advice)
 
 
 def gym_envs(cfg: RunConfig) -> Iterator[Problem]:

@@ -57,6 +57,7 @@ BROKEN = {
     # envs
     "env=gym": "env.id is not set",
     "env.entry_point=a:B": "env.id=CartPole-v1: env.entry_point",
+    f"{NEXT_STEP} inference=server": "env.autoreset_mode=next_step: with inference=server.*disabled or same_step",
     f"{NEXT_STEP} collector.max_frames_per_traj=9": "collector.max_frames_per_traj=9: .*disabled or same_step",
     f"{NEXT_STEP} collector.reset_at_each_iter=true": "collector.reset_at_each_iter=true: .*disabled or same_step",
     "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": "env.wrappers: ",

@@ -187,6 +187,8 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("collector.min_workers=1 collector.on_worker_failure=restart", ["the run needs all workers"]),
         ("collector.min_workers=1 collector.on_worker_failure=drop", []),
         ("collector.init_random_frames=192000", ["log-probability", "the policy never acts"]),
+        ("backend.port=7000 backend.interface=lo", ["backend.interface=lo has no effect", "backend.port=7000 has no"]),
+        ("collector=distributed_sync backend.port=7000", ["gloo"]),
         # Keys that need no reset of single envs are allowed where there is none.
         (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),
     ],

@@ -53,6 +53,10 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
                 value,
                 "use env.autoreset_mode=disabled or same_step.",
             )
+    for name in ("max_policy_lag", "preemptive_threshold"):
+        if (value := getattr(cfg.collector, name, None)) is not None:
+            rule = "with env.autoreset_mode=next_step a batch may begin with frames of earlier batches"
+            yield Problem(f"collector.{name}", rule, value, "use env.autoreset_mode=disabled or same_step, or null.")
     if cfg.inference.kind == "server":
         rule = "with inference=server, the frames that are acted for have no place in the batch yet"
         advice = "use disabled or same_step, or inference=local."

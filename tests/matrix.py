@@ -69,7 +69,7 @@ NEEDS = {
     "policy=cnn": "env=pong",
     "policy=q_mlp": "trainer=dqn",
     "policy=q_cnn": "env=pong trainer=dqn",
-    "policy=custom": "policy.target=parts:Policy trainer=meter",
+    "policy=custom": "env=cartpole policy.target=parts:Policy trainer=meter",
     "trainer=dqn": "policy=q_mlp",
     "trainer=impala": "collector=multi_async",
     "trainer=custom": "trainer.target=parts:Trainer",
@@ -705,7 +705,7 @@ class Matrix:
             then(is_right)
             if len(members) > 1 and not is_right:
                 # A refusal of one value would hide the others.
-                self.run_halves(words, members, lambda: self.report(words, what or "is refused", outcome.said))
+                self.run_halves(words, members, lambda: what and self.report(words, what, outcome.said))
             elif what is not None:
                 self.report(words, what, outcome.said)
 

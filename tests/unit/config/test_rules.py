@@ -57,7 +57,7 @@ BROKEN = {
     # envs
     "env=gym": "env.id is not set",
     "env.entry_point=a:B": "env.id=CartPole-v1: env.entry_point",
-    f"{NEXT_STEP} collector=multi_async collector.max_policy_lag=0": "collector.max_policy_lag=0: .*or same_step, or null",
+    f"{NEXT_STEP} collector=multi_async collector.max_policy_lag=0": "collector.max_policy_lag=0: .*same_step, or",
     f"{NEXT_STEP} {METER}=0.5": "collector.preemptive_threshold=0.5: with env.autoreset_mode=next_step",
     f"{NEXT_STEP} inference=server": "env.autoreset_mode=next_step: with inference=server.*disabled or same_step",
     f"{NEXT_STEP} collector.max_frames_per_traj=9": "collector.max_frames_per_traj=9: .*disabled or same_step",

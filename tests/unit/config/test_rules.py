@@ -35,6 +35,9 @@ BROKEN = {
     f"{ENDLESS} inference=server inference.order=ready collector=multi_async inference.timeout_s=120": (
         "inference.timeout_s=120.*exceed collector.worker_timeout_s=120"
     ),
+    f"{ENDLESS} inference=server collector=multi_async env.num_envs=2 inference.min_batch=4 inference.timeout_s=1": (
+        "inference.timeout_s=1.*256 steps that wait so long exceed collector.worker_timeout_s=120"
+    ),
     # workers
     "collector=single collector.num_workers=2": "collector.num_workers=2: .*has one worker",
     "collector.num_workers_per_collector=2": "collector.num_workers_per_collector=2: .*use collector.num_workers=4",

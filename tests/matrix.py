@@ -5,6 +5,8 @@ batches, from the schema alone; a new option is in it without further work.
     python tests/matrix.py --alone                  all single values, each as it is typed, in a process of its own
     python tests/matrix.py --only env --pairs 50    single values of `env`, then 50 random pairs with one of them
     python tests/matrix.py --pairs 2000 --typed     a new process for each: nothing is shared
+    python tests/matrix.py --no-singles --documents         the tables "works with" of the pages
+    python tests/matrix.py --no-singles --sweeps 40         sweeps over two values of an option, and `tune`
 
 Right is: the run completes with as many frames as asked, or it is refused before anything starts, with exit status 2
 and a message that names an option of the command line. A refusal of a value that the schema allows must also be in the
@@ -802,7 +804,7 @@ class Matrix:
 
     def documented(self) -> list[Pack]:
         found: list[Pack] = []
-        packs: list[Pack] = []
+        shared: dict[tuple[str, ...], list[Value]] = {}
         for page, row, column, cell in cells():
             self.counts["values"] += 1
             value = Value(row[-1], (*column, *row[:-1], *cell.words))
@@ -811,7 +813,7 @@ class Matrix:
             checked = check(words)
             place = f"{page}: {' '.join(row)} with {' '.join(column)}"
             if cell.is_yes and not checked.problems:
-                packs.append((words, checked.frames, [value]))
+                shared.setdefault(value.needs, []).append(value)
             elif cell.is_yes and not _is_of_machine(checked.problems):
                 found.append((words, f"is refused, but works in {place}: {checked.problems[0]}", [value]))
             if not cell.is_yes or cell.words:
@@ -822,7 +824,7 @@ class Matrix:
                     found.append((words, f"is accepted, but not in {place}", [value]))
                 elif not names(words, " ".join(problems)):
                     found.append((words, f"is refused without its name: {problems[0]}", [value]))
-        return [*found, *_merged(packs)]
+        return [*found, *(pack for members in shared.values() for pack in _accepted_together(members))]
 
     def sweeps(self, chosen: Sequence[Value], count: int, seed: int, until: float) -> None:
         """Sweeps over two values of random options, and searches for the fastest values."""

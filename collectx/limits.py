@@ -84,11 +84,15 @@ def limited(
             raise _Interrupt(error(frame))
 
     earlier = signal.signal(_SIGNAL, interrupt)
-    threading.Thread(target=watch, name="collectx-limit", daemon=True).start()
     try:
-        yield
+        try:
+            # It may interrupt at once, before the block.
+            threading.Thread(target=watch, name="collectx-limit", daemon=True).start()
+            yield
+        finally:
+            has_ended.set()
     except _Interrupt as interruption:
+        has_ended.set()
         raise interruption.error from None
     finally:
-        has_ended.set()
         signal.signal(_SIGNAL, earlier)

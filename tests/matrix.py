@@ -5,6 +5,8 @@ batches, from the schema alone; a new option is in it without further work.
     python tests/matrix.py --alone                  all single values, each as it is typed, in a process of its own
     python tests/matrix.py --only env --pairs 50    single values of `env`, then 50 random pairs with one of them
     python tests/matrix.py --pairs 2000 --typed     a new process for each: nothing is shared
+    python tests/matrix.py --no-singles --documents         the tables "works with" of the pages
+    python tests/matrix.py --no-singles --sweeps 40         sweeps over two values of an option, and `tune`
 
 Right is: the run completes with as many frames as asked, or it is refused before anything starts, with exit status 2
 and a message that names an option of the command line. A refusal of a value that the schema allows must also be in the
@@ -12,7 +14,7 @@ documents: one paragraph, row or comment with this option and one of those that 
 
 A single value is first composed and checked in this process, as the command does. Values that are refused there need no
 process. The others run: values of different options share a run, as far as the check accepts them together. If a shared
-run goes wrong, each of its values runs alone.
+run goes wrong, its halves run, and so on.
 
 Without `--typed`, the process of a command is forked from one that has imported what `collectx run` imports first. It
 is not the same as typed where something depends on the moment of an import: environment variables that libraries read,
@@ -50,11 +52,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from commands import COMMAND, environment
+
 ROOT = Path(__file__).parents[1]
-COMMAND = str(Path(sys.executable).parent / "collectx")
 HANG_S = 240.0
 # An address space and a number of processes that no small run needs: a value that asks for more must be refused.
-MOST_BYTES, MOST_PROCESSES = 8 << 30, 60
+MOST_BYTES, MOST_PROCESSES = 16 << 30, 60
 BASE = ("debug=tiny",)
 
 # What a choice cannot run without.
@@ -68,7 +71,7 @@ NEEDS = {
     "policy=cnn": "env=pong",
     "policy=q_mlp": "trainer=dqn",
     "policy=q_cnn": "env=pong trainer=dqn",
-    "policy=custom": "policy.target=parts:Policy trainer=meter",
+    "policy=custom": "env=cartpole policy.target=parts:Policy trainer=meter",
     "trainer=dqn": "policy=q_mlp",
     "trainer=impala": "collector=multi_async",
     "trainer=custom": "trainer.target=parts:Trainer",
@@ -119,6 +122,13 @@ MEANINGFUL = {
 }
 # Choices whose values are checked but not run: they need a SLURM cluster, which `tests/slurm` has.
 NOT_RUN = ("launcher=slurm", "launcher=submitit", "launcher=submitit_delayed")
+# Options whose values share no run: what they name may be missing, which is noticed once the run has begun; a timeout
+# that nothing can keep ends the run.
+NAMING = ("id", "entry_point", "target", "dir", "wrappers", "kwargs", "info_keys", "exclude_keys", "tracking_uri")
+NAMING = (*NAMING, "ray_init_config", "remote_configs", "interface")
+ENDING = ("collector.start_timeout_s", "collector.worker_timeout_s")
+# How many values share a run.
+MOST_SHARED = 48
 # With these, runs are given two batches.
 _ENDLESS = ("collector.total_frames=-1", f"collector.total_frames={2**63 - 1}")
 # Values that are checked but not run: they would reach beyond this machine, or never end.
@@ -166,7 +176,8 @@ def values() -> list[Value]:
     for group, choices in _composer().groups.items():
         for choice in choices:
             word = f"{group}={choice}"
-            found.append(Value(word, _needs(word)))
+            # An experiment or `debug` would replace what the others of a run say.
+            found.append(Value(word, _needs(word), is_alone=group in ("experiment", "debug")))
     _, usual = _of_choices(BASE)
     for group in GROUPS:
         # The usual kind first: an option of several kinds is tried with the first one that accepts it.
@@ -210,12 +221,13 @@ def _options(prefix: str, cls: Any, defaults: dict[str, Any]) -> Iterator[tuple[
 
 def _values(path: str, hint: Any, limits: Any, default: Any, needs: tuple[str, ...]) -> Iterator[Value]:
     right, wrong = _of(hint, limits, default)
-    # Texts, lists and mappings are often refused by what they name, such as an env, once the run has begun.
     kinds = [each for each in _members(hint) if each not in (bool, int, float, types.NoneType)]
-    is_open = bool(kinds) and "choices" not in limits
+    names_something = bool(kinds) and "choices" not in limits and path.rpartition(".")[2] in NAMING
+    if names_something:
+        right = [text for text in right if text not in ("3", "[a,a]")]  # as `nosuch` and `[a]`
     for text in dict.fromkeys([*MEANINGFUL.get(path, []), *right]):
-        # A timeout that nothing can keep ends the run, as it says; such a value shares no run.
-        is_alone = is_open or (path.endswith("timeout_s") and text in ("1e-09", "0", "0.5", "1"))
+        is_alone = names_something and text not in ("null", "{}", "[]")
+        is_alone = is_alone or (path in ENDING and text in ("1e-09", "0", "0.5", "1"))
         word = f"{path}={text}"
         is_vast = text.isdigit() and int(text) > 100_000 and not (path.endswith("seed") or word in _ENDLESS)
         yield Value(word, needs, is_alone=is_alone, is_run=not is_vast and word not in _NOT_RUN_VALUES)
@@ -386,9 +398,11 @@ class Outcome:
     status: int | None
     said: str
     result: dict[str, Any] | None
+    results: list[dict[str, Any]]
     left: list[int]
     has_folder: bool
     wall_s: float
+    cpu_s: float
 
 
 @dataclass
@@ -433,19 +447,20 @@ class Runner:
         (folder / "parts.py").symlink_to(ROOT / "tests/worlds/parts.py")
         if any("recorded/" in word for word in words):
             (folder / "recorded").symlink_to(self._root / "recorded")
-        argv = ["run", *words, "hydra.run.dir=run"]
+        argv = [*words] if words[0] == "tune" else ["run", *words, "hydra.run.dir=run"]
+        argv += ["hydra.sweep.dir=run"] if "-m" in words else []
         sys.stdout.flush()
         if self._is_typed:
             with open(folder / "said.txt", "w") as said:
                 pid = subprocess.Popen(
                     [COMMAND, *argv],
                     cwd=folder,
-                    env=variables(),
+                    env=environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=said,
                     stderr=said,
                     start_new_session=True,
-                    preexec_fn=_limit,
+                    preexec_fn=functools.partial(_limit, words),
                 ).pid
         else:
             pid = os.fork() or _become(argv, folder)
@@ -464,8 +479,11 @@ class Runner:
 
     def _end(self, job: Job, has_ended: bool) -> Outcome:
         wall_s = time.monotonic() - job.began
-        status = os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1]) if has_ended else None
-        if not has_ended:
+        status, cpu_s = None, math.nan
+        if has_ended:
+            _, ended, usage = os.wait4(job.pid, 0)
+            status, cpu_s = os.waitstatus_to_exitcode(ended), usage.ru_utime + usage.ru_stime
+        else:
             _show_stacks(job)
         deadline = time.monotonic() + 10
         while has_ended and _session(job.pid) and time.monotonic() < deadline:
@@ -477,22 +495,21 @@ class Runner:
         if not has_ended:
             os.waitpid(job.pid, 0)
         os.close(job.pidfd)
-        file = job.folder / "run/result.json"
-        result = json.loads(file.read_text()) if file.is_file() else None
+        files = sorted((job.folder / "run").rglob("result.json"), key=lambda file: len(file.parts))
+        results = [json.loads(file.read_text()) for file in files]
+        result = next(iter(results), None)
         said = (job.folder / "said.txt").read_text(errors="replace")
-        outcome = Outcome(status, said, result, left if has_ended else [], (job.folder / "run").exists(), wall_s)
+        outcome = Outcome(
+            status, said, result, results, left if has_ended else [], (job.folder / "run").exists(), wall_s, cpu_s
+        )
         if outcome.status == 0 and not left:
             shutil.rmtree(job.folder)
         return outcome
 
 
-def variables() -> dict[str, str]:
-    path = f"{Path(COMMAND).parent}{os.pathsep}{os.environ['PATH']}"
-    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"PATH": path}
-
-
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+def _limit(words: Sequence[str]) -> None:
+    if not {"collector=ray", "launcher=ray"} & {*words}:  # Ray maps more than it uses
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
 
 
 def _become(argv: list[str], folder: Path) -> typing.NoReturn:
@@ -501,12 +518,13 @@ def _become(argv: list[str], folder: Path) -> typing.NoReturn:
     try:
         os.setsid()
         os.chdir(folder)
-        _limit()
+        _limit(argv)
         said = os.open("said.txt", os.O_WRONLY | os.O_CREAT)
         null = os.open(os.devnull, os.O_RDONLY)
         for target, source in ((0, null), (1, said), (2, said)):
             os.dup2(source, target)
-        os.environ.update(variables())
+        os.environ.update(environment())
+        os.environ.pop("OMP_NUM_THREADS", None)
         sys.argv = [COMMAND, *argv]
         sys.path[0] = str(Path(COMMAND).parent)
         from collectx.cli.main import main
@@ -594,7 +612,7 @@ def undocumented(value: Value, problems: Sequence[str]) -> bool:
     others = {each for each in others if not each.startswith(value.option)}
     if not others:
         return False  # it is about the value itself
-    key = value.option.rpartition(".")[2] if "." in value.option else value.word
+    key = value.option.rpartition(".")[2] if "." in value.option else value.word.partition("=")[2]
     keys = [re.split(r"[.=]", each)[-1] for each in others]
     keys += [word for word in ("sync", "async", "GPU") if re.search(rf"\b{word}\b", message)]
     return not any(
@@ -612,7 +630,46 @@ def _paragraphs() -> tuple[str, ...]:
     return tuple(parts)
 
 
+# Documents
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table "works with": yes, no, or the words with which it works."""
+
+    is_yes: bool
+    words: tuple[str, ...] = ()
+
+
+def cells() -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], Cell]]:
+    """Page, words of the row, words of the column, and the cell, for every table whose first cell is "works with"."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for table in re.findall(r"^\| works with \|.*\n(?:\|.*\n)+", page.read_text(), re.MULTILINE):
+            head, _, *lines = ([text.strip() for text in line.split("|")[1:-1]] for line in table.splitlines())
+            for first, *others in lines:
+                for title, text in zip(head[1:], others, strict=True):
+                    cell = Cell(text != "no", tuple(" ".join(re.findall("`([^`]+)`", text)).split()))
+                    assert cell.words or text in ("yes", "no"), f"{page}: {text}"
+                    for row in re.findall("`([^`]+)`", first):
+                        for column in re.findall("`([^`]+)`", title):
+                            yield page.name, tuple(row.split()), _with_needs(column), cell
+
+
+def _with_needs(column: str) -> tuple[str, ...]:
+    """The words of a column, with the options that its choices need."""
+    words = tuple(column.split())
+    return (*(word for word in _needs(*words) if "." in word.partition("=")[0]), *words)
+
+
+def _is_of_machine(problems: Sequence[str]) -> bool:
+    """Whether a configuration is refused for what this machine lacks."""
+    return any(re.search(r"cannot work on this machine|\bGPU\b", each) for each in problems)
+
+
 # The matrix
+
+# The words of a run, its frames (where the check shows a fault already: the fault), and its values.
+Pack = tuple[Sequence[str], Any, list[Value]]
 
 
 class Matrix:
@@ -625,24 +682,48 @@ class Matrix:
         self.counts = {"refused": 0, "values": 0}
 
     def report(self, words: Sequence[str], what: str, said: str = "") -> None:
-        command = shlex.join(["collectx", "run", *words])
+        command = shlex.join(["collectx", *(() if words[0] == "tune" else ("run",)), *words])
         text = f"{command}\n    {what}"
         if self.options.ignore and re.search(self.options.ignore, text):
             return
         self.faults.append(text)
         print(f"FAULT {text}\n" + "".join(f"      | {line}\n" for line in said.strip().splitlines()[-25:]), flush=True)
 
-    def run(self, words: Sequence[str], frames: Frames | None, if_wrong: Callable[[], None] | None = None) -> None:
-        def then(outcome: Outcome) -> None:
+    def run(
+        self,
+        words: Sequence[str],
+        frames: Frames | None,
+        members: Sequence[Value] = (),
+        then: Callable[[bool], None] = lambda is_right: None,
+    ) -> None:
+        """Runs a command, and the halves of its values if they share it and it goes wrong."""
+
+        def judge(outcome: Outcome) -> None:
             what = fault(words, outcome, frames)
             if self.options.verbose:
-                print(f"{outcome.wall_s:5.1f} s  status {outcome.status}  {shlex.join(words)}", flush=True)
-            if if_wrong is not None and (what is not None or outcome.status != 0):
-                if_wrong()  # a refusal of one value would hide the others
+                times = f"{outcome.wall_s:5.1f} s ({outcome.cpu_s:.1f})"
+                print(f"{times}  status {outcome.status}  {shlex.join(words)}", flush=True)
+            is_right = what is None and outcome.status == 0
+            then(is_right)
+            if len(members) > 1 and not is_right:
+                # A refusal of one value would hide the others.
+                self.run_halves(words, members, lambda: what and self.report(words, what, outcome.said))
             elif what is not None:
                 self.report(words, what, outcome.said)
 
-        self.runner.add(words, then)
+        self.runner.add(words, judge)
+
+    def run_halves(self, words: Sequence[str], members: Sequence[Value], if_both_are_right: Callable[[], None]) -> None:
+        print(f"in halves: {shlex.join(words)}", flush=True)
+        half, ended = len(members) // 2, []
+
+        def then(is_right: bool) -> None:
+            ended.append(is_right)
+            if ended == [True, True]:
+                if_both_are_right()
+
+        for words, frames, part in in_child(lambda: [*map(_shared, (members[:half], members[half:]))]):
+            self.run(words, frames, part, then)
 
     def record(self) -> None:
         """A data set for `env=dataset`."""
@@ -667,8 +748,7 @@ class Matrix:
                 if isinstance(frames, str):
                     self.report(words, frames)
                     continue
-                if_wrong = functools.partial(self.unpack, words, members) if len(members) > 1 else None
-                self.run(words, frames, if_wrong)
+                self.run(words, frames, members)
         self.runner.run(until)
 
     def run_alone(self, value: Value, checked: Checked) -> None:
@@ -677,16 +757,10 @@ class Matrix:
         elif value.is_run and not (set(NOT_RUN) & set(value.words)):
             self.run(_bounded(value), checked.frames)
 
-    def unpack(self, words: Sequence[str], members: Sequence[Value]) -> None:
-        """Runs the values of a shared run alone."""
-        print(f"one by one: {shlex.join(words)}", flush=True)
-        for value, checked in zip(members, in_child(lambda: [check(_bounded(each)) for each in members]), strict=True):
-            self.run(_bounded(value), checked.frames)
-
-    def packed(self, chosen: Sequence[Value]) -> list[tuple[Sequence[str], Any, list[Value]]]:
+    def packed(self, chosen: Sequence[Value]) -> list[Pack]:
         """The runs of these values, each with its frames and values; where the check shows a fault already, with it in
         place of the frames."""
-        found: list[tuple[Sequence[str], Any, list[Value]]] = []
+        found: list[Pack] = []
         shared: dict[tuple[str, ...], list[list[Value]]] = {}
         for value in chosen:
             words = _bounded(value)
@@ -709,15 +783,80 @@ class Matrix:
                 continue
             if not value.is_run or set(NOT_RUN) & set(words):
                 continue
-            if value.is_alone or value.option in _composer().groups:
+            if value.is_alone:
                 found.append((words, checked.frames, [value]))
                 continue
             # A run has the first value of each option, the next run the second values, and so on.
             same = shared.setdefault(value.needs, [])
             nth = sum(value.option in (each.option for each in members) for members in same)
             same[nth:] = [[*members, value] for members in same[nth : nth + 1] or [[]]] + same[nth + 1 :]
-        packs = [members for same in shared.values() for members in same]
-        return [*found, *(pack for members in packs for pack in _accepted_together(members))]
+        packs = [pack for same in shared.values() for members in same for pack in _accepted_together(members)]
+        return [*found, *_merged(packs)]
+
+    def documents(self, until: float) -> None:
+        """The cells of the tables "works with" of all pages."""
+        for words, frames, members in in_child(self.documented):
+            if isinstance(frames, str):
+                self.report(words, frames)
+            else:
+                self.run(words, frames, members)
+        self.runner.run(until)
+
+    def documented(self) -> list[Pack]:
+        found: list[Pack] = []
+        shared: dict[tuple[str, ...], list[Value]] = {}
+        for page, row, column, cell in cells():
+            self.counts["values"] += 1
+            value = Value(row[-1], (*column, *row[:-1], *cell.words))
+            words = _together([value])
+            assert words is not None
+            checked = check(words)
+            place = f"{page}: {' '.join(row)} with {' '.join(column)}"
+            if cell.is_yes and not checked.problems:
+                shared.setdefault(value.needs, []).append(value)
+            elif cell.is_yes and not _is_of_machine(checked.problems):
+                found.append((words, f"is refused, but works in {place}: {checked.problems[0]}", [value]))
+            if not cell.is_yes or cell.words:
+                words = _together([replace(value, needs=(*column, *row[:-1]))])
+                assert words is not None
+                problems = check(words).problems
+                if not problems:
+                    found.append((words, f"is accepted, but not in {place}", [value]))
+                elif not names(words, " ".join(problems)):
+                    found.append((words, f"is refused without its name: {problems[0]}", [value]))
+        return [*found, *(pack for members in shared.values() for pack in _accepted_together(members))]
+
+    def sweeps(self, chosen: Sequence[Value], count: int, seed: int, until: float) -> None:
+        """Sweeps over two values of random options, and searches for the fastest values."""
+        by_option: dict[tuple[str, tuple[str, ...]], list[Value]] = {}
+        for value in chosen:
+            is_shared = value.is_right and value.is_run and not value.is_alone and "." in value.option
+            if is_shared and not {*NOT_RUN} & {*value.words} and value.word not in _ENDLESS:
+                by_option.setdefault((value.option, value.needs), []).append(value)
+        both = [pair[:2] for pair in by_option.values() if len(pair) > 1]
+        both = [pair for pair in both if not any(check(value.words).problems for value in pair)]
+        for pair in random.Random(seed).sample(both, min(count, len(both))):
+            texts = ",".join(value.word.partition("=")[2] for value in pair)
+            self.run_sweep((*pair[0].words[:-1], f"{pair[0].option}={texts}", "-m"), 2)
+        for launcher in ("basic", "collectx"):
+            self.run_sweep((*BASE, f"hydra/launcher={launcher}", "seed=0,1", "-m"), 2)
+        fast = ("tune.minutes=0.05", "tune.seconds=0.2", "tune.warmup_s=0.1")
+        for words in ((), ("trainer=meter", "tune.exact=false"), ("collector=multi_async", "trainer=impala")):
+            self.run_sweep(("tune", *BASE, *fast, *words), 0)
+        self.runner.run(until)
+
+    def run_sweep(self, words: Sequence[str], num_points: int) -> None:
+        def judge(outcome: Outcome) -> None:
+            what = fault(words, replace(outcome, result={"status": "completed"}), None)
+            completed = [each for each in outcome.results if each["status"] == "completed"]
+            if self.options.verbose:
+                print(f"{outcome.wall_s:5.1f} s  status {outcome.status}  {shlex.join(words)}", flush=True)
+            if what is None and outcome.status == 0 and len(completed) != num_points:
+                what = f"completes {len(completed)} points of {num_points}"
+            if what is not None:
+                self.report(words, what, outcome.said)
+
+        self.runner.add(words, judge)
 
     def combinations(self, chosen: Sequence[Value], count: int, size: int, seed: int, until: float) -> None:
         """Random pairs or triples, each of which includes one of the chosen values."""
@@ -742,16 +881,40 @@ class Matrix:
         self.runner.run(until)
 
 
-def _accepted_together(members: list[Value]) -> Iterator[tuple[Sequence[str], Frames | None, list[Value]]]:
+def _accepted_together(members: list[Value]) -> Iterator[Pack]:
     """Runs with these values of different options, as few as the check accepts."""
     words = _together(members)
     checked = check(words) if words else None
-    if len(members) == 1 or (len(members) <= 16 and checked and not checked.problems):
+    if len(members) == 1 or (len(members) <= MOST_SHARED and checked and not checked.problems):
         yield words, checked.frames, members
     else:
         half = len(members) // 2
         yield from _accepted_together(members[:half])
         yield from _accepted_together(members[half:])
+
+
+def _shared(members: Sequence[Value]) -> Pack:
+    """A run of values that the check accepts together."""
+    words = _bounded(members[0]) if len(members) == 1 else _together(members)
+    assert words is not None
+    return words, check(words).frames, [*members]
+
+
+def _merged(packs: list[Pack]) -> list[Pack]:
+    """As few runs as possible, each with the values of several of these runs."""
+    merged: list[Pack] = []
+    for pack in sorted(packs, key=lambda pack: -len(pack[2])):
+        for nth, (_, frames, members) in enumerate(merged):
+            words = _together([*members, *pack[2]]) if len(members) + len(pack[2]) <= MOST_SHARED else None
+            needed = {word for value in [*members, *pack[2]] for word in value.needs}
+            checked = check(words) if words and needed <= {*words} else None
+            # Where a run may end early, what it delivers is not counted.
+            if checked and not checked.problems and (checked.frames.least > 0) == (frames.least > 0):
+                merged[nth] = words, checked.frames, [*members, *pack[2]]
+                break
+        else:
+            merged.append(pack)
+    return merged
 
 
 def _bounded(value: Value) -> tuple[str, ...]:
@@ -782,6 +945,8 @@ def _together(picked: Sequence[Value]) -> tuple[str, ...] | None:
     if len({word for word in everything.values() if word.startswith(("logger=",))}) > 1:
         return None
     if everything.get("collector.total_frames") in _ENDLESS:
+        if everything.get("run.max_batches") == "run.max_batches=null":
+            return None
         everything.setdefault("run.max_batches", "run.max_batches=2")
     choices = [word for option, word in everything.items() if "." not in option]
     return (*BASE, *choices, *(word for option, word in everything.items() if "." in option))
@@ -819,6 +984,8 @@ def main() -> int:
     parser.add_argument("--alone", action="store_true", help="each single value in a run of its own")
     parser.add_argument("--typed", action="store_true", help="a new process for each command")
     parser.add_argument("--no-singles", action="store_true")
+    parser.add_argument("--documents", action="store_true", help='the tables "works with" of the pages')
+    parser.add_argument("--sweeps", type=int, default=0, help="sweeps over two values of an option, and `tune`")
     parser.add_argument("--list", action="store_true", help="print the values, run nothing")
     parser.add_argument("--keep", help="the folder of the runs that go wrong")
     parser.add_argument("--ignore", help="faults that are known: a regular expression")
@@ -841,10 +1008,16 @@ def main() -> int:
         matrix.record()
         if not options.no_singles:
             matrix.singles(chosen, until)
+        if options.documents:
+            matrix.documents(until)
+        if options.sweeps:
+            matrix.sweeps(chosen, options.sweeps, options.seed, until)
         matrix.combinations(chosen, options.pairs, 2, options.seed, until)
         matrix.combinations(chosen, options.triples, 3, options.seed, until)
     took_s = time.monotonic() - began
-    print(f"{len(chosen)} values, {matrix.runner.count} runs, {len(matrix.faults)} faults in {took_s:.0f} s")
+    used_s = sum(os.times()[:4])
+    print(f"{len(chosen)} values, {matrix.runner.count} runs, {len(matrix.faults)} faults in {took_s:.0f} s", end=", ")
+    print(f"{used_s:.0f} s of processors")
     return bool(matrix.faults)
 
 

@@ -96,6 +96,11 @@ def build(
             "batch may begin with frames that were collected with earlier batches: make it with "
             "autoreset_mode=disabled or same_step, or use null."
         )
+    if cfg.inference.kind == "server" and spec.ragged:
+        raise ConfigError(
+            "inference=server: this vector env spends steps on resets, so the frames that are acted for have no place "
+            "in the batch yet: make it with autoreset_mode=disabled or same_step, or use inference=local."
+        )
     # Only the leaves and the layout of the weights of this actor are used.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     _check_env_device(cfg, spec, actor)

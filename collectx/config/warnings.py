@@ -36,6 +36,14 @@ def warnings_of(cfg: RunConfig) -> list[str]:
                 f"collector.init_random_frames={frames} is all of collector.total_frames={total}: the policy never "
                 "acts."
             )
+    if backend_of(cfg) not in NETWORK_BACKENDS:
+        given = {"interface": cfg.backend.interface, "port": cfg.backend.port}
+        notes += [
+            f"backend.{name}={value} has no effect: the workers of this run connect to no port. A run over a network "
+            "is collector=distributed_sync, or backend=gloo."
+            for name, value in given.items()
+            if value is not None
+        ]
     if surplus := surplus_note(total, collector.frames_per_batch, "collector."):
         notes.append(surplus)
     return notes

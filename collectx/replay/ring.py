@@ -123,8 +123,13 @@ class Ring:
 
     def _map(self, leaves: Iterable[Leaf]) -> None:
         layout = Layout(list(leaves), 1, self.capacity)
-        memory = self._memory.map(_HEADER_BYTES + layout.nbytes + self._num_extra_bytes)
         end = _HEADER_BYTES + layout.nbytes
+        try:
+            memory = self._memory.map(end + self._num_extra_bytes)
+        except OSError as error:
+            size = f"{self.capacity} frames of {layout.nbytes / self.capacity:,.0f} bytes"
+            error.add_note(f"The replay buffer has {size}: choose fewer frames, by trainer.buffer_frames or capacity.")
+            raise
         tensors = layout.tensors(memory[_HEADER_BYTES:end], (self.capacity,))
         self.leaves = layout.leaves
         self.extra = memory[end:].numpy()

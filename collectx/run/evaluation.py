@@ -11,7 +11,7 @@ import dataclasses
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -122,9 +122,9 @@ def evaluate(
                 lengths[each] += 1
                 if done:
                     ended.add(each)
+            if max(lengths[each] for each in range(episodes)) > (cfg.eval.max_frames_per_episode or math.inf):
+                raise EpisodeTooLong(_too_long(cfg, ended, lengths))
             longest = max((lengths[each] for each in range(episodes) if each not in ended), default=0)
-            if longest > (cfg.eval.max_frames_per_episode or math.inf):
-                raise EpisodeTooLong(_unfinished(cfg, ended, longest))
             if time.monotonic() > next_s:
                 next_s += _SAY_S
                 say(f"{_count(ended, episodes)}; the longest of the others has {longest:,} frames")
@@ -135,10 +135,12 @@ def _count(ended: set[int], episodes: int) -> str:
     return f"{len(ended.intersection(range(episodes)))} of {episodes} episodes have ended"
 
 
-def _unfinished(cfg: RunConfig, ended: set[int], longest: int) -> str:
+def _too_long(cfg: RunConfig, ended: set[int], lengths: Mapping[int, int]) -> str:
     limit = f"eval.max_frames_per_episode={cfg.eval.max_frames_per_episode}"
+    longest = max(range(cfg.eval.episodes), key=lambda each: lengths[each])
+    frames = f"{lengths[longest]:,} frames" + " without an end" * (longest not in ended)
     return (
-        f"{_count(ended, cfg.eval.episodes)}, and one has {longest:,} frames without an end ({limit}): end episodes "
+        f"{_count(ended, cfg.eval.episodes)}, and one has {frames} ({limit}): end episodes "
         "after N frames with collector.max_frames_per_traj=N, or raise the limit"
     )
 

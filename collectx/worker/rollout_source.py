@@ -146,12 +146,6 @@ class RolloutSource:
             num_envs = rows.stop - rows.start
             share = cfg.env if num_envs == spec.num_envs else replace(cfg.env, num_envs=num_envs)
             group = self._build_envs(share, first_env + rows.start, num_envs)
-            if group.spec.ragged:
-                raise ShapeError(
-                    "inference=server: this vector env spends steps on resets, so the frames that are acted for have "
-                    "no place in the batch yet: make it with autoreset_mode=disabled or same_step, or use "
-                    "inference=local"
-                )
             env = wrapped(group, options)
             if actor.states:
                 env = RecurrentStateEnv(env, actor.states)

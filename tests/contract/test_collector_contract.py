@@ -243,6 +243,11 @@ def test_workers_wait_rather_than_exceed_max_policy_lag(way, limit):
     assert limit is None or max(lags) == limit
 
 
+def test_central_inference_is_refused_where_frames_that_are_acted_for_have_no_place_in_the_batch():
+    with pytest.raises(ConfigError, match=r"inference=server: .*autoreset_mode=disabled"):
+        start("multi_async", "local", gym_vector(2, "next_step"), mlp(), inference={})
+
+
 def test_max_policy_lag_is_refused_where_batches_have_frames_that_were_collected_earlier():
     with pytest.raises(ConfigError, match=r"collector.max_policy_lag=2: .*autoreset_mode=disabled"):
         start("multi_async", "local", gym_vector(2, "next_step"), max_policy_lag=2)

@@ -129,6 +129,42 @@ def test_a_worker_that_joins_after_its_timeout_is_turned_away_and_another_takes_
     assert lives == [0, 1]
 
 
+@pytest.mark.parametrize("hangs_in", ["prepare", "pair"])
+def test_a_firewall_is_suspected_only_if_the_worker_has_begun_to_make_its_pair(hangs_in, monkeypatch, wait_until):
+    now, is_waiting, may_go_on = [0.0], threading.Event(), threading.Event()
+
+    def wait(_=None):
+        is_waiting.set()
+        assert may_go_on.wait(60)
+
+    def receive_and_wait(store):
+        wait()
+        return receive_value(store)
+
+    def join():
+        with contextlib.suppress(RendezvousError):
+            join_trainer(
+                toys.transport.endpoint, 0, {"pid": 0}, 60.0, wait if hangs_in == "prepare" else lambda _: None
+            )
+
+    receive_value = ConnectionStore._receive_value
+    if hangs_in == "pair":
+        monkeypatch.setattr(ConnectionStore, "_receive_value", receive_and_wait)
+    with Toys("gloo", batch_spec(1), clock=lambda: now[0]) as toys:
+        toys.transport.expect(0, dict)
+        worker = threading.Thread(target=join)
+        worker.start()
+        toys.grant(0, 0)
+        assert is_waiting.wait(60)
+        wait_until(lambda: hangs_in == "prepare" or toys.transport._workers[0].is_making_pair)
+        for now[0] in (15.0, 30.0, 45.0, 60.0):  # it looks now and then
+            list(toys.supervisor.events(0.0))
+        notes = getattr(toys.lose(), "__notes__", [])
+        assert any("a firewall between them" in note for note in notes) == (hangs_in == "pair")
+        may_go_on.set()
+        worker.join()
+
+
 @over(REMOTE, smoke=True)
 def test_a_default_timeout_of_sockets_changes_nothing(way):
     """The workers of these tests set one too, as user code may."""

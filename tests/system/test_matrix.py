@@ -18,14 +18,17 @@ def run(*arguments: str, minutes: float) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# Parts that several processes of pytest run at the same time. The last one takes longer than the others together; Ray
-# needs more address space than the matrix allows a run.
-@pytest.mark.parametrize(
-    "only",
-    ["collector(?!=ray)", "trainer", "env", pytest.param("(?!collector|trainer|env)", marks=pytest.mark.nightly)],
-)
-def test_every_single_value_completes_or_is_refused_with_its_name(only):
-    run("--only", only, "--jobs", "1", minutes=20)
+def test_every_single_value_completes_or_is_refused_with_its_name():
+    run(minutes=30)
+
+
+def test_what_the_tables_of_the_pages_say_works_or_is_refused():
+    run("--no-singles", "--documents", minutes=30)
+
+
+@pytest.mark.nightly
+def test_sweeps_over_two_values_and_searches():
+    run("--no-singles", "--sweeps", "40", minutes=60)
 
 
 @pytest.mark.nightly

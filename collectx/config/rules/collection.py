@@ -8,6 +8,7 @@ from collectx.config.derived import (
     NETWORK_BACKENDS,
     acts_in_fixed_order,
     backend_of,
+    frames_per_part,
     is_elastic,
     rows_per_env,
     schedule_of,
@@ -53,6 +54,14 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
                 value,
                 "use env.autoreset_mode=disabled or same_step.",
             )
+    for name in ("max_policy_lag", "preemptive_threshold"):
+        if (value := getattr(cfg.collector, name, None)) is not None:
+            rule = "with env.autoreset_mode=next_step a batch may begin with frames of earlier batches"
+            yield Problem(f"collector.{name}", rule, value, "use env.autoreset_mode=disabled or same_step, or null.")
+    if cfg.inference.kind == "server":
+        rule = "with inference=server, the frames that are acted for have no place in the batch yet"
+        advice = "use disabled or same_step, or inference=local."
+        yield Problem("env.autoreset_mode", rule, cfg.env.autoreset_mode, advice)
 
 
 def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
@@ -189,6 +198,10 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     if options.max_batch is not None and options.max_batch < options.min_batch:
         rule = f"is below inference.min_batch={options.min_batch}"
         yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or null.")
-    if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
-        rule = f"calls that wait so long exceed collector.worker_timeout_s={limit_s:g}"
+    # While the trainer takes no batch, one worker may be the only one that acts: each of its steps waits.
+    waits = not is_fixed and options.min_batch > cfg.env.num_envs
+    steps = frames_per_part(collector) // cfg.env.num_envs if waits else 1
+    if (limit_s := collector.worker_timeout_s) <= steps * options.timeout_s:
+        what = "calls" if steps == 1 else f"{steps} steps"
+        rule = f"{what} that wait so long exceed collector.worker_timeout_s={limit_s:g}"
         yield Problem("inference.timeout_s", rule, options.timeout_s, "use a shorter wait, such as 0.01.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from collectx.errors import RendezvousError
 from collectx.transport.base import SlotSpec
-from collectx.transport.connections import enable_keepalive
+from collectx.transport.connections import enable_keepalive, set_receive_timeout
 from collectx.transport.network.handshake import Endpoint, Listener, receive_hello
 from collectx.transport.network.p2p import TRAINER, Pair, PairConfig
 from collectx.transport.network.remote_process import RemoteProcess
@@ -94,11 +94,14 @@ class Admission:
         try:
             reply = {"spec": process.make_spec(), "batch": self._batch.to_json(), "pair": vars(self._config)}
             connection.send_bytes(json.dumps(reply).encode())
+            set_receive_timeout(connection, self._config.pair_timeout_s)
+            connection.recv_bytes()
+            process.is_making_pair = True
             pair = self._config.make_pair(connection, TRAINER, address)
         except Exception as error:
             with self._lock:
                 if process.state is JoinState.PAIRING:
-                    process.state = JoinState.EXPECTED
+                    process.state, process.is_making_pair = JoinState.EXPECTED, False
             raise RendezvousError(f"worker {process.index}: {error!r}") from error
         with self._lock:
             if not self._is_closed:

@@ -64,6 +64,7 @@ def join_trainer(
         if "refused" in reply:
             raise RendezvousError(f"the trainer refused: {reply['refused']}")
         prepare(reply["spec"])
+        connection.send_bytes(b"")  # it begins to make the pair
         config = PairConfig(**reply["pair"])
         enable_keepalive(connection, config.timeout_s)
         pair = config.make_pair(connection, WORKER, address)

@@ -31,6 +31,7 @@ class RemoteProcess(WorkerProcess):
     Attributes:
         make_spec: see `Transport.expect`.
         info: what the worker said of itself when it connected: host, pid, job.
+        is_making_pair: whether the worker has prepared itself and begun to make its end of the pair.
         pair: for slots and weights; None until it has been made.
         queued_before_join: functions that send it what it was granted and asked before it joined, in order.
         incoming: receives that were posted, by slot.
@@ -41,6 +42,7 @@ class RemoteProcess(WorkerProcess):
 
     make_spec: Callable[[], dict[str, Any]] = dict
     info: dict[str, Any] = field(default_factory=dict)
+    is_making_pair: bool = False
     pair: Pair | None = None
     queued_before_join: list[Callable[[], None]] = field(default_factory=list)
     incoming: dict[int, Incoming] = field(default_factory=dict)

@@ -225,7 +225,7 @@ class NetworkTransport:
             self._received.append(event)
 
     def _remove_worker(self, process: RemoteProcess, error: Exception) -> None:
-        if process.info and process.state is not JoinState.JOINED and isinstance(error, WorkerTimeout):
+        if process.is_making_pair and process.state is not JoinState.JOINED and isinstance(error, WorkerTimeout):
             error.add_note(
                 f"Worker {process.index} on {process.info.get('host')} has reached the trainer's port "
                 f"{self.endpoint.port}, but the connection of {self._config.backend} between the two, whose port the "

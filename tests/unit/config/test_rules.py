@@ -35,6 +35,9 @@ BROKEN = {
     f"{ENDLESS} inference=server inference.order=ready collector=multi_async inference.timeout_s=120": (
         "inference.timeout_s=120.*exceed collector.worker_timeout_s=120"
     ),
+    f"{ENDLESS} inference=server collector=multi_async env.num_envs=2 inference.min_batch=4 inference.timeout_s=1": (
+        "inference.timeout_s=1.*256 steps that wait so long exceed collector.worker_timeout_s=120"
+    ),
     # workers
     "collector=single collector.num_workers=2": "collector.num_workers=2: .*has one worker",
     "collector.num_workers_per_collector=2": "collector.num_workers_per_collector=2: .*use collector.num_workers=4",
@@ -57,6 +60,9 @@ BROKEN = {
     # envs
     "env=gym": "env.id is not set",
     "env.entry_point=a:B": "env.id=CartPole-v1: env.entry_point",
+    f"{NEXT_STEP} collector=multi_async collector.max_policy_lag=0": "collector.max_policy_lag=0: .*same_step, or",
+    f"{NEXT_STEP} {METER}=0.5": "collector.preemptive_threshold=0.5: with env.autoreset_mode=next_step",
+    f"{NEXT_STEP} inference=server": "env.autoreset_mode=next_step: with inference=server.*disabled or same_step",
     f"{NEXT_STEP} collector.max_frames_per_traj=9": "collector.max_frames_per_traj=9: .*disabled or same_step",
     f"{NEXT_STEP} collector.reset_at_each_iter=true": "collector.reset_at_each_iter=true: .*disabled or same_step",
     "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": "env.wrappers: ",
@@ -186,6 +192,8 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("collector.min_workers=1 collector.on_worker_failure=restart", ["the run needs all workers"]),
         ("collector.min_workers=1 collector.on_worker_failure=drop", []),
         ("collector.init_random_frames=192000", ["log-probability", "the policy never acts"]),
+        ("backend.port=7000 backend.interface=lo", ["backend.interface=lo has no effect", "backend.port=7000 has no"]),
+        ("collector=distributed_sync backend.port=7000", ["gloo"]),
         # Keys that need no reset of single envs are allowed where there is none.
         (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),
     ],

@@ -160,6 +160,15 @@ def test_what_the_buffer_cannot_do_changes_nothing():
     assert clocks(buffer[:]) == [0, 1]
 
 
+def test_more_frames_than_memory_are_named():
+    buffer = ReplayBuffer(10**14, batch_size=1)
+    with pytest.raises(OSError, match="Cannot allocate memory") as caught:
+        buffer.extend(TensorDict({"a": torch.zeros(1)}, [1]))
+    assert (
+        "100000000000000 frames of 4 bytes: choose fewer frames, by trainer.buffer_frames" in caught.value.__notes__[0]
+    )
+
+
 def test_frames_by_number():
     buffer = ReplayBuffer(10)
     assert buffer[:].batch_size == (0,)

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap, trim_mean
 
 from collectx.errors import ConfigError
 from collectx.report.read import NUM_POINTS, Group, centre, common, differences, groups_of, interval, read_runs
@@ -36,11 +35,15 @@ def entry(worker, measured_s):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 20])
 def test_the_centre_is_the_interquartile_mean(count):
+    from scipy.stats import trim_mean  # takes a second
+
     values = np.random.default_rng(count).normal(size=(count, 3))
     assert centre(values) == pytest.approx(trim_mean(values, 0.25, axis=0))
 
 
 def test_the_interval_is_that_of_the_bootstrap():
+    from scipy.stats import bootstrap, trim_mean
+
     values = np.random.default_rng(0).normal(size=12)
     expected = bootstrap((values,), lambda each, axis: trim_mean(each, 0.25, axis=axis), method="percentile", rng=1)
     assert interval(values) == pytest.approx(list(expected.confidence_interval), abs=0.1)

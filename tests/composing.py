@@ -5,11 +5,13 @@ Hydra takes some 60 ms for a composition, which it spends on YAML, on copies of 
 import copy
 import functools
 import os
+import pickle
 import re
 from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli.compose import Composer, parsed, typed
@@ -53,16 +55,18 @@ def remember_compositions(patch: pytest.MonkeyPatch) -> None:
         sources = [(source.scheme(), source.path) for source in self.get_sources()]
         is_special = "file" in dict(sources) or re.search(r"hydra\.(searchpath|job)", " ".join(overrides))
         words = [] if is_special else parsed(overrides)
-        if is_special or any(word.is_sweep_override() for word in words):
+        swept = [word for word in words if word.is_sweep_override()]
+        if is_special or (swept and run_mode is RunMode.RUN):
             return load(self, config_name, overrides, run_mode, **options)
-        values = [word for word in words if _is_value(word.input_line)]
-        choices = [word.input_line for word in words if word not in values]
+        values = [word for word in words if word not in swept and _is_value(word.input_line)]
+        choices = [word.input_line for word in words if word not in swept and word not in values]
         # A saved configuration.
         stored = repr(ConfigStore.instance().repo.get(f"{config_name}.yaml"))
         key = (config_name, stored, *choices, run_mode, *sources, *options.items())
         if key not in made:
-            made[key] = load(self, config_name, choices, run_mode, **options)
-        node = copy.deepcopy(made[key])
+            # Nodes consist of thousands of objects, which would slow each garbage collection down.
+            made[key] = pickle.dumps(load(self, config_name, choices, run_mode, **options))
+        node = pickle.loads(made[key])
         self._apply_overrides_to_config(values, node)
         hydras, tasks = (
             [word.input_line for word in words if word.is_hydra_override() == is_hydras] for is_hydras in (True, False)

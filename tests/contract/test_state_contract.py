@@ -21,7 +21,7 @@ from collectx.run import RunFolder, execute
 from collectx.run.checkpointer import announce_unsaved
 from collectx.run.events import format_event
 
-_OPTIONS = ["trainer=meter", "collector.frames_per_batch=64", "collector.total_frames=640"]
+_OPTIONS = ["trainer=meter", "collector.frames_per_batch=32", "collector.total_frames=320"]
 _VECTOR = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=4"]
 _BATCHED = ["env=torchrl", "env.target=worlds.torchrlenvs:counted_serial", "env.num_envs=3"]
 _PROCESSES = ["env=torchrl", "env.target=worlds.torchrlenvs:parallel"]
@@ -34,7 +34,7 @@ RESTORABLE = {
     "vector, same_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=same_step"],
     "vector, next_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=next_step"],
     "torchrl": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:counted", "env.num_envs=2"],
-    "torchrl, batched": ["policy=mlp", *_BATCHED, "collector.frames_per_batch=63", "collector.total_frames=630"],
+    "torchrl, batched": ["policy=mlp", *_BATCHED, "collector.frames_per_batch=33", "collector.total_frames=330"],
     "torchrl, processes": ["policy=mlp", *_PROCESSES, "env.num_envs=2", "env.kwargs.mp_start_method=fork"],
     "torchrl, random actions": ["policy=random", "env=torchrl", "env.target=worlds.torchrlenvs:one_hot"],
     "torchrl, with other transforms": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:primed"],
@@ -46,7 +46,7 @@ RESTORABLE = {
     "time limit, random frames": [
         "policy=mlp",
         "collector.max_frames_per_traj=7",
-        "collector.init_random_frames=400",
+        "collector.init_random_frames=200",
     ],
     "two workers": ["policy=mlp", "collector=multi_sync", "launcher=inline"],
 }

@@ -11,6 +11,8 @@ from collectx.errors import ConfigError
 from collectx.report.read import NUM_POINTS, Group, centre, common, differences, groups_of, interval, read_runs
 from collectx.run import Status
 
+pytestmark = pytest.mark.xdist_group("report")  # one process makes the sweep
+
 
 def write_run(folder, lines, events=()):
     """A run folder with the least in it."""
@@ -130,7 +132,7 @@ def test_a_damaged_file_is_the_status_of_its_run_only(sweep, tmp_path):
     for name in ("metrics.jsonl", "events.jsonl", "result.json", "snapshot/config.yaml"):
         file = tmp_path / "sweep" / runs_name(1, 0) / name
         whole = file.read_bytes()
-        for _ in range(25):
+        for _ in range(8):
             place = generator.randrange(len(whole))
             file.write_bytes(whole[:place] + bytes([generator.randrange(256)]) + whole[place + 1 :])
             first, *others = read_runs([tmp_path / "sweep"])

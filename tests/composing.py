@@ -4,8 +4,15 @@ Hydra takes some 60 ms for a composition, which it spends on YAML, on copies of 
 
 import copy
 import functools
+import os
+import pickle
+import re
+from typing import Any
 
-from omegaconf import OmegaConf
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli.compose import Composer, parsed, typed
 from collectx.config.schema.run import RunConfig
@@ -24,7 +31,7 @@ def _choices(words: tuple[str, ...]):
 
 def examine(line: str = "") -> tuple[RunConfig, list[str]]:
     """The configuration of space-separated `group=choice` and `group.key=value`, and all of its problems."""
-    values = [word for word in line.split() if "." in word.partition("=")[0] or word.startswith("seed=")]
+    values = [word for word in line.split() if _is_value(word)]
     node = copy.deepcopy(_choices(tuple(word for word in line.split() if word not in values)))
     for override in parsed(values):
         OmegaConf.update(node, override.key_or_group, override.value(), force_add=True)
@@ -37,3 +44,42 @@ def composed(line: str = "") -> RunConfig:
     cfg, problems = examine(line)
     assert not problems, problems
     return cfg
+
+
+def remember_compositions(patch: pytest.MonkeyPatch) -> None:
+    """Within `patch`, Hydra composes each set of choices of the packaged files once, and applies values to copies."""
+    loader: Any = type(_composer()._loader)
+    load, made = loader.load_configuration, {}
+
+    def remembered(self, config_name: str, overrides: list[str], run_mode: Any, **options: Any) -> DictConfig:
+        sources = [(source.scheme(), source.path) for source in self.get_sources()]
+        is_special = "file" in dict(sources) or re.search(r"hydra\.(searchpath|job)", " ".join(overrides))
+        words = [] if is_special else parsed(overrides)
+        swept = [word for word in words if word.is_sweep_override()]
+        if is_special or (swept and run_mode is RunMode.RUN):
+            return load(self, config_name, overrides, run_mode, **options)
+        values = [word for word in words if word not in swept and _is_value(word.input_line)]
+        choices = [word.input_line for word in words if word not in swept and word not in values]
+        # A saved configuration.
+        stored = repr(ConfigStore.instance().repo.get(f"{config_name}.yaml"))
+        key = (config_name, stored, *choices, run_mode, *sources, *options.items())
+        if key not in made:
+            # Nodes consist of thousands of objects, which would slow each garbage collection down.
+            made[key] = pickle.dumps(load(self, config_name, choices, run_mode, **options))
+        node = pickle.loads(made[key])
+        self._apply_overrides_to_config(values, node)
+        hydras, tasks = (
+            [word.input_line for word in words if word.is_hydra_override() == is_hydras] for is_hydras in (True, False)
+        )
+        node.hydra.overrides.hydra, node.hydra.overrides.task = hydras, tasks
+        node.hydra.job.override_dirname = ",".join(sorted(tasks))
+        node.hydra.runtime.cwd = os.getcwd()
+        return node
+
+    patch.setattr(loader, "load_configuration", remembered)
+
+
+def _is_value(word: str) -> bool:
+    """Whether an override sets an option, and chooses no file of a group."""
+    name = word.partition("=")[0]
+    return ("." in name and "@" not in name) or name == "seed"

@@ -18,10 +18,7 @@ from types import ModuleType, SimpleNamespace
 import cloudpickle
 import psutil
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-
-from collectx.launcher import local
 
 # The same examples in every run, and no limits of time: neither luck nor a busy machine decides.
 settings.register_profile(
@@ -32,7 +29,7 @@ settings.load_profile("collectx")
 if (here := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, here)
 
-from ways import TIERS, tier_of  # noqa: E402
+from ways import FOLDERS, TIERS, tier_of  # noqa: E402
 
 # A shell starts what runs in its background deaf to Ctrl-C, and children would inherit that from these tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -59,6 +56,15 @@ PRELOAD = [
 
 def pytest_addoption(parser):
     parser.addoption("--tier", default="test", choices=(*TIERS, "all"), help="which tests to run; see tests/ways.py")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Does not import a folder all of whose tests are of later tiers, unless it is asked for."""
+    tier, wanted = FOLDERS.get(collection_path.name, "test"), config.getoption("--tier")
+    if collection_path.parent == Path(__file__).parent and wanted in TIERS[: TIERS.index(tier)]:
+        asked = [Path(each.partition("::")[0]).resolve() for each in config.args]
+        return not any(path.is_relative_to(collection_path) for path in asked) or None
+    return None
 
 
 def pytest_collection_modifyitems(config, items):
@@ -90,6 +96,8 @@ def pytest_testnodedown(node, error):
 @pytest.fixture(scope="session", autouse=True)
 def fork_server():
     """Workers of tests are forked from a process that has imported what they need."""
+    from collectx.launcher import local  # not at the top: the process that only distributes tests has no use for torch
+
     local.PRELOAD += PRELOAD
     with pytest.MonkeyPatch.context() as patch:
         # The server of Python 3.11 preloads with the path of its environment only.
@@ -183,6 +191,8 @@ def hangups():
 @pytest.fixture(autouse=True)
 def torchs_seed():
     """Collectors without a seed have torch's: the same one in every test, whichever ran before."""
+    import torch
+
     torch.manual_seed(0)
 
 

@@ -28,7 +28,7 @@ def learn(collector, env, draw=None):
     for batch in collector:
         digests.append(digest_of(batch))
         if draw is not None:
-            torch.rand(draw.choice([1, 10_000, 3_000_000])).sort()  # takes nothing, a millisecond, or many
+            torch.rand(draw.choice([1, 10_000, 200_000])).sort()  # takes nothing, a millisecond, or many
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.add_(0.01 * collector.num_batches)
@@ -42,11 +42,11 @@ def run(env, inference, draw=None, **knobs):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
-@pytest.mark.parametrize("order", ["fixed", "ready"])
-def test_batches_are_the_same_where_the_policy_does_not_sample(num_envs, order):
+def test_batches_are_the_same_where_the_policy_does_not_sample(num_envs):
     knobs = {**_MODE, "frames_per_batch": 32 * num_envs, "max_frames_per_traj": 9}
     expected = run(gym(num_envs), None, **knobs)
-    assert run(gym(num_envs), {"order": order}, random.Random(order), **knobs) == expected
+    for order in ("fixed", "ready"):
+        assert run(gym(num_envs), {"order": order}, random.Random(order), **knobs) == expected
     assert len(set(expected)) == len(expected)
 
 

@@ -8,20 +8,20 @@ import re
 import pytest
 import torch
 from collecting import gym, through_a_file
+from composing import composed
 from worlds.unsaved import PARTS
 
 from collectx import env as envs
 from collectx import policy as policies
 from collectx import state as states
 from collectx.checkpoints import Checkpoints
-from collectx.cli.compose import compose
 from collectx.collector import build
 from collectx.policy.random import RandomActor
 from collectx.run import RunFolder, execute
 from collectx.run.checkpointer import announce_unsaved
 from collectx.run.events import format_event
 
-_OPTIONS = ["trainer=meter", "collector.frames_per_batch=64", "collector.total_frames=640"]
+_OPTIONS = ["trainer=meter", "collector.frames_per_batch=32", "collector.total_frames=320"]
 _VECTOR = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=4"]
 _BATCHED = ["env=torchrl", "env.target=worlds.torchrlenvs:counted_serial", "env.num_envs=3"]
 _PROCESSES = ["env=torchrl", "env.target=worlds.torchrlenvs:parallel"]
@@ -29,12 +29,12 @@ RESTORABLE = {
     "gym": ["policy=mlp"],
     "gym, random actions": ["policy=random", "env=pendulum"],
     "mujoco": ["policy=random", "env=halfcheetah"],
-    "atari": ["policy=random", "env=pong"],
+    "atari": ["policy=random", "env=pong", "env.num_envs=2"],
     "vector": ["policy=mlp", *_VECTOR],
     "vector, same_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=same_step"],
     "vector, next_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=next_step"],
     "torchrl": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:counted", "env.num_envs=2"],
-    "torchrl, batched": ["policy=mlp", *_BATCHED, "collector.frames_per_batch=63", "collector.total_frames=630"],
+    "torchrl, batched": ["policy=mlp", *_BATCHED, "collector.frames_per_batch=33", "collector.total_frames=330"],
     "torchrl, processes": ["policy=mlp", *_PROCESSES, "env.num_envs=2", "env.kwargs.mp_start_method=fork"],
     "torchrl, random actions": ["policy=random", "env=torchrl", "env.target=worlds.torchrlenvs:one_hot"],
     "torchrl, with other transforms": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:primed"],
@@ -46,14 +46,14 @@ RESTORABLE = {
     "time limit, random frames": [
         "policy=mlp",
         "collector.max_frames_per_traj=7",
-        "collector.init_random_frames=400",
+        "collector.init_random_frames=200",
     ],
     "two workers": ["policy=mlp", "collector=multi_sync", "launcher=inline"],
 }
 NOT_RESTORABLE = {
-    "envpool": (["policy=random", "env=envpool", "env.id=CartPole-v1"], ["EnvPool", "cannot pickle"]),
+    "envpool": (["policy=random", "env=envpool", "env.id=CartPole-v1", "env.num_envs=4"], ["EnvPool", "cannot pickle"]),
     "sticky actions": (
-        ["policy=random", "env=pong", "env.kwargs.repeat_action_probability=0.25"],
+        ["policy=random", "env=pong", "env.num_envs=2", "env.kwargs.repeat_action_probability=0.25"],
         ["repeat_action_probability=0"],
     ),
     "vector, the user's processes": (
@@ -63,27 +63,28 @@ NOT_RESTORABLE = {
 }
 
 
-def _configuration(options):
-    return compose([*_OPTIONS, *([] if "collector=multi_sync" in options else ["collector=single"]), *options])
-
-
 def _make(options):
+    """A collector, and why its envs cannot be saved as it is announced before workers start: one reason or none."""
     if "env=torchrl" in options:
         pytest.importorskip("torchrl", reason="needs the torchrl extra")
-    cfg = _configuration(options)
-    spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
-    return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec)
+    collector = [] if "collector=multi_sync" in options else ["collector=single"]
+    cfg, announced = composed(" ".join([*_OPTIONS, *collector, *options])), []
+    examine = announce_unsaved(cfg, lambda name, reason: announced.append(format_event(name, {"reason": reason})))
+    spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), examine)
+    return build(cfg, policies.build(cfg.policy, spec, cfg.seed), spec), announced
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", RESTORABLE)
 def test_workers_continue_as_the_saved_ones(kind):
-    with _make(RESTORABLE[kind]) as saved:
+    collector, announced = _make(RESTORABLE[kind])
+    assert announced == []
+    with collector as saved:
         for _ in range(3):
             next(saved)
         states = through_a_file(saved.ask("state"))
         expected = [next(saved).clone() for _ in range(5)]
-    with _make(RESTORABLE[kind]) as other:
+    with _make(RESTORABLE[kind])[0] as other:
         next(other)
         reasons = other.ask("load", per_worker={worker: (state,) for worker, state in states.items()})
         assert set(reasons.values()) == {None}
@@ -97,27 +98,18 @@ def test_workers_continue_as_the_saved_ones(kind):
 @pytest.mark.parametrize("kind", NOT_RESTORABLE)
 def test_the_reason_why_envs_cannot_be_saved(kind):
     options, words = NOT_RESTORABLE[kind]
-    with _make(options) as collector:
+    made, (announced,) = _make(options)
+    assert "after a resume they begin new episodes: " in announced
+    assert words[0] in announced
+    with made as collector:
         next(collector)
         state = collector.ask("state")[0]
         assert words[-1] in state["rollout"]["reason"]
         assert collector.ask("load", per_worker={0: (state,)}) == {0: state["rollout"]["reason"]}
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [*RESTORABLE, *NOT_RESTORABLE])
-def test_envs_that_cannot_be_saved_are_announced_before_workers_start(kind):
-    cfg = _configuration(RESTORABLE.get(kind) or NOT_RESTORABLE[kind][0])
-    announced = []
-    envs.read_spec(cfg.env, examine=announce_unsaved(cfg, lambda name, reason: announced.append((name, reason))))
-    assert len(announced) == (kind in NOT_RESTORABLE)
-    for name, reason in announced:
-        assert "after a resume they begin new episodes: " in format_event(name, {"reason": reason})
-        assert NOT_RESTORABLE[kind][1][0] in reason
-
-
 def test_workers_that_run_collectors_are_announced():
-    cfg, announced = compose(["collector=distributed", "collector.num_workers_per_collector=2"]), []
+    cfg, announced = composed("collector=distributed collector.num_workers_per_collector=2"), []
     envs.read_spec(cfg.env, examine=announce_unsaved(cfg, lambda name, reason: announced.append(reason)))
     assert announced == ["each worker runs a collector, whose state cannot be read"]
 
@@ -139,7 +131,7 @@ def test_a_run_whose_envs_cannot_be_saved_has_checkpoints_and_resumes_with_new_e
     words = ["env=gym", "env.id=null", f"env.entry_point={entry_point}", "env.num_envs=1", *kwargs, "policy=random"]
     size = ["collector=single", "collector.frames_per_batch=32", "run.resume=auto"]
     for frames in (64, 96):
-        cfg = compose([*words, "trainer=meter", *size, f"collector.total_frames={frames}"])
+        cfg = composed(" ".join([*words, "trainer=meter", *size, f"collector.total_frames={frames}"]))
         assert execute(cfg, tmp_path, []).status == "completed"
         assert [path.name for path in Checkpoints(tmp_path / "checkpoints").all()][-1] == f"{frames // 32:09d}"
     events = list(RunFolder(tmp_path).read_events())

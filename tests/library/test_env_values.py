@@ -82,10 +82,6 @@ with Collector(vector(Bytes, "Disabled"), RandomPolicy(), frames_per_batch=6) as
 print(json.dumps(rows))
 """
 REWARDS = """
-import json
-import gymnasium as gym, numpy as np
-from collectx import Collector, RandomPolicy
-
 REWARDS = {
     "none": None, "text": "1.5", "integer": 16_777_217, "huge": 10**400, "float": 1e39, "complex": 1j,
     "two": [1.0, 2.0], "true": True, "exact": 16_777_218, "one": np.array([1.5]), "single": np.float32(1.5),
@@ -118,20 +114,13 @@ print(json.dumps(got))
 """
 
 
-def run(tmp_path, code):
-    (tmp_path / "script.py").write_text(code)
+def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_one_number_in_float32(tmp_path):
+    (tmp_path / "script.py").write_text(SHARING + REWARDS)
     done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_envs_that_return_the_same_arrays_keep_their_own_values(tmp_path):
+    rows, got = map(json.loads, done.stdout.splitlines()[-2:])
     vectors = {"NextStep": 3, "SameStep": 3, "Disabled": 3}
-    assert run(tmp_path, SHARING) == {"box": 3, "parts": 3, "one": 1} | vectors
-
-
-def test_a_reward_is_one_number_that_float32_contains(tmp_path):
-    got = run(tmp_path, REWARDS)
+    assert rows == {"box": 3, "parts": 3, "one": 1} | vectors
     stored = {"true": 1.0, "exact": 16_777_218.0, "one": 1.5, "single": 1.5, "byte": 3.0}
     assert {name: got[name] for name in stored} == {name: 3 * [4 * [value]] for name, value in stored.items()}
     words = {

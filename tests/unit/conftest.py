@@ -4,12 +4,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from composing import remember_compositions
 from queueing import Queue
 
 from collectx.cli import status
 from collectx.jobs import watcher
 from collectx.launcher.slurm import commands
 from collectx.run import preflight
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compositions():
+    with pytest.MonkeyPatch.context() as patch:
+        remember_compositions(patch)
+        yield
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ import csv
 import threading
 import time
 
-import mlflow
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger
 from collectx.run.logger_threads import LoggerThreads
@@ -21,6 +19,8 @@ def tensorboard(folder, step=None):
 
 
 def read_tensorboard(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(folder))
     events.Reload()
     assert (
@@ -43,6 +43,8 @@ def in_mlflow(folder, step=None):
 
 
 def read_mlflow(folder):
+    import mlflow  # takes seconds
+
     client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
     assert run.info.status == "FINISHED"

@@ -120,8 +120,10 @@ def test_checkpoints_of_another_user_are_read_on_request_only(stub, old, capsys,
     assert resume.main([str(files.path), "--trust"]) == 130
 
 
-@pytest.mark.parametrize("name", ["", "000000002", "000000002/state.pt", "000000002/manifest.json"])
-@pytest.mark.parametrize("mode", [0o020, 0o002], ids=["group", "others"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("", 0o020), ("000000002", 0o002), ("000000002/state.pt", 0o020), ("000000002/manifest.json", 0o002)],
+)
 def test_checkpoints_that_others_can_write_to_are_read_on_request_only(stub, old, capsys, name, mode):
     files = old()
     path = files.checkpoints / name

@@ -12,6 +12,9 @@ from collectx.cli import report
 from collectx.run import RunFolder
 from collectx.run.files import write_json
 
+# One process makes the sweep, and the page of it.
+pytestmark = pytest.mark.xdist_group("report")
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

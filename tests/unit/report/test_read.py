@@ -6,11 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap, trim_mean
 
 from collectx.errors import ConfigError
 from collectx.report.read import NUM_POINTS, Group, centre, common, differences, groups_of, interval, read_runs
 from collectx.run import Status
+
+pytestmark = pytest.mark.xdist_group("report")  # one process makes the sweep
 
 
 def write_run(folder, lines, events=()):
@@ -36,11 +37,15 @@ def entry(worker, measured_s):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 20])
 def test_the_centre_is_the_interquartile_mean(count):
+    from scipy.stats import trim_mean  # takes a second
+
     values = np.random.default_rng(count).normal(size=(count, 3))
     assert centre(values) == pytest.approx(trim_mean(values, 0.25, axis=0))
 
 
 def test_the_interval_is_that_of_the_bootstrap():
+    from scipy.stats import bootstrap, trim_mean
+
     values = np.random.default_rng(0).normal(size=12)
     expected = bootstrap((values,), lambda each, axis: trim_mean(each, 0.25, axis=axis), method="percentile", rng=1)
     assert interval(values) == pytest.approx(list(expected.confidence_interval), abs=0.1)
@@ -127,7 +132,7 @@ def test_a_damaged_file_is_the_status_of_its_run_only(sweep, tmp_path):
     for name in ("metrics.jsonl", "events.jsonl", "result.json", "snapshot/config.yaml"):
         file = tmp_path / "sweep" / runs_name(1, 0) / name
         whole = file.read_bytes()
-        for _ in range(25):
+        for _ in range(8):
             place = generator.randrange(len(whole))
             file.write_bytes(whole[:place] + bytes([generator.randrange(256)]) + whole[place + 1 :])
             first, *others = read_runs([tmp_path / "sweep"])

@@ -177,6 +177,8 @@ def test_an_interrupted_batch_of_random_actions_is_collected_anew_with_random_ac
 @pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])
 def test_the_step_loop_keeps_no_object(cfg):
     rollout, _, rows = make(cfg, policies.build(mlp(), read_spec(cfg), 0), 50)
+    gc.collect()
+    gc.freeze()  # what tests before have imported: each collection would take a second
     blocks = []
     for _ in range(3):
         for number in range(10):

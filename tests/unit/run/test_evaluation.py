@@ -116,8 +116,8 @@ def test_without_moviepy_the_extra_is_named(run, evaluate, monkeypatch):
 def test_the_interval_covers_the_mean():
     generator = np.random.default_rng(1)
     covered = 0
-    for _ in range(100):
+    for _ in range(40):
         low, high = Evaluation([*generator.normal(size=30)], [1] * 30).interval
         covered += low < 0 < high
-    assert 85 <= covered <= 99
+    assert 34 <= covered <= 39
     assert Evaluation([1.0], [1]).interval is None

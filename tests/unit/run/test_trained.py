@@ -120,9 +120,15 @@ def graph(path):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
-@pytest.mark.parametrize("form", ["torchscript", "onnx"])
 @pytest.mark.parametrize(
-    "line", [_SHORT, f"{_SHORT} env=pendulum", f"{_CUSTOM} policy.target=worlds.cartpoles:alternating"]
+    ("line", "form"),
+    [
+        (_SHORT, "torchscript"),
+        (f"{_SHORT} env=pendulum", "onnx"),
+        (alternating := f"{_CUSTOM} policy.target=worlds.cartpoles:alternating", "torchscript"),
+        (alternating, "onnx"),
+    ],
+    ids=["actions-torchscript", "numbers-onnx", "states-torchscript", "states-onnx"],
 )
 def test_exported_graphs_act_like_the_policy(tmp_path, line, form, capsys):
     folder = run(tmp_path / "run", line)

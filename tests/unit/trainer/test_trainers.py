@@ -1,15 +1,14 @@
 """What trainers do with batches: in which direction they learn, when they stop, their state, what they refuse."""
 
-import functools
 from dataclasses import replace
 
 import pytest
 import torch
-from collecting import through_a_file
+from collecting import gym, through_a_file
+from composing import composed
 
 from collectx import env, policy, trainer
 from collectx.batch import to_tensordict
-from collectx.cli.compose import compose
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, TrainingDiverged
@@ -20,12 +19,12 @@ from collectx.user_objects import UserPolicyConfig
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
 OVERRIDES = {
-    "ppo": ["trainer=ppo"],
-    "impala": ["trainer=impala"],
-    "dqn": (dqn := ["trainer=dqn", "policy=q_mlp", "trainer.warmup_frames=64"]),
-    "uniform dqn": [*dqn, "trainer.priority_alpha=null"],
+    "ppo": "trainer=ppo",
+    "impala": "trainer=impala",
+    "dqn": (dqn := "trainer=dqn policy=q_mlp trainer.warmup_frames=64"),
+    "uniform dqn": f"{dqn} trainer.priority_alpha=null",
 }
-SPEC = env.read_spec(compose(["env=cartpole", "env.num_envs=2"]).env)
+SPEC = env.read_spec(gym(2))
 
 
 class Recorded:
@@ -68,9 +67,8 @@ def bandit(num_batches, size=(2, 32)):
         yield to_tensordict(tensors, size)
 
 
-@functools.cache
 def config(name):
-    return compose(["env=cartpole", *OVERRIDES[name]])
+    return composed(f"env=cartpole {OVERRIDES[name]}")
 
 
 def made(name, seed=0, **fields):

@@ -16,7 +16,12 @@ _SHARED = r".*setattr\(['\"]?([a-z_]+\.)*(os|time|signal|shutil|socket|subproces
 # Rule, folder of the tests, what its files neither import nor call, and the files that may.
 TEST_RULES = [
     ("unit tests start no process", "unit", r"(subprocess|multiprocessing)\b(?!\.(Pipe|connection))", r"$^"),
-    ("wait for a condition, not for a time", "", r"time\.sleep(\(|$)", r"(chaos|worlds|slurm|scripts)/|conftest\.py"),
+    (
+        "wait for a condition, not for a time",
+        "",
+        r"time\.sleep(\(|$)",
+        r"(chaos|user_code|slurm|scripts)/|conftest\.py",
+    ),
     ("contract suites take their ways from ways.py", "contract", r"([\w.]*\.)?\w+Transport(\(|$)", r"$^"),
     ("nothing imports a test module", "", r"([\w.]*\.)?test_\w+(\.\w+)?(\(|$)", r"$^"),
     ("replace a name of our modules, not an attribute of a shared module", "", _SHARED, r"$^"),

@@ -1,7 +1,7 @@
 """For every test: what it started is gone when it ends, and nothing of it is left in memory or in /dev/shm.
 
-Also puts this folder on the import path, so that tests find `ways` and `collecting`, and worker processes `worlds`, and
-selects the tests of a tier (`ways.py`).
+Also puts this folder on the import path, so that tests find `ways` and `configurations`, and worker processes
+`user_code`, and selects the tests of a tier (`ways.py`).
 """
 
 import contextlib
@@ -48,9 +48,9 @@ PRELOAD = [
     "collectx.worker.entry",
     "collectx.transport.network.link",
     "torch.distributed.rpc",
-    "worlds.cartpoles",
-    "worlds.faulty",
-    "worlds.toyworker",
+    "user_code.cartpoles",
+    "user_code.faulty",
+    "user_code.toyworker",
 ]
 
 

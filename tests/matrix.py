@@ -444,7 +444,7 @@ class Runner:
         folder = self._root / f"{self.count:05}"
         self.count += 1
         folder.mkdir(exist_ok=True)
-        (folder / "parts.py").symlink_to(ROOT / "tests/worlds/parts.py")
+        (folder / "parts.py").symlink_to(ROOT / "tests/user_code/parts.py")
         if any("recorded/" in word for word in words):
             (folder / "recorded").symlink_to(self._root / "recorded")
         argv = [*words] if words[0] == "tune" else ["run", *words, "hydra.run.dir=run"]

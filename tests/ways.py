@@ -76,7 +76,7 @@ BETWEEN_PROCESSES = (*SHARED, *GLOO, *RPC, *RAY)
 SYNC = tuple(way for way in WAYS if way.is_sync)
 ASYNC = tuple(way for way in WAYS if not way.is_sync and way.kind != "single")
 
-# For the tests of transports alone, by workers without env (`worlds/toyworker.py`). They are the main suite of RPC.
+# For the tests of transports alone, by workers without env (`user_code/toyworker.py`). They are the main suite of RPC.
 TRANSPORTS = (
     replace(INLINE_ASYNC, name="inline"),
     replace(SHARED_ASYNC, name="shared_memory"),

@@ -66,7 +66,7 @@ class Run:
             *(f"collector.total_frames={frames * self.num_batches}", "collector.max_restarts=1000"),
             *(f"collector.worker_timeout_s={_TIMEOUT_S}", "checkpoint.every_batches=10"),
             *("env=counting", f"env.num_envs={_NUM_ENVS}", f"env.step_s={_STEP_S}", "policy=random"),
-            *("trainer=custom", "trainer.target=worlds.checking:CheckingTrainer"),
+            *("trainer=custom", "trainer.target=user_code.checking:CheckingTrainer"),
             f"trainer.kwargs={{pulse: {self._pulse}, pause_s: {_PAUSE_S}, num_envs: {_NUM_ENVS}}}",
             f"hydra.run.dir={self._run}",
         ]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-import making
+import library_collectors
 import numpy as np
 import torch
 import torchrl.collectors
@@ -20,9 +20,9 @@ from torch.nn.functional import one_hot
 from torchrl.envs import PendulumEnv, TransformedEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import LSTMModule
+from user_code import torchrlenvs
+from user_code.walk import walk
 from ways import SINGLE
-from worlds import torchrlenvs
-from worlds.walk import walk
 
 from collectx.worker.spec import env_seed
 
@@ -282,7 +282,9 @@ def theirs(case):
 def ours(case, way=SINGLE):
     """The batches of our collector of that way."""
     creates = [_ours(case, worker) for worker in range(2)]
-    return _collect(case, partial(making.make, way, creates[0] if case.kind == "single" else creates, seed=0))
+    return _collect(
+        case, partial(library_collectors.make, way, creates[0] if case.kind == "single" else creates, seed=0)
+    )
 
 
 def _numbered(case, worker):

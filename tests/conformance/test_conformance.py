@@ -19,8 +19,8 @@ from golden import assert_same, load
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import InitTracker
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+from user_code import torchrlenvs
 from ways import ASYNC, INLINE_SYNC, SHARED_SYNC, SYNC, over
-from worlds import torchrlenvs
 
 import collectx
 from collectx.errors import ConfigError

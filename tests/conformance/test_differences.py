@@ -20,8 +20,8 @@ from torchrl.collectors import Collector, MultiSyncCollector, WeightUpdaterBase
 from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs import GymWrapper, InitTracker
 from torchrl.envs.utils import ExplorationType
-from worlds import torchrlenvs
-from worlds.walk import walk
+from user_code import torchrlenvs
+from user_code.walk import walk
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
 

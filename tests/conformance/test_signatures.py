@@ -6,7 +6,7 @@ import json
 
 import golden
 import pytest
-from worlds.cartpoles import cartpole
+from user_code.cartpoles import cartpole
 
 import collectx
 from collectx.library import refused

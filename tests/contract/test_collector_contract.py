@@ -12,10 +12,10 @@ import psutil
 import pytest
 import torch
 import ways
-from collecting import batches, config, counting, custom, digest_of, gym, gym_vector, mlp, start, worker_pids
+from configurations import batches, config, counting, custom, digest_of, gym, gym_vector, mlp, start, worker_pids
+from user_code import faulty
+from user_code.streams import StreamChecker
 from ways import case, over
-from worlds import faulty
-from worlds.streams import StreamChecker
 
 from collectx import env as envs
 from collectx import policy as policies
@@ -165,7 +165,7 @@ def test_workers_of_a_worker_act_as_if_they_were_the_runs(way, options):
 
 def telling(size):
     """A policy for the workers, and the trainer's, by whose weights frames say who acted."""
-    return custom("worlds.faulty:telling_policy", size=size), faulty.telling_policy(size)
+    return custom("user_code.faulty:telling_policy", size=size), faulty.telling_policy(size)
 
 
 def publish(collector, policy, number):
@@ -288,7 +288,7 @@ def record(cfg, again=None):
 )
 def test_an_async_run_is_reproduced_from_its_order(way, zero_copy):
     shape = {"frames_per_batch": 32, "total_frames": -1, "zero_copy": zero_copy}
-    cfg = config(way.kind, way.place, gym(2, entry_point="worlds.clocks:Uneven"), mlp(), **shape)
+    cfg = config(way.kind, way.place, gym(2, entry_point="user_code.clocks:Uneven"), mlp(), **shape)
     digests, order = record(cfg)
     assert record(cfg, order) == (digests, order)
 
@@ -329,7 +329,7 @@ def test_a_worker_that_was_started_again_takes_no_random_frames(way):
 
 @over((ways.INLINE_SYNC, ways.SHARED_SYNC))
 def test_a_policy_may_read_the_step_count(way):
-    policy = custom("worlds.faulty:step_counting_policy")
+    policy = custom("user_code.faulty:step_counting_policy")
     options = {"frames_per_batch": 60, "total_frames": 600, "max_frames_per_traj": 5}
     for batch in batches(way.kind, way.place, counting(3), policy, **options):
         assert torch.equal(batch["action"], batch["step_count"][..., 0] % 2)

@@ -10,9 +10,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from collecting import counting, gym, start, through_a_file
+from configurations import counting, gym, start, through_a_file
+from dataset_readers import Episode, check_statistics, episodes, frames, split
 from gymnasium import spaces
-from reading import Episode, check_statistics, episodes, frames, split
 from ways import SINGLE, WAYS, case
 
 from collectx import data, state
@@ -251,7 +251,7 @@ SPACES = {
 @pytest.mark.parametrize("format", ["memmap", "parquet", "minari"])
 def test_nested_spaces_are_held(tmp_path, format):
     nested = spaces.Dict(SPACES | {"inner": spaces.Dict({"arm": spaces.Box(-1, 1, (2,))})})
-    env = gym(2, entry_point="worlds.spaceenv:SpaceEnv", observation_space=nested, action_space=nested, length=5)
+    env = gym(2, entry_point="user_code.spaceenv:SpaceEnv", observation_space=nested, action_space=nested, length=5)
     with start("single", "inline", env, frames_per_batch=20, total_frames=60) as collector:
         batches = list(collector)
     trainer(format, tmp_path / "data", env).train(Batches(batches, tmp_path))
@@ -276,7 +276,7 @@ def test_nested_spaces_are_held(tmp_path, format):
 
 
 def test_what_a_format_cannot_hold_is_refused_before_a_worker_starts(tmp_path):
-    kinds = {"entry_point": "worlds.spaceenv:SpaceEnv", "length": 5, "action_space": spaces.Discrete(2)}
+    kinds = {"entry_point": "user_code.spaceenv:SpaceEnv", "length": 5, "action_space": spaces.Discrete(2)}
     image = gym(1, observation_space=spaces.Dict(SPACES), **kinds)
     with pytest.raises(ConfigError, match=r"format=lerobot: box has the shape \[2, 3\], and only vectors are written"):
         trainer("lerobot", tmp_path / "set", image)

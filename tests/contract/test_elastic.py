@@ -6,9 +6,9 @@ import signal
 
 import pytest
 import ways
-from collecting import Log, config, counting, through_a_file
-from worlds.gates import Gates
-from worlds.streams import StreamChecker
+from configurations import Log, config, counting, through_a_file
+from user_code.gates import Gates
+from user_code.streams import StreamChecker
 
 from collectx import env as envs
 from collectx import policy as policies

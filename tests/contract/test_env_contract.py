@@ -8,11 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collecting import counting, gym, gym_vector
+from configurations import counting, gym, gym_vector
+from env_stepping import Stepper, memory
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_array_equal, assert_equal
-from stepping import Stepper, memory
 
 from collectx.config.schema.env import EnvPoolEnvConfig, TorchrlEnvConfig
 from collectx.env import build, read_spec
@@ -25,7 +25,7 @@ HALF_CHEETAH, PONG = (gym(2, id, max_episode_steps=20) for id in ("HalfCheetah-v
 CARTPOLES = {"gym": gym(3)} | {
     f"{how}-{mode}": gym_vector(3, mode, how) for how in ("sync", "async") for mode in (None, "next_step", "SAME_STEP")
 }
-# By the functions of `worlds/torchrlenvs.py`: unbatched, with transforms, batched, SerialEnv, ParallelEnv.
+# By the functions of `user_code/torchrlenvs.py`: unbatched, with transforms, batched, SerialEnv, ParallelEnv.
 TORCHRL = {"walking": 2, "pushing": 2, "counted": 2, "serial": 3, "counted_serial": 3, "parallel": 2}
 CONFIGS = CARTPOLES | {
     "gym-one": gym(1, "gymnasium:CartPole-v1"),
@@ -37,7 +37,7 @@ CONFIGS = CARTPOLES | {
     "envpool": EnvPoolEnvConfig(kind="envpool", num_envs=9, id="CartPole-v1", kwargs={}, num_threads=2),
     "counting": counting(3, 4),
     **{
-        f"torchrl-{n}": TorchrlEnvConfig(kind="torchrl", num_envs=e, target=f"worlds.torchrlenvs:{n}")
+        f"torchrl-{n}": TorchrlEnvConfig(kind="torchrl", num_envs=e, target=f"user_code.torchrlenvs:{n}")
         for n, e in TORCHRL.items()
     },
 }

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from collecting import config, gym, start, through_a_file
-from worlds import shapes
+from configurations import config, gym, start, through_a_file
+from user_code import shapes
 
 from collectx import env as envs
 from collectx import state as states
@@ -15,7 +15,7 @@ from collectx.run.checkpointer import announce_unsaved
 
 
 def _env(name):
-    return gym(2, entry_point="worlds.shapes:ShapeEnv", name=name)
+    return gym(2, entry_point="user_code.shapes:ShapeEnv", name=name)
 
 
 def _minigrid(name):

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 import torch
-from collecting import Log, config, counting, custom, digest_of, faulty, gym, mlp, start, through_a_file
-from worlds.cartpoles import cartpole
+from configurations import Log, config, counting, custom, digest_of, faulty, gym, mlp, start, through_a_file
+from user_code.cartpoles import cartpole
 
 from collectx import AsyncBatchedCollector
 from collectx import env as envs
@@ -92,7 +92,7 @@ def test_a_killed_server_ends_the_run(kind):
 
 
 def test_an_error_of_the_policy_keeps_its_type_and_traceback():
-    policy = custom("worlds.faulty:FailingPolicy", fault="raises", env=1)
+    policy = custom("user_code.faulty:FailingPolicy", fault="raises", env=1)
     with (
         start("multi_sync", "local", counting(2), policy, inference={}, total_frames=-1) as collector,
         pytest.raises(Exception, match="left") as raised,

@@ -13,11 +13,11 @@ import gymnasium
 import psutil
 import pytest
 from commands import COMMAND, COUNTING, environment, result
-from composing import composed
-from making import make
+from composed_overrides import composed
+from library_collectors import make
+from user_code.cartpoles import cartpole
+from user_code.toyworker import Toys, batch_spec
 from ways import RPC_SYNC, TRANSPORTS, over
-from worlds.cartpoles import cartpole
-from worlds.toyworker import Toys, batch_spec
 
 from collectx import env as envs
 from collectx import policy as policies

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from worlds import launched
+from user_code import launched
 
 from collectx.errors import LauncherError, WorkerTimeout
 from collectx.launcher.local import LocalLauncher, allow_descriptors

@@ -11,17 +11,17 @@ from pathlib import Path
 import gymnasium
 import pytest
 import torch
-from collecting import batches, counting, digest_of, gym, mlp, start
 from commands import collectx, result
-from making import make
-from surviving import collector, survive
+from configurations import batches, counting, digest_of, gym, mlp, start
+from library_collectors import make
+from losing_workers import collector, survive
 from tensordict.nn import TensorDictModule
 from torch import nn
+from user_code.cartpoles import Argmax
+from user_code.streams import StreamChecker
+from user_code.tensorenv import TensorCountingEnv
+from user_code.tracing import batches_of_each_version, by_tensordict, by_tensors
 from ways import GLOO, RPC_ASYNC, SHARED, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
-from worlds.cartpoles import Argmax
-from worlds.streams import StreamChecker
-from worlds.tensorenv import TensorCountingEnv
-from worlds.tracing import batches_of_each_version, by_tensordict, by_tensors
 
 import collectx as library
 from collectx import env as envs
@@ -239,7 +239,7 @@ def test_workers_of_their_own_do_not_step_such_an_env():
 
 def test_a_run_trains_with_such_an_env(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-    env = ["env=gym_vector", "env.entry_point=worlds.tensorenv:TensorCountingEnv", f"env.kwargs.device={DEVICE}"]
+    env = ["env=gym_vector", "env.entry_point=user_code.tensorenv:TensorCountingEnv", f"env.kwargs.device={DEVICE}"]
     words = ["collector=single", "policy=mlp", "trainer=ppo", "collector.frames_per_batch=64"]
     on_device = [f"devices={DEVICE}", "devices.env_device=null"]
     collectx("run", *env, *words, *on_device, "collector.total_frames=256", cwd=tmp_path)

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 import ways
-from collecting import digest_of, faulty, gym, mlp, start, through_a_file
-from composing import composed
+from composed_overrides import composed
+from configurations import digest_of, faulty, gym, mlp, start, through_a_file
 from ways import over
 
 from collectx import env as envs

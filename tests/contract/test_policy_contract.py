@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from collecting import custom
+from configurations import custom
 from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 import torch
-from worlds.countedframes import Stream, check_whole, die, write
+from user_code.countedframes import Stream, check_whole, die, write
 
 from collectx import ReplayBuffer
 from collectx.launcher.local import LocalLauncher

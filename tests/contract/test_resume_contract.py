@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from collecting import through_a_file
+from configurations import through_a_file
 
 from collectx import env as envs
 from collectx import policy as policies

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import submit, watcher

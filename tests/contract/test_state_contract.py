@@ -7,9 +7,9 @@ import re
 
 import pytest
 import torch
-from collecting import gym, through_a_file
-from composing import composed
-from worlds.unsaved import PARTS
+from composed_overrides import composed
+from configurations import gym, through_a_file
+from user_code.unsaved import PARTS
 
 from collectx import env as envs
 from collectx import policy as policies
@@ -23,8 +23,8 @@ from collectx.run.events import format_event
 
 _OPTIONS = ["trainer=meter", "collector.frames_per_batch=32", "collector.total_frames=320"]
 _VECTOR = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=4"]
-_BATCHED = ["env=torchrl", "env.target=worlds.torchrlenvs:counted_serial", "env.num_envs=3"]
-_PROCESSES = ["env=torchrl", "env.target=worlds.torchrlenvs:parallel"]
+_BATCHED = ["env=torchrl", "env.target=user_code.torchrlenvs:counted_serial", "env.num_envs=3"]
+_PROCESSES = ["env=torchrl", "env.target=user_code.torchrlenvs:parallel"]
 RESTORABLE = {
     "gym": ["policy=mlp"],
     "gym, random actions": ["policy=random", "env=pendulum"],
@@ -33,11 +33,11 @@ RESTORABLE = {
     "vector": ["policy=mlp", *_VECTOR],
     "vector, same_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=same_step"],
     "vector, next_step": ["policy=mlp", *_VECTOR, "env.autoreset_mode=next_step"],
-    "torchrl": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:counted", "env.num_envs=2"],
+    "torchrl": ["policy=mlp", "env=torchrl", "env.target=user_code.torchrlenvs:counted", "env.num_envs=2"],
     "torchrl, batched": ["policy=mlp", *_BATCHED, "collector.frames_per_batch=33", "collector.total_frames=330"],
     "torchrl, processes": ["policy=mlp", *_PROCESSES, "env.num_envs=2", "env.kwargs.mp_start_method=fork"],
-    "torchrl, random actions": ["policy=random", "env=torchrl", "env.target=worlds.torchrlenvs:one_hot"],
-    "torchrl, with other transforms": ["policy=mlp", "env=torchrl", "env.target=worlds.torchrlenvs:primed"],
+    "torchrl, random actions": ["policy=random", "env=torchrl", "env.target=user_code.torchrlenvs:one_hot"],
+    "torchrl, with other transforms": ["policy=mlp", "env=torchrl", "env.target=user_code.torchrlenvs:primed"],
     **{
         f"vector, async, {mode}": ["policy=mlp", *_VECTOR, "env.vectorization_mode=async", f"env.autoreset_mode={mode}"]
         for mode in ("disabled", "same_step", "next_step")
@@ -57,7 +57,7 @@ NOT_RESTORABLE = {
         ["repeat_action_probability=0"],
     ),
     "vector, the user's processes": (
-        ["policy=random", "env=gym_vector", "env.id=null", "env.entry_point=worlds.cartpoles:processes"],
+        ["policy=random", "env=gym_vector", "env.id=null", "env.entry_point=user_code.cartpoles:processes"],
         ["env.vectorization_mode=async"],
     ),
 }
@@ -115,9 +115,9 @@ def test_workers_that_run_collectors_are_announced():
 
 
 _UNSAVED = {
-    **{f"{part}": ["worlds.unsaved:UnsavedEnv", f"+env.kwargs.part={part}"] for part in PARTS},
-    "from_reset": ["worlds.unsaved:UnsavedEnv", "+env.kwargs.part=system", "+env.kwargs.from_reset=true"],
-    "state_dict": ["worlds.unsaved:FailingStateDict"],
+    **{f"{part}": ["user_code.unsaved:UnsavedEnv", f"+env.kwargs.part={part}"] for part in PARTS},
+    "from_reset": ["user_code.unsaved:UnsavedEnv", "+env.kwargs.part=system", "+env.kwargs.from_reset=true"],
+    "state_dict": ["user_code.unsaved:FailingStateDict"],
 }
 
 

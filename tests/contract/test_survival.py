@@ -16,12 +16,12 @@ import psutil
 import pytest
 import torch
 import ways
-from collecting import Log, counting, custom, faulty, start, worker_pids
-from making import make
-from surviving import RELAY, collector, survive
-from worlds.cartpoles import cartpole
-from worlds.faulty import BrokenLever, pull_the_lever
-from worlds.streams import StreamChecker
+from configurations import Log, counting, custom, faulty, start, worker_pids
+from library_collectors import make
+from losing_workers import RELAY, collector, survive
+from user_code.cartpoles import cartpole
+from user_code.faulty import BrokenLever, pull_the_lever
+from user_code.streams import StreamChecker
 
 import collectx
 from collectx.errors import WorkerDied, WorkerError, WorkerTimeout
@@ -146,7 +146,7 @@ def test_more_restarts_than_allowed_end_the_run_with_the_error_of_the_worker():
 
 @pytest.mark.parametrize("least", [1, 2])
 def test_fewer_workers_than_the_least_cannot_be_left(least):
-    policy = custom("worlds.faulty:FailingPolicy", fault="raises", env=0)
+    policy = custom("user_code.faulty:FailingPolicy", fault="raises", env=0)
     knobs = {"on_worker_failure": "drop", "num_workers": least, "min_workers": least, "total_frames": -1}
     with start("multi_async", "inline", counting(), policy, **knobs) as batches:
         for _ in range(2):

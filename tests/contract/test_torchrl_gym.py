@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from torchrl import envs
-from worlds import torchrlenvs
+from user_code import torchrlenvs
 
 from collectx.env.base import StepArrays
 from collectx.env.spaces import numpy_dtype

@@ -12,9 +12,9 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import make
+from library_collectors import make
+from user_code.spaceenv import TAKEN, constant_policy, make_env, read, sample
 from ways import INLINE, SHARED, SINGLE, Way
-from worlds.spaceenv import TAKEN, constant_policy, make_env, read, sample
 
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves

@@ -6,8 +6,8 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 
 import pytest
+from user_code.toyworker import Toys, batch_spec, writer
 from ways import TRANSPORTS, over
-from worlds.toyworker import Toys, batch_spec, writer
 
 from collectx.transport.base import Arrival, Departure
 

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 import torch
-from collecting import gym, mlp
-from making import make
+from configurations import gym, mlp
+from library_collectors import make
 from torch import nn
+from user_code.tracing import batches_of_each_version, by_tensordict, by_tensors
 from ways import GLOO_SYNC, SHARED_SYNC, SINGLE, over
-from worlds.tracing import batches_of_each_version, by_tensordict, by_tensors
 
 from collectx import env as envs
 from collectx import policy as policies

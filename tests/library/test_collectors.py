@@ -15,8 +15,10 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TransformReward
-from making import by_worker, make
+from library_collectors import by_worker, make
 from tensordict import TensorDictBase
+from user_code.cartpoles import cartpole, cartpoles, towards
+from user_code.faulty import BrokenLever, NotFinite
 from ways import (
     BETWEEN_PROCESSES,
     GLOO_SYNC,
@@ -31,8 +33,6 @@ from ways import (
     case,
     over,
 )
-from worlds.cartpoles import cartpole, cartpoles, towards
-from worlds.faulty import BrokenLever, NotFinite
 
 import collectx
 from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector
@@ -205,7 +205,7 @@ def test_envs_with_a_batch_dimension_keep_it_whatever_its_size(way, form, size):
     elif form.startswith("vector"):
         create = partial(cartpoles, *size)
     elif form != "env":
-        torchrlenvs = pytest.importorskip("worlds.torchrlenvs", reason="needs the torchrl extra")
+        torchrlenvs = pytest.importorskip("user_code.torchrlenvs", reason="needs the torchrl extra")
         is_serial = form.startswith("Serial")
         create = partial(torchrlenvs.serial, *size) if is_serial else partial(torchrlenvs.Agents, size)
     workers = () if way is SINGLE else (2,)

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 import ways
-from making import make
+from library_collectors import make
 from tensordict.nn import TensorDictModule
-from worlds.cartpoles import Constant, cartpole
-from worlds.customcollectors import Doubling, Handmade, refuse
+from user_code.cartpoles import Constant, cartpole
+from user_code.customcollectors import Doubling, Handmade, refuse
 
 from collectx.errors import ConfigError, ShapeError, WorkerError
 

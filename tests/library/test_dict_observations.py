@@ -12,8 +12,8 @@ from tensordict.nn import TensorDictModule
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from torchrl.envs import GymWrapper, SerialEnv, StepCounter, TransformedEnv
-from worlds.cartpoles import cartpole, cartpoles
-from worlds.torchrlenvs import Goals, goals, walking
+from user_code.cartpoles import cartpole, cartpoles
+from user_code.torchrlenvs import Goals, goals, walking
 
 from collectx import Collector
 from collectx.config.schema.env import GymEnvConfig, TorchrlEnvConfig
@@ -82,8 +82,8 @@ def counted():
 def test_a_built_in_policy_reads_all_parts():
     cfg = MlpPolicyConfig(kind="mlp", hidden_sizes=[4], activation="tanh")
     envs = [
-        GymEnvConfig(kind="gym", num_envs=2, id=None, entry_point="worlds.torchrlenvs:Goals"),
-        TorchrlEnvConfig(kind="torchrl", num_envs=2, target="worlds.torchrlenvs:goals"),
+        GymEnvConfig(kind="gym", num_envs=2, id=None, entry_point="user_code.torchrlenvs:Goals"),
+        TorchrlEnvConfig(kind="torchrl", num_envs=2, target="user_code.torchrlenvs:goals"),
         TorchrlEnvConfig(kind="torchrl", num_envs=2, target=f"{__name__}:counted"),
     ]
     policies = [build(cfg, read_spec(env), seed=1) for env in envs]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torchrl.data import Bounded, Composite, Unbounded
-from worlds.torchrlenvs import Toy
+from user_code.torchrlenvs import Toy
 
 from collectx import Collector
 from collectx.errors import ShapeError

@@ -12,9 +12,9 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from making import make
+from library_collectors import make
+from user_code.cartpoles import cartpole
 from ways import GLOO_ASYNC, RAY_ASYNC, RPC_SYNC, SHARED, SINGLE, over
-from worlds.cartpoles import cartpole
 
 import collectx
 from collectx import BaseCollector, MultiSyncCollector

@@ -8,10 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from making import make
+from library_collectors import make
 from stable_baselines3.common.vec_env import DummyVecEnv
+from user_code.cartpoles import cartpole
 from ways import SHARED_SYNC, SINGLE, over
-from worlds.cartpoles import cartpole
 
 from collectx import ReplayBuffer
 from collectx.errors import ConfigError

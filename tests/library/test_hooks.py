@@ -4,10 +4,10 @@ import os
 
 import pytest
 import torch
-from making import make
+from library_collectors import make
 from torch import nn
+from user_code.cartpoles import cartpole
 from ways import ASYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_SYNC, SINGLE, SYNC, over
-from worlds.cartpoles import cartpole
 
 from collectx import Collector
 from collectx.errors import ShapeError

@@ -12,11 +12,11 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from making import by_worker, make
+from library_collectors import by_worker, make
 from torch import nn
 from torch.profiler import ProfilerActivity
+from user_code.cartpoles import Constant, cartpole, cartpoles, with_pid
 from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
-from worlds.cartpoles import Constant, cartpole, cartpoles, with_pid
 
 from collectx import ProfileConfig
 from collectx.errors import ConfigError, WorkerDied

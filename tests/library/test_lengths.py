@@ -11,13 +11,13 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
-from making import make
+from library_collectors import make
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from user_code.cartpoles import cartpole, cartpoles
+from user_code.clocks import Clock, slow_clock
+from user_code.spaceenv import SpaceEnv, read
 from ways import INLINE, INLINE_ASYNC, INLINE_SYNC, SHARED, SHARED_ASYNC, SHARED_SYNC, SINGLE, over
-from worlds.cartpoles import cartpole, cartpoles
-from worlds.clocks import Clock, slow_clock
-from worlds.spaceenv import SpaceEnv, read
 
 from collectx import Collector, ReplayBuffer, split_trajectories
 from collectx.trajectories import mask

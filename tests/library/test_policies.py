@@ -5,16 +5,16 @@ from functools import partial
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
-from making import make
+from library_collectors import make
+from user_code.cartpoles import cartpole
 from ways import INLINE_SYNC, SINGLE, over
-from worlds.cartpoles import cartpole
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from gymnasium import spaces
 from torch.nn.functional import one_hot
 from torchrl.envs import GymWrapper, SerialEnv
-from worlds.torchrlenvs import Sampled
+from user_code.torchrlenvs import Sampled
 
 from collectx import Collector
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ci
 
 APART = """
 from collectx import Collector, DistributedSyncCollector, MultiSyncCollector, RandomPolicy
-from worlds.seeding import Drawing, Seeding
+from user_code.seeding import Drawing, Seeding
 
 def num_distinct(episodes):
     return len({tuple(episode.flatten().tolist()) for episode in episodes})
@@ -48,7 +48,7 @@ import random
 import numpy as np
 import torch
 from collectx import Collector, MultiSyncCollector
-from worlds.seeding import Drawing, Seeding
+from user_code.seeding import Drawing, Seeding
 
 def seed():
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
@@ -81,7 +81,7 @@ def test_a_collector_in_the_script_draws_as_a_worker_and_leaves_the_scripts_draw
     assert script(PRESERVED) == ["True True"] * 2
 
 
-SEEDING = ["env=gym", "env.entry_point=worlds.seeding:Seeding", "debug=tiny", "trainer=meter", "trainer.digest=true"]
+SEEDING = ["env=gym", "env.entry_point=user_code.seeding:Seeding", "debug=tiny", "trainer=meter", "trainer.digest=true"]
 
 
 @pytest.mark.parametrize("seeds", ["false", "true"], ids=["inline", "resumed"])

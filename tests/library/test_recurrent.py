@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from making import by_worker, make
+from library_collectors import by_worker, make
 from tensordict.nn import TensorDictModule
 from torch import nn
+from user_code.cartpoles import cartpole, cartpoles
 from ways import SINGLE, WAYS, case, over
-from worlds.cartpoles import cartpole, cartpoles
 
 from collectx.errors import ConfigError
 

@@ -11,11 +11,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from making import make
+from library_collectors import make
 from tensordict.nn import TensorDictModule
 from torch import nn
+from user_code.cartpoles import Argmax, cartpole, cartpoles
 from ways import INLINE_SYNC, SHARED_SYNC, over
-from worlds.cartpoles import Argmax, cartpole, cartpoles
 
 import collectx
 from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector, ReplayBuffer

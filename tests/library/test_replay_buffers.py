@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import pytest
 import torch
-from making import make
+from library_collectors import make
 from tensordict import TensorDict
+from user_code.cartpoles import Constant, cartpole, with_pid
+from user_code.faulty import FaultyEnv
 from ways import GLOO_ASYNC, INLINE, INLINE_SYNC, RPC_ASYNC, SHARED, SHARED_SYNC, WAYS, over
-from worlds.cartpoles import Constant, cartpole, with_pid
-from worlds.faulty import FaultyEnv
 
 from collectx import Collector, ReplayBuffer
 from collectx.errors import ShapeError

@@ -9,11 +9,11 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
-from making import make
+from library_collectors import make
 from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import RewardScaling
+from user_code.resets import PlainResets, Resets, counted, scaled, wrapped
 from ways import INLINE_SYNC, SHARED_SYNC, SINGLE, over
-from worlds.resets import PlainResets, Resets, counted, scaled, wrapped
 
 from collectx import Collector
 from collectx.errors import WorkerDied

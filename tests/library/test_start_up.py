@@ -8,10 +8,10 @@ import sys
 from functools import partial
 
 import pytest
-from making import make
+from library_collectors import make
+from user_code.cartpoles import cartpole
+from user_code.faulty import BrokenLever, pull_the_lever
 from ways import GLOO_ASYNC, RPC_SYNC, SHARED_ASYNC, SHARED_SYNC, over
-from worlds.cartpoles import cartpole
-from worlds.faulty import BrokenLever, pull_the_lever
 
 from collectx.errors import WorkerTimeout
 
@@ -19,7 +19,7 @@ LOCAL = (SHARED_SYNC, SHARED_ASYNC, GLOO_ASYNC, RPC_SYNC)
 
 
 def _logged(folder, trainer, fails=lambda count: False, fault="raises"):
-    """CartPole; makes a file in each worker. A worker has the `fault` (`worlds.faulty`) if `fails` of how many files
+    """CartPole; makes a file in each worker. A worker has the `fault` (`user_code.faulty`) if `fails` of how many files
     there were before."""
     if os.getpid() == trainer:
         return cartpole()

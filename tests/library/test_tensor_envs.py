@@ -10,8 +10,8 @@ from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from worlds.streams import StreamChecker
-from worlds.tensorenv import TensorCountingEnv
+from user_code.streams import StreamChecker
+from user_code.tensorenv import TensorCountingEnv
 
 from collectx import Collector, MultiSyncCollector
 from collectx.errors import CollectxError, ConfigError, ShapeError

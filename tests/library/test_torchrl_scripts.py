@@ -28,7 +28,7 @@ from torchrl.envs import (
 )
 from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from torchrl.objectives.value import GAE
-from worlds import torchrlenvs
+from user_code import torchrlenvs
 
 from collectx import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 

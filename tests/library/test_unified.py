@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
-from worlds.cartpoles import cartpole
+from user_code.cartpoles import cartpole
 
 import collectx
 from collectx import BaseCollector, Collector, MultiSyncCollector, service_backend
@@ -120,7 +120,7 @@ def test_a_random_policy_without_a_spec_gets_that_of_the_env():
 
 
 def test_a_random_policy_gets_the_spec_of_torchrls_env():
-    torchrlenvs = pytest.importorskip("worlds.torchrlenvs")
+    torchrlenvs = pytest.importorskip("user_code.torchrlenvs")
     policy = collectx.RandomPolicy()
     with Collector(torchrlenvs.one_hot, policy, **FRAMES) as collector:
         assert policy.action_spec == torchrlenvs.one_hot().full_action_spec

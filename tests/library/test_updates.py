@@ -6,13 +6,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from making import by_worker, make
+from library_collectors import by_worker, make
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
+from user_code.cartpoles import Constant, cartpole
+from user_code.faulty import FaultyEnv
 from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, over
-from worlds.cartpoles import Constant, cartpole
-from worlds.faulty import FaultyEnv
 
 from collectx import Collector, ReplayBuffer
 

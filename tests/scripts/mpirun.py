@@ -4,7 +4,7 @@
 from dataclasses import replace
 
 import ways
-from surviving import survive
+from losing_workers import survive
 
 way = replace(ways.GLOO_ASYNC, transport="mpi")
 frames, log = survive(way, "killed", num_batches=70, num_workers=2, backend="mpi")

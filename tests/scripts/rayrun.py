@@ -3,9 +3,9 @@ own, for `system/test_ray.py`."""
 
 import psutil
 import ray
-from collecting import Log, counting, start
+from configurations import Log, counting, start
 from ray.cluster_utils import Cluster
-from worlds.streams import StreamChecker
+from user_code.streams import StreamChecker
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"place": 0}})
 nodes = {

@@ -61,7 +61,7 @@ class Run:
 
     def __init__(self, cluster: Cluster, cwd: Path, overrides: Sequence[str], inside: Sequence[str] = ()):
         (cwd / "watcher.py").write_text(_WATCHER)
-        shutil.copy(Path(__file__).parents[1] / "worlds" / "streams.py", cwd)
+        shutil.copy(Path(__file__).parents[1] / "user_code" / "streams.py", cwd)
         self.cluster = cluster
         self.cwd = cwd
         self.files = RunFolder(cwd / "run")

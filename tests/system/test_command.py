@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import COMMAND, COUNTING, RAY, collectx, environment, needs_ray, result
-from composing import composed
+from composed_overrides import composed
 
 from collectx import __version__
 from collectx.cli.main import SUBCOMMANDS, help_text
@@ -123,13 +123,13 @@ def test_an_async_run_is_reproduced_in_its_order(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
-        ("raises", "worlds.faulty.BrokenLever", ["BrokenLever: ('left', 3)", "faulty.py", "raise error"]),
+        ("raises", "user_code.faulty.BrokenLever", ["BrokenLever: ('left', 3)", "faulty.py", "raise error"]),
         ("killed", "collectx.errors.WorkerDied", ["WorkerDied"]),
     ],
 )
 def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, monkeypatch, fault, kind, words):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    env = ["env=gym", "env.num_envs=1", "env.entry_point=worlds.faulty:FaultyEnv", "env.kwargs.at_step=100"]
+    env = ["env=gym", "env.num_envs=1", "env.entry_point=user_code.faulty:FaultyEnv", "env.kwargs.at_step=100"]
     size = ["collector.frames_per_batch=64", "collector.total_frames=-1", "hydra.run.dir=run"]
     err = collectx("run", *COUNTING[1:], *env, f"env.kwargs.fault={fault}", *size, cwd=tmp_path, status=1).stderr
     ended, files = result(tmp_path / "run"), RunFolder(tmp_path / "run")
@@ -142,7 +142,7 @@ def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, m
     assert "the run has no checkpoint to continue from" in err
 
 
-THREADED = "[{_target_: worlds.processes.ThreadedEnv, start_method: %s}]"
+THREADED = "[{_target_: user_code.processes.ThreadedEnv, start_method: %s}]"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,9 @@ THREADED = "[{_target_: worlds.processes.ThreadedEnv, start_method: %s}]"
         pytest.param(
             ["env.vectorization_mode=async", "env.context=fork", f"env.wrappers={THREADED % 'fork'}"], id="fork"
         ),
-        pytest.param(["env=gym", "env.id=null", "env.entry_point=worlds.processes:make_with_processes"], id="its_own"),
+        pytest.param(
+            ["env=gym", "env.id=null", "env.entry_point=user_code.processes:make_with_processes"], id="its_own"
+        ),
     ],
 )
 def test_an_env_with_processes_of_its_own(tmp_path, monkeypatch, env):

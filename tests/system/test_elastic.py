@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from commands import COUNTING, collectx, result, start
-from worlds.gates import Gates
+from user_code.gates import Gates
 
 from collectx.run import RunFolder
 
@@ -17,7 +17,7 @@ SIZE = ["collector.num_workers=2", "collector.frames_per_batch=128", "collector.
 def test_members_of_the_moment(tmp_path, monkeypatch, wait_until):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     gates, files = Gates(tmp_path), RunFolder(tmp_path / "run")
-    policy = ["policy=custom", "policy.target=worlds.gates:late_policy", f"+policy.kwargs.folder={tmp_path}"]
+    policy = ["policy=custom", "policy.target=user_code.gates:late_policy", f"+policy.kwargs.folder={tmp_path}"]
 
     def lines():
         return list(files.read_metrics()) if files.metrics.exists() else []

@@ -4,7 +4,7 @@ themselves."""
 from pathlib import Path
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 from tensordict import TensorDict
 
 import collectx.conf

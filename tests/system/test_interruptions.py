@@ -97,7 +97,7 @@ def test_the_fork_server_of_a_run_that_is_interrupted_during_its_start_ends_with
 
 @pytest.mark.parametrize("place", [["collector=single"], ["collector=multi_async"]], ids=["inline", "local"])
 def test_the_signals_of_a_run_are_its_own_whatever_handlers_its_env_installs(tmp_path, wait_until, place):
-    env = ["env=gym", "env.num_envs=1", "env.entry_point=worlds.signalling:make"]
+    env = ["env=gym", "env.num_envs=1", "env.entry_point=user_code.signalling:make"]
     words = [*env, "policy=random", "trainer=meter", *place, "collector.total_frames=-1", "hydra.run.dir=run"]
     run, tests = tmp_path / "run", str(Path(__file__).parents[1])
     with open(tmp_path / "said.txt", "w") as said:
@@ -115,6 +115,6 @@ def test_the_signals_of_a_run_are_its_own_whatever_handlers_its_env_installs(tmp
         command.kill()
     assert result(run)["exit_reason"] == "interrupted by SIGTERM"
     assert (run / "checkpoints" / f"{result(run)['batches']:09d}").exists()
-    note = "note: env.entry_point=worlds.signalling:make has installed handlers of SIGINT, SIGTERM, SIGUSR1"
+    note = "note: env.entry_point=user_code.signalling:make has installed handlers of SIGINT, SIGTERM, SIGUSR1"
     assert written().count(note) == 1
     assert "the env has taken a signal" not in written() + "".join(log.read_text() for log in run.glob("logs/*"))

@@ -5,9 +5,9 @@ import gc
 
 import psutil
 import torch
-from collecting import counting, custom, start, worker_pids
+from configurations import counting, custom, start, worker_pids
+from user_code.faulty import telling_policy
 from ways import INLINE_ASYNC, SHARED_ASYNC, over
-from worlds.faulty import telling_policy
 
 # A batch has 128 kB: if one in thirty were kept, memory would grow by more than this.
 MOST = {"memory_mb": 12.0, "descriptors": 2, "threads": 1, "objects": 500}
@@ -27,7 +27,7 @@ def usage(processes):
 
 @over([INLINE_ASYNC, SHARED_ASYNC])
 def test_what_a_process_has_does_not_grow_with_the_number_of_batches(way):
-    policy, mine = custom("worlds.faulty:telling_policy", size=1000), telling_policy(1000)
+    policy, mine = custom("user_code.faulty:telling_policy", size=1000), telling_policy(1000)
     env, shape, found = counting(4, observation_size=500), {"frames_per_batch": 16, "total_frames": -1}, []
     with start(way.kind, way.place, env, policy, **shape) as collector:
         processes = [psutil.Process(), *map(psutil.Process, worker_pids(collector))]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from collecting import counting, gym_vector, start, worker_pids
+from configurations import counting, gym_vector, start, worker_pids
 from ways import GLOO_ASYNC, RPC_ASYNC, over
 
 from collectx.errors import WorkerDied
@@ -20,7 +20,7 @@ SCRIPT = """
 if __name__ == "__main__":
     {before}
     import os, signal, sys, threading, time, warnings
-    from collecting import *
+    from configurations import *
     collector = start("multi_async", "local", {env}, total_frames=-1)
     next(collector)
     print("collecting", flush=True)

@@ -8,7 +8,7 @@ from commands import COMMAND, environment, result
 
 SHAPE = ["collector=single", "collector.frames_per_batch=20", "collector.total_frames=40", "hydra.run.dir=run"]
 THREAD = "threads of an env or other code of yours still run: telemetry, telemetry. Start such"
-MADE = "making the trainer's own env (env.entry_point=worlds.lingering:never_made)"
+MADE = "making the trainer's own env (env.entry_point=user_code.lingering:never_made)"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,13 @@ MADE = "making the trainer's own env (env.entry_point=worlds.lingering:never_mad
     ],
 )
 def test_a_command_ends_although_its_env_does_not(tmp_path, env, options, status, parts):
-    words = ["env=gym", "env.num_envs=1", f"env.entry_point=worlds.lingering:{env}", "policy=random", "trainer=meter"]
+    words = [
+        "env=gym",
+        "env.num_envs=1",
+        f"env.entry_point=user_code.lingering:{env}",
+        "policy=random",
+        "trainer=meter",
+    ]
     variables = environment(PYTHONPATH=str(Path(__file__).parents[1]))
     run = [COMMAND, "run", *words, *SHAPE, *options]
     # It ends by itself: killed after the timeout, it would not have this status.

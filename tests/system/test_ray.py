@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from collecting import start
-from making import make
+from configurations import start
+from library_collectors import make
+from user_code.cartpoles import Argmax, cartpole
+from user_code.customcollectors import Doubling
 from ways import RAY_SYNC
-from worlds.cartpoles import Argmax, cartpole
-from worlds.customcollectors import Doubling
 
 from collectx.errors import ConfigError, LauncherError, WorkerTimeout
 

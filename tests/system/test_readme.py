@@ -80,7 +80,7 @@ def test_an_env_a_policy_and_a_trainer_of_ones_own(tmp_path, monkeypatch):
     assert trainer.count(loss) == 1
     make = """
 import gymnasium, torch
-from worlds.cartpoles import Argmax
+from user_code.cartpoles import Argmax
 
 gymnasium.register("MyEnv-v0", "gymnasium.envs.classic_control:CartPoleEnv")
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from commands import collectx, result, start
-from reading import episodes
+from dataset_readers import episodes
 
 from collectx import data
 from collectx.cli import export, run

@@ -1,11 +1,11 @@
-"""SLURM is replaced by a stand-in, see tests/queueing.py. Real jobs: tests/slurm."""
+"""SLURM is replaced by a stand-in, see tests/stand_in_slurm.py. Real jobs: tests/slurm."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from composing import remember_compositions
-from queueing import Queue
+from composed_overrides import remember_compositions
+from stand_in_slurm import Queue
 
 from collectx.cli import status
 from collectx.jobs import watcher

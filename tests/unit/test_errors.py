@@ -4,7 +4,7 @@ import pickle
 import threading
 
 import pytest
-from worlds.faulty import BrokenLever, Wordless
+from user_code.faulty import BrokenLever, Wordless
 
 from collectx.errors import RemoteFailure, WorkerError, text_of
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from composing import composed
+from composed_overrides import composed
 
 from collectx import collector, env, policy, trainer
 from collectx.cli import plan as command

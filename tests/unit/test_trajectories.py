@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from collecting import through_a_file
+from configurations import through_a_file
 
 from collectx.batch import to_tensordict
 from collectx.trajectories import Assembler

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx import tune
 from collectx.config.schema.run import TuneConfig

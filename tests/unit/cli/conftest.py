@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from queueing import write_result
+from stand_in_slurm import write_result
 
 import collectx.run
 from collectx.config.schema.run import RunConfig

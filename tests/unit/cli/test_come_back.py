@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx.cli import cancel, logs, watch
 from collectx.errors import ConfigError, LauncherError

@@ -5,7 +5,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx.cli import cancel, logs, status, watch
 from collectx.jobs import cancel as jobs_cancel

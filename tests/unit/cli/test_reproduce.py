@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx.cli import reproduce, run
 from collectx.run import RunFolder, foreign_code, snapshot

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx.checkpoints import Checkpoints
 from collectx.cli import reproduce, resume, run

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from composing import composed
-from queueing import missing
+from composed_overrides import composed
+from stand_in_slurm import missing
 
 from collectx import DistributedCollector
 from collectx.checkpoints import Checkpoints

@@ -4,8 +4,8 @@ import os
 import re
 
 import pytest
-from collecting import config
-from worlds.cartpoles import cartpole
+from configurations import config
+from user_code.cartpoles import cartpole
 
 from collectx import RayCollector, RPCCollector
 from collectx.config.schema.launcher import RpcBackendConfig

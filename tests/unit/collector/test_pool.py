@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from collecting import Log
+from configurations import Log
 
 from collectx.collector.pool import WorkerPool
 from collectx.collector.worker_record import FailurePolicy, Role

@@ -4,7 +4,7 @@ import dataclasses
 import typing
 
 import pytest
-from composing import examine
+from composed_overrides import examine
 
 from collectx.cli import signatures
 from collectx.cli.compose import compose
@@ -55,9 +55,9 @@ WRONG_VALUES = {
 WRONG_ARGUMENTS = {
     "env.kwargs={sutton_reward:true}": "classic_control.cartpole:CartPoleEnv has no such argument; did you mean "
     "env.kwargs.sutton_barto_reward?",
-    "env.entry_point=worlds.faulty:FaultyEnv env.id=null env.kwargs.at_stpe=1": "did you mean env.kwargs.at_step?",
+    "env.entry_point=user_code.faulty:FaultyEnv env.id=null env.kwargs.at_stpe=1": "did you mean env.kwargs.at_step?",
     "env.wrappers=[{TimeLimit:{max_episode_step:1}}]": "did you mean env.wrappers[0].max_episode_steps?",
-    "policy=custom policy.target=worlds.cartpoles:Constant policy.kwargs.sizes=3": "policy.kwargs.sizes: ",
+    "policy=custom policy.target=user_code.cartpoles:Constant policy.kwargs.sizes=3": "policy.kwargs.sizes: ",
     "env.kwargs={max_episode_steps:3,render_mode:null} env.wrappers=[{TimeLimit:{max_episode_steps:3}}]": None,
     "env=gym_vector env.id=CartPole-v1 env.vectorization_mode=sync env.kwargs={max_episode_steps:3}": None,
     "env=gym env.id=Nowhere-v0 env.kwargs.x=1": None,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from composing import composed, examine
+from composed_overrides import composed, examine
 
 from collectx.config import registry
 from collectx.config.derived import backend_of

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from worlds.countedframes import Stream
-from worlds.streams import check_stream
+from user_code.countedframes import Stream
+from user_code.streams import check_stream
 
 from collectx.env.counting import frame
 

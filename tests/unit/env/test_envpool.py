@@ -1,7 +1,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from stepping import Stepper
+from env_stepping import Stepper
 
 from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env import build

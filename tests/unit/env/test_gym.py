@@ -4,10 +4,10 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-from collecting import gym, gym_vector
+from configurations import gym, gym_vector
+from env_stepping import Stepper
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stepping import Stepper
 
 from collectx import Collector
 from collectx.env import build, read_spec

@@ -3,10 +3,10 @@ from dataclasses import replace
 import gymnasium
 import numpy as np
 import pytest
-from collecting import gym_vector
+from configurations import gym_vector
+from env_stepping import Stepper
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
-from stepping import Stepper
 
 from collectx.env import build
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError

@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from collecting import gym, gym_vector
-from worlds.cartpoles import cartpole
+from configurations import gym, gym_vector
+from user_code.cartpoles import cartpole
 
 from collectx import Collector
 from collectx.env import build, mujoco_warnings

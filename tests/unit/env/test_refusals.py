@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
-from collecting import gym, gym_vector
+from configurations import gym, gym_vector
 from gymnasium.envs.registration import registry
 from gymnasium.error import DependencyNotInstalled
 
@@ -52,7 +52,7 @@ REFUSED = [
         "returned Discrete, expected",
     ),
     pytest.param(
-        TorchrlEnvConfig(kind="torchrl", num_envs=2, target="worlds.torchrlenvs:serial"),
+        TorchrlEnvConfig(kind="torchrl", num_envs=2, target="user_code.torchrlenvs:serial"),
         "use env.num_envs=3",
         marks=TORCHRL,
     ),

@@ -11,10 +11,10 @@ from gymnasium import spaces
 
 pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
-from collecting import config
+from configurations import config
 from tensordict.nn import TensorDictModule
 from torchrl.envs import GymWrapper, RewardScaling
-from worlds import torchrlenvs
+from user_code import torchrlenvs
 
 from collectx import Collector
 from collectx import collector as collectors
@@ -250,7 +250,7 @@ def test_a_reward_of_a_gymnasium_env_has_one_element(reward):
 
 
 def test_returns_sum_all_rewards():
-    cfg = TorchrlEnvConfig(kind="torchrl", num_envs=1, target="worlds.torchrlenvs:Agents")
+    cfg = TorchrlEnvConfig(kind="torchrl", num_envs=1, target="user_code.torchrlenvs:Agents")
     with collectors.build(config("single", "inline", cfg, frames_per_batch=30), None, read_spec(cfg)) as collector:
         batch = next(collector)
     (part,) = collector.delivery.parts

@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 from rich.console import Console
 
 from collectx.jobs.charts import chart, charts, rates, sparkline

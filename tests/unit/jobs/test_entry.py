@@ -5,7 +5,7 @@ import signal
 import stat
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx.errors import JobEnded, RendezvousError
 from collectx.jobs import entry, rendezvous

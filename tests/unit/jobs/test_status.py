@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx.errors import LauncherError
 from collectx.jobs.status import named_run, read_job, status_of_job, status_of_process, write_job

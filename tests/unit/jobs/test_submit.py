@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from queueing import missing, start
+from stand_in_slurm import missing, start
 
 from collectx.cli import status
 from collectx.errors import ConfigError

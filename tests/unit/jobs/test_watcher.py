@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from composing import composed
-from queueing import start
+from composed_overrides import composed
+from stand_in_slurm import start
 
 from collectx.jobs import views, watcher
 from collectx.jobs.status import NamedRun

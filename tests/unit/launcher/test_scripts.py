@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx.config.registry import from_dict
 from collectx.errors import ConfigError

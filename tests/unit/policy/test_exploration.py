@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from collecting import gym
+from configurations import gym
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import distributions, nn
 

@@ -12,7 +12,7 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 from torchrl.data import OneHot
 from torchrl.envs import InitTracker, SerialEnv, TransformedEnv
 from torchrl.modules import GRUModule, MultiStepActorWrapper
-from worlds import torchrlenvs
+from user_code import torchrlenvs
 
 from collectx import Collector
 from collectx.errors import ShapeError

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from worlds.countedframes import SIZE, Stream, check_whole, counted, write
+from user_code.countedframes import SIZE, Stream, check_whole, counted, write
 
 from collectx import ReplayBuffer
 from collectx.errors import ConfigError, ShapeError

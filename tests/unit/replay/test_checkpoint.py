@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from worlds.countedframes import Stream, check_whole
+from user_code.countedframes import Stream, check_whole
 
 from collectx import ReplayBuffer, checkpoints
 from collectx.errors import ShapeError

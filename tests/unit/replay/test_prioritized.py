@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds.countedframes import Stream
+from user_code.countedframes import Stream
 
 from collectx import ReplayBuffer
 from collectx.replay import PrioritizedSampler

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from worlds.countedframes import Stream, check_whole
+from user_code.countedframes import Stream, check_whole
 
 from collectx import ReplayBuffer
 from collectx.errors import ShapeError

@@ -10,11 +10,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from collecting import counting, gym, gym_vector, mlp
+from configurations import counting, gym, gym_vector, mlp
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from worlds.faulty import telling_policy
-from worlds.spaceenv import SpaceEnv, read
+from user_code.faulty import telling_policy
+from user_code.spaceenv import SpaceEnv, read
 
 from collectx import policy as policies
 from collectx.batch import Layout, batch_leaves

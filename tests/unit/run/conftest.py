@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import collecting
+import configurations
 import numpy as np
 import pytest
 import torch
@@ -41,7 +41,7 @@ def folder(tmp_path):
 def cfg():
     """One worker in this process: 5 batches of 20 frames, which are digested."""
     size = {"num_workers": 1, "frames_per_batch": 20, "total_frames": 100, "device": "cpu"}
-    made = collecting.config("single", "inline", collecting.counting(2, 15, 3), seed=3, **size)
+    made = configurations.config("single", "inline", configurations.counting(2, 15, 3), seed=3, **size)
     return replace(made, trainer=TrainerConfig(kind="meter", digest=True))
 
 

@@ -3,7 +3,7 @@ import re
 
 import pytest
 import torch
-from collecting import digest_of
+from configurations import digest_of
 from tensordict import TensorDict
 
 from collectx.run.digest import Digest

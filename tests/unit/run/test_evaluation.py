@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from composing import composed
+from composed_overrides import composed
 
 from collectx.cli import eval as evaluating
 from collectx.run import evaluation, execute
@@ -59,7 +59,7 @@ def test_it_is_reproducible_and_greedy_by_default(run, evaluate):
         pytest.param("env=gym_vector env.id=CartPole-v1 env.num_envs=3", marks=pytest.mark.ci),
         "env=gym_vector env.id=CartPole-v1 env.num_envs=3 env.autoreset_mode=next_step",
         pytest.param("env=envpool env.id=CartPole-v1 env.num_envs=3", marks=pytest.mark.ci),
-        pytest.param("env=torchrl env.target=worlds.torchrlenvs:serial", marks=pytest.mark.ci),
+        pytest.param("env=torchrl env.target=user_code.torchrlenvs:serial", marks=pytest.mark.ci),
     ],
 )
 def test_any_kind_of_env_and_random_actions(run, evaluate, env):
@@ -96,7 +96,7 @@ def test_videos(run, evaluate, tmp_path):
     ("env", "message"),
     [
         ("env=envpool env.id=CartPole-v1", "env.kind=envpool renders no frames"),
-        ("env.id=null env.entry_point=worlds.cartpoles:with_pid", "the env cannot render: TypeError"),
+        ("env.id=null env.entry_point=user_code.cartpoles:with_pid", "the env cannot render: TypeError"),
     ],
 )
 def test_an_env_that_cannot_render_is_refused_before_anything_runs(run, evaluate, env, message, monkeypatch):

@@ -8,13 +8,13 @@ import signal
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
-import collecting
+import configurations
 import pytest
 import torch
-from collecting import custom, faulty, gym
-from composing import composed
+from composed_overrides import composed
+from configurations import custom, faulty, gym
 from omegaconf import OmegaConf
-from worlds.faulty import FAULTS, Wordless
+from user_code.faulty import FAULTS, Wordless
 
 from collectx import trainer as trainers
 from collectx.checkpoints import Checkpoints
@@ -62,7 +62,7 @@ def test_the_screen_tells_the_trainers_share_and_the_return_that_may_end_the_run
 
 def test_a_custom_policy_is_called_with_observations_of_the_env_alone(cfg, tmp_path, train_with):
     train_with()
-    cfg = replace(cfg, env=gym(2), policy=custom("worlds.cartpoles:towards"))
+    cfg = replace(cfg, env=gym(2), policy=custom("user_code.cartpoles:towards"))
     assert execute(cfg, tmp_path, []).status == Status.COMPLETED
 
 
@@ -76,7 +76,7 @@ def test_an_error_is_reported_before_the_envs_are_closed(cfg, tmp_path, monkeypa
     monkeypatch.setattr(execution, "_CLOSE_S", 0.01)
     monkeypatch.setitem(FAULTS, "looks", look)
     execute(replace(cfg, env=faulty("raises", at_close="looks")), tmp_path, [])
-    assert (seen[-1]["status"], seen[-1]["failures"][0]["type"]) == ("failed", "worlds.faulty.BrokenLever")
+    assert (seen[-1]["status"], seen[-1]["failures"][0]["type"]) == ("failed", "user_code.faulty.BrokenLever")
 
 
 def test_a_run_ends_with_the_batch_by_which_it_has_all_frames(cfg, tmp_path, train_with):
@@ -143,7 +143,7 @@ def test_a_run_ends_after_so_many_batches_as_it_would_have_gone_on(cfg, tmp_path
 
 
 def test_losses_that_a_run_survives_are_among_its_failures(cfg, tmp_path):
-    env, collector = collecting.faulty("raises", 50), replace(cfg.collector, on_worker_failure="restart")
+    env, collector = configurations.faulty("raises", 50), replace(cfg.collector, on_worker_failure="restart")
     assert execute(replace(cfg, env=env, collector=collector), tmp_path, []).status is Status.COMPLETED
     assert read(tmp_path)[1]["failures"] == [{"type": "BrokenLever", "message": "('left', 3)", "worker": 0}] * 2
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from composing import composed
+from composed_overrides import composed
 
 from collectx.cli import resume, run
 from collectx.jobs import entry
@@ -15,7 +15,7 @@ from collectx.run import RunFolder, execute
 
 _LINE = (
     "env=cartpole env.num_envs=2 policy=mlp policy.hidden_sizes=[8] trainer=custom trainer.digest=true "
-    "trainer.target=worlds.drawing:DrawingTrainer collector.frames_per_batch=32 collector.total_frames=192"
+    "trainer.target=user_code.drawing:DrawingTrainer collector.frames_per_batch=32 collector.total_frames=192"
 )
 _INLINE, _JOB = f"{_LINE} launcher=inline", f"{_LINE} collector=single launcher=slurm launcher.requeue=false"
 _STOPPED = "trainer.kwargs.stop_at=3"

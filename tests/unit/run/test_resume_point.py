@@ -4,7 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 
-import collecting
+import configurations
 import pytest
 import torch
 
@@ -80,7 +80,7 @@ def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys
 @pytest.mark.parametrize("kind", ["single", "multi_async"])
 def test_a_damaged_line_that_is_not_needed_does_not_prevent_a_resume(folder, kind, name):
     size = {"num_workers": 1, "frames_per_batch": 20, "total_frames": 100, "device": "cpu"}
-    cfg = collecting.config(kind, "inline", **size)
+    cfg = configurations.config(kind, "inline", **size)
     assert execute(replace(cfg, run=RunOptions(max_batches=4)), folder.path, []).status is Status.COMPLETED
     # As a power loss may leave it: lines after the checkpoint, and events, are not synced.
     with open(getattr(folder, name), "ab") as file:

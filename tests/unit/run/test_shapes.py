@@ -1,8 +1,8 @@
 """The batches that a trainer gets where YAML asks for others than all frames of all workers."""
 
 import pytest
-from composing import composed
-from making import make
+from composed_overrides import composed
+from library_collectors import make
 from ways import INLINE_SYNC, SINGLE
 
 from collectx.run import RunFolder, Status, execute

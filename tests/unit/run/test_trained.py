@@ -7,9 +7,9 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from composing import composed
+from composed_overrides import composed
 from tensordict import TensorDict
-from worlds.torchrlenvs import Goals
+from user_code.torchrlenvs import Goals
 
 import collectx
 from collectx.cli import export
@@ -86,7 +86,7 @@ def test_errors_say_what_to_do(trained, tmp_path, within):
 
 
 def test_a_recurrent_policy_keeps_its_state(tmp_path):
-    policy = collectx.load_policy(run(tmp_path / "run", f"{_CUSTOM} policy.target=worlds.cartpoles:alternating"))
+    policy = collectx.load_policy(run(tmp_path / "run", f"{_CUSTOM} policy.target=user_code.cartpoles:alternating"))
     one = np.zeros(4, np.float32)
     assert [int(policy(one)) for _ in range(4)] == [0, 1, 0, 1]
     policy(one)
@@ -99,7 +99,7 @@ def test_a_recurrent_policy_keeps_its_state(tmp_path):
 
 
 def test_random_and_dict_spaces(tmp_path):
-    line = f"{_CUSTOM} env.entry_point=worlds.torchrlenvs:Goals env.id=null policy=random"
+    line = f"{_CUSTOM} env.entry_point=user_code.torchrlenvs:Goals env.id=null policy=random"
     policy = collectx.load_policy(run(tmp_path / "run", line))
     assert policy.module is None
     env = Goals()
@@ -125,7 +125,7 @@ def graph(path):
     [
         (_SHORT, "torchscript"),
         (f"{_SHORT} env=pendulum", "onnx"),
-        (alternating := f"{_CUSTOM} policy.target=worlds.cartpoles:alternating", "torchscript"),
+        (alternating := f"{_CUSTOM} policy.target=user_code.cartpoles:alternating", "torchscript"),
         (alternating, "onnx"),
     ],
     ids=["actions-torchscript", "numbers-onnx", "states-torchscript", "states-onnx"],

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from collecting import through_a_file
+from configurations import through_a_file
 
 from collectx.errors import NotRestorable
 from collectx.random_state import HeldGenerators

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from collecting import gym, through_a_file
-from composing import composed
+from composed_overrides import composed
+from configurations import gym, through_a_file
 
 from collectx import env, policy, trainer
 from collectx.batch import to_tensordict

@@ -6,7 +6,7 @@ from multiprocessing.connection import Pipe
 
 import pytest
 import torch
-from worlds.toyworker import NUMBER, batch_spec, writer
+from user_code.toyworker import NUMBER, batch_spec, writer
 
 from collectx.transport.slab import Slab
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from collecting import config, counting, mlp
+from configurations import config, counting, mlp
 
 from collectx.collector.compose import SpecMaker
 from collectx.config.registry import packaged_values

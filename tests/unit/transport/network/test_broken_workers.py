@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from worlds.toyworker import SECRET, Toys, batch_spec
+from user_code.toyworker import SECRET, Toys, batch_spec
 
 from collectx import state as states
 from collectx.errors import NotRestorable, RemoteFailure, RendezvousError

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from worlds.toyworker import SECRET, Toys, batch_spec
+from user_code.toyworker import SECRET, Toys, batch_spec
 
 from collectx.errors import ConfigError, RendezvousError
 from collectx.transport.connections import enable_keepalive

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from worlds.toyworker import batch_spec, writer
+from user_code.toyworker import batch_spec, writer
 
 from collectx.transport.network import weight_sync
 from collectx.transport.network.p2p import stamp_of

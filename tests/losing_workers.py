@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import ways
-from collecting import Log, counting, custom, start
-from worlds.streams import StreamChecker
+from configurations import Log, counting, custom, start
+from user_code.streams import StreamChecker
 
 from collectx.env.counting import EPISODES_PER_INCARNATION
 
@@ -20,7 +20,7 @@ def collector(way, mode, fault, lives=1, log=None, **knobs):
     if fault == "stopped":
         knobs["worker_timeout_s"] = 5.0
     shape = {"num_workers": 3, "frames_per_batch": 90, "total_frames": -1}
-    policy = custom("worlds.faulty:FailingPolicy", fault=fault, env=env, lives=lives)
+    policy = custom("user_code.faulty:FailingPolicy", fault=fault, env=env, lives=lives)
     return start(way.kind, way.place, counting(3), policy, events=log, on_worker_failure=mode, **shape | knobs)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import gymnasium
 
-from worlds.cartpoles import cartpole
+from user_code.cartpoles import cartpole
 
 
 class _Raising:

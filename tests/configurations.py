@@ -43,7 +43,7 @@ def gym(num_envs=1, id="CartPole-v1", entry_point=None, **kwargs):
 
 
 def faulty(fault, at_step=5, num_envs=1, **kwargs):
-    return gym(num_envs, entry_point="worlds.faulty:FaultyEnv", fault=fault, at_step=at_step, **kwargs)
+    return gym(num_envs, entry_point="user_code.faulty:FaultyEnv", fault=fault, at_step=at_step, **kwargs)
 
 
 def gym_vector(num_envs, mode=None, vectorization="vector_entry_point", id="CartPole-v1"):

@@ -4,8 +4,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from collecting import RAY
-from worlds.cartpoles import cartpole
+from configurations import RAY
+from user_code.cartpoles import cartpole
 
 from collectx import (
     Collector,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from collectx.env.counting import EPISODES_PER_INCARNATION
-from worlds.streams import StreamChecker
+from user_code.streams import StreamChecker
 
 
 class CheckingTrainer:

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torchrl import envs
 from torchrl.data import Binary, Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
 
-from worlds import walk
+from user_code import walk
 
 
 # The numbers of these are the same on every machine. By functions, so that a process imports `walk` for its id.

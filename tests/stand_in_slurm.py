@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-from composing import composed
+from composed_overrides import composed
 
 from collectx.errors import LauncherError
 from collectx.jobs.status import NamedRun

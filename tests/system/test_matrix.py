@@ -22,6 +22,7 @@ def test_every_single_value_completes_or_is_refused_with_its_name():
     run(minutes=30)
 
 
+@pytest.mark.nightly
 def test_what_the_tables_of_the_pages_say_works_or_is_refused():
     run("--no-singles", "--documents", minutes=30)
 

@@ -598,11 +598,15 @@ def fault(words: Sequence[str], outcome: Outcome, frames: Frames | None) -> str 
 
 
 def names(words: Sequence[str], message: str) -> bool:
-    """Whether a message names an option or a choice of the command line."""
+    """Whether a message names an option or a choice of the command line; an option of a group is its choice, too, and
+    any group that of an experiment."""
     typed = [word.lstrip("+") for word in words if word not in BASE]
     options = [word.partition("=")[0] for word in typed if "." in word.partition("=")[0] or word.startswith("seed=")]
     choices = [word for word in typed if word.partition("=")[0] not in options]
-    return any(each in message for each in [*options, *choices])
+    groups = [f"{each.partition('=')[0]}." for each in choices]
+    if any(each.startswith("experiment=") for each in choices):
+        groups += ["policy=", "trainer=", "env=", "collector="]
+    return any(each in message for each in [*options, *choices, *groups])
 
 
 def undocumented(value: Value, problems: Sequence[str]) -> bool:

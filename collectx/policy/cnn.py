@@ -28,7 +28,7 @@ class Image(nn.Module):
         super().__init__()
         if len(shape) not in (2, 3, 4):
             raise ConfigError(
-                f"policy.kind=cnn needs an image [H, W], [C, H, W] or [S, C, H, W], but the env has {list(shape)}."
+                f"policy=cnn needs an image [H, W], [C, H, W] or [S, C, H, W], but the env observes {list(shape)}."
             )
         full = (1,) * (4 - len(shape)) + shape
         self._shape = full if len(shape) == 4 or len(shape) == 2 else (1, *shape)
@@ -58,7 +58,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     leaves = spec.inputs
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
-        raise ConfigError(f"policy.kind=cnn takes one image, but the env observes {names}: use policy=custom.")
+        raise ConfigError(f"policy=cnn takes one image, but the env observes {names}: use policy=custom.")
     encode = Image(leaves[0].shape, cfg.scale)
     layers: list[nn.Module] = []
     channels, height, width = encode.num_channels, encode.height, encode.width

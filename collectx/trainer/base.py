@@ -122,7 +122,7 @@ def check_trainable(
             "use trainer=custom."
         )
     if policy is None or not all(hasattr(policy, name) for name in attributes):
-        name = "policy.kind=random" if policy is None else f"a policy of type {type(policy).__name__}"
+        name = "policy=random" if policy is None else f"a policy of type {type(policy).__name__}"
         raise ConfigError(f"trainer.kind={cfg.kind} cannot train {name}: {advice}")
     return policy
 

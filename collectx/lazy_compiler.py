@@ -29,23 +29,31 @@ def install() -> None:
 
 
 class _Around(MetaPathFinder):
-    """Once replaces how the module `name` is executed by `execute`, whose arguments are the original and the module."""
+    """Has `execute` execute the module `name`, once: its arguments are how it is executed otherwise, and the module."""
 
     def __init__(self, name: str, execute: Callable[[Callable[[ModuleType], None], ModuleType], None]):
         self._name = name
         self._execute = execute
+        self._is_finding = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name or self not in sys.meta_path:
+        if fullname != self._name or self._is_finding:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_finding = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_finding = False
         if spec is not None and spec.loader is not None:
-            original = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: self._execute(original, module)  # type: ignore[method-assign]
+            spec.loader.exec_module = partial(self._run, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
+
+    def _run(self, original: Callable[[ModuleType], None], module: ModuleType) -> None:
+        # Not in `find_spec`, which is also called to ask whether there is such a module.
+        sys.meta_path.remove(self)
+        self._execute(original, module)
 
 
 def _import_tensordict(execute: Callable[[ModuleType], None], module: ModuleType) -> None:

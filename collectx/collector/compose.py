@@ -96,7 +96,7 @@ def build(
             "batch may begin with frames that were collected with earlier batches: make it with "
             "autoreset_mode=disabled or same_step, or use null."
         )
-    if cfg.inference.kind == "server" and spec.ragged:
+    if isinstance(cfg.inference, ServerInferenceConfig) and spec.ragged:
         raise ConfigError(
             "inference=server: this vector env spends steps on resets, so the frames that are acted for have no place "
             "in the batch yet: make it with autoreset_mode=disabled or same_step, or use inference=local."

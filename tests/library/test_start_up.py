@@ -89,11 +89,16 @@ def test_with_min_workers_an_error_of_too_many_is_raised(tmp_path):
 
 
 COLLECTS = """
+import importlib.util
 import sys
 
 import torch
 
 import collectx
+
+# As a library asks for an optional one.
+assert all(map(importlib.util.find_spec, ["tensordict", "torch._dynamo"]))
+
 from tensordict import TensorDict, utils
 
 

@@ -58,7 +58,7 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
         if (value := getattr(cfg.collector, name, None)) is not None:
             rule = "with env.autoreset_mode=next_step a batch may begin with frames of earlier batches"
             yield Problem(f"collector.{name}", rule, value, "use env.autoreset_mode=disabled or same_step, or null.")
-    if cfg.inference.kind == "server":
+    if isinstance(cfg.inference, ServerInferenceConfig):
         rule = "with inference=server, the frames that are acted for have no place in the batch yet"
         advice = "use disabled or same_step, or inference=local."
         yield Problem("env.autoreset_mode", rule, cfg.env.autoreset_mode, advice)

@@ -19,7 +19,7 @@ import torch
 
 from collectx import collector, env, policy, trainer
 from collectx.batch import to_tensordict
-from collectx.config.derived import JOB_LAUNCHERS, backend_of, num_tasks_of, num_workers_of, processes_of, schedule_of
+from collectx.config.derived import JOB_LAUNCHERS, backend_of, num_tasks_of, num_workers_of, processes_of
 from collectx.config.schema.launcher import SlurmLauncherConfig, SlurmResources, SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
@@ -148,7 +148,7 @@ def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
         "network_to_the_trainer_per_batch_bytes": parts * batch.layout().nbytes * is_network,
         # Async workers skip versions that come faster than they are sent.
         "network_to_the_workers_per_version_bytes": batch.num_workers * batch.weights_nbytes * is_network,
-        "schedule": schedule_of(options),
+        "schedule": options.schedule,
     }
 
 

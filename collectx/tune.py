@@ -28,7 +28,7 @@ from random import Random
 from statistics import fmean, stdev
 from typing import Any
 
-from collectx.config.derived import backend_of, schedule_of
+from collectx.config.derived import backend_of
 from collectx.config.schema.run import RunConfig, TuneConfig
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.errors import ConfigError
@@ -120,7 +120,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     if cfg.launcher.kind not in ("local", "inline"):
         advice = "use launcher=local, within an allocation for a node of a cluster."
         raise ConfigError(f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs: {advice}")
-    collector, schedule = cfg.collector, schedule_of(cfg.collector)
+    collector, schedule = cfg.collector, cfg.collector.schedule
     now: Values = {"env.num_envs": cfg.env.num_envs}
     # Numbers of envs that halve or double the configured one.
     choices: dict[str, list[Any]] = {"env.num_envs": [cfg.env.num_envs * 2**power for power in range(4)]}
@@ -161,7 +161,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
 
 def _rows(cfg: RunConfig, values: Mapping[str, Any]) -> int:
     """The rows of a batch."""
-    parts = values["collector.num_workers"] if schedule_of(cfg.collector) == "sync" else 1
+    parts = values["collector.num_workers"] if cfg.collector.schedule == "sync" else 1
     return parts * values["env.num_envs"]
 
 
@@ -178,7 +178,7 @@ def changes(cfg: RunConfig, values: Values) -> list[str]:
     workers, slots = cfg.collector.num_workers, cfg.collector.num_slots
     has_other_workers = values.get("collector.num_workers", workers) != workers
     has_other_slots = values.get("collector.num_slots", slots) != slots
-    if schedule_of(cfg.collector) == "async" and (has_other_workers or has_other_slots):
+    if cfg.collector.schedule == "async" and (has_other_workers or has_other_slots):
         texts.append("more or fewer batches are on their way, and their lag changes with them")
     return texts
 

@@ -25,7 +25,6 @@ from collectx.config.derived import (
     is_elastic,
     num_workers_of,
     resolve_devices,
-    schedule_of,
 )
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
@@ -109,7 +108,7 @@ def build(
         slots=batch,
         shape=part_shape(spec, options),
         nested_dims=nested_dims(spec.nested_dims, batch.leaves),
-        stacked=schedule_of(options) == "sync",
+        stacked=options.schedule == "sync",
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
@@ -160,7 +159,7 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
                 f"devices.{name}={value}: the env returns tensors on {there}, where policy and batches must be too: "
                 f"use {there} for all, as devices.device={there} with the others null, in Python device='{there}'."
             )
-    if there.type != "cpu" and schedule_of(cfg.collector) != "single":
+    if there.type != "cpu" and cfg.collector.schedule != "single":
         raise ConfigError(
             f"collector={cfg.collector.kind}: the env returns tensors on {there}, which only this process steps: use "
             "collector=single, in Python Collector."
@@ -291,7 +290,7 @@ def _make_schedule(
     options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, wait_for_all: bool
 ) -> Schedule:
     num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
-    if schedule_of(options) != "async":
+    if options.schedule != "async":
         if options.preemptive_threshold is not None:
             return PreemptiveSchedule(num_workers, options.preemptive_threshold)
         return SyncSchedule(num_workers, options.overlap, num_batches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectx.config.registry import KINDS
-from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig, ServerInferenceConfig
+from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.config.schema.launcher import DevicesConfig, SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -17,31 +17,14 @@ GROUP_BACKENDS = tuple(name for name in NETWORK_BACKENDS if name != "rpc")
 # Launchers that submit trainer and workers as one job: the trainer runs on another machine than the command.
 JOB_LAUNCHERS = tuple(name for name, kind in KINDS["launcher"].items() if issubclass(kind.schema, SlurmLauncherConfig))
 
-# The schedule of each kind of collector; that of `rpc` and `ray` is their option `sync`.
-SCHEDULES = {
-    "single": "single",
-    "multi_sync": "sync",
-    "multi_async": "async",
-    "distributed_sync": "sync",
-    "distributed": "async",
-}
-
 # Collectors over a network, also for workers of this machine.
 REMOTE = ("distributed", "distributed_sync", "rpc", "ray")
-
-
-def schedule_of(collector: CollectorConfig) -> str:
-    """The kind of batch: "single" or "async", a part of one worker, the first that is complete; "sync", one part of
-    every worker."""
-    if isinstance(collector, EitherCollectorConfig):
-        return "sync" if collector.sync else "async"
-    return SCHEDULES[collector.kind]
 
 
 def acts_in_fixed_order(cfg: RunConfig) -> bool:
     """Whether the inference server acts for all envs in a fixed order."""
     order = cfg.inference.order if isinstance(cfg.inference, ServerInferenceConfig) else "fixed"
-    return order == "fixed" or (order == "auto" and schedule_of(cfg.collector) != "async")
+    return order == "fixed" or (order == "auto" and cfg.collector.schedule != "async")
 
 
 def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
@@ -70,12 +53,12 @@ def is_elastic(collector: CollectorConfig) -> bool:
 
 def num_workers_of(collector: CollectorConfig) -> int:
     """Number of workers."""
-    return 1 if schedule_of(collector) == "single" else collector.num_workers
+    return 1 if collector.schedule == "single" else collector.num_workers
 
 
 def frames_per_part(collector: CollectorConfig) -> int:
     """Frames of one worker in a batch."""
-    return collector.frames_per_batch // (collector.num_workers if schedule_of(collector) == "sync" else 1)
+    return collector.frames_per_batch // (collector.num_workers if collector.schedule == "sync" else 1)
 
 
 def rows_per_env(collector: CollectorConfig) -> int:
@@ -85,7 +68,7 @@ def rows_per_env(collector: CollectorConfig) -> int:
 
 def num_tasks_of(cfg: RunConfig) -> int:
     """Number of processes of a job with trainer and workers; `collector=single` has the trainer alone."""
-    return 1 if schedule_of(cfg.collector) == "single" else 1 + cfg.collector.num_workers
+    return 1 if cfg.collector.schedule == "single" else 1 + cfg.collector.num_workers
 
 
 def processes_of(cfg: RunConfig) -> dict[str, int]:
@@ -110,7 +93,7 @@ def backend_of(cfg: RunConfig) -> str:
     collector or launcher need, nccl between GPUs, or gloo."""
     if cfg.backend.kind != "auto":
         return cfg.backend.kind
-    if schedule_of(cfg.collector) == "single" or cfg.launcher.kind == "inline":
+    if cfg.collector.schedule == "single" or cfg.launcher.kind == "inline":
         return "inline"
     if cfg.collector.kind == "rpc":
         return "rpc"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectx.config.derived import NETWORK_BACKENDS, backend_of, schedule_of, surplus_note
+from collectx.config.derived import NETWORK_BACKENDS, backend_of, surplus_note
 from collectx.config.schema.run import RunConfig
 
 
@@ -10,12 +10,12 @@ def warnings_of(cfg: RunConfig) -> list[str]:
     """The backend that `backend=auto` chose, and combinations that are probably not intended. For a valid `cfg`."""
     collector, trainer = cfg.collector, cfg.trainer.kind
     notes = _chosen_backend(cfg)
-    if trainer == "ppo" and schedule_of(collector) == "async":
+    if trainer == "ppo" and collector.schedule == "async":
         notes.append(
             f"trainer=ppo collector={collector.kind}: batches are a few updates old, which PPO does not correct "
             "for; trainer=impala does, and collector=multi_sync has no lag."
         )
-    if trainer == "impala" and schedule_of(collector) == "sync":
+    if trainer == "impala" and collector.schedule == "sync":
         notes.append(
             f"trainer=impala collector={collector.kind}: nothing lags, so V-trace corrects nothing; try multi_async."
         )

@@ -28,7 +28,7 @@ from collectx.batch import POLICY_VERSION
 from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import build
 from collectx.collector.saved_state import CollectorState
-from collectx.config.derived import backend_of, schedule_of, surplus_note
+from collectx.config.derived import backend_of, surplus_note
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background
@@ -100,7 +100,7 @@ class BaseCollector(ReadableCollector):
                 warnings.warn(note, stacklevel=3)
         self._spec = spec
         policy: Any = policies.build(cfg.policy, spec, cfg.seed)
-        self.policy = RandomPolicy() if policy is None and schedule_of(cfg.collector) == "single" else policy
+        self.policy = RandomPolicy() if policy is None and cfg.collector.schedule == "single" else policy
         if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from collectx.config import registry, rules
-from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, processes_of, schedule_of
+from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, processes_of
 from collectx.config.problem import Problem
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.fields import Unset
@@ -156,7 +156,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
     if folder is None:
         return
     path, advice = "collector.order_of", "use collector.order_of=null."
-    if schedule_of(collector) != "async":
+    if collector.schedule != "async":
         rule = f"collector={collector.kind} is sync, and its order is always the same"
         yield Problem(path, rule, folder, advice)
         return

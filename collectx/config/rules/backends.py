@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from collectx.config.derived import NETWORK_BACKENDS, REMOTE, schedule_of, why_no_nccl
+from collectx.config.derived import NETWORK_BACKENDS, REMOTE, why_no_nccl
 from collectx.config.problem import Problem
 from collectx.config.schema.launcher import RayLauncherConfig, RpcBackendConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
@@ -31,7 +31,7 @@ def backend_fits(cfg: RunConfig) -> Iterator[Problem]:
         advice = "use launcher=ray, or launcher=inline to debug."
         yield Problem("launcher", "collector=ray has Ray start its workers", launcher, advice)
     if collector in REMOTE and backend in ("inline", "shared_memory") and not is_inline:
-        alternative = f"collector=multi_{schedule_of(cfg.collector)}"
+        alternative = f"collector=multi_{cfg.collector.schedule}"
         rule = f"collector={collector} is over torch.distributed"
         yield Problem("backend", rule, backend, f"use backend=auto or gloo, or {alternative}.")
         return

@@ -11,7 +11,6 @@ from collectx.config.derived import (
     frames_per_part,
     is_elastic,
     rows_per_env,
-    schedule_of,
 )
 from collectx.config.problem import Problem
 from collectx.config.schema.collector import ServerInferenceConfig
@@ -28,7 +27,7 @@ def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
     product = f"env.num_envs={unit}"
     if (inner := rows_per_env(cfg.collector)) > 1:
         unit, product = inner * unit, f"collector.num_workers_per_collector={inner} x {product}"
-    if schedule_of(cfg.collector) == "sync":
+    if cfg.collector.schedule == "sync":
         workers = cfg.collector.num_workers
         unit, product = workers * unit, f"collector.num_workers={workers} x {product}"
     if frames % unit:
@@ -84,7 +83,7 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
     """One process is one worker."""
-    if schedule_of(cfg.collector) == "single" and cfg.collector.num_workers != 1:
+    if cfg.collector.schedule == "single" and cfg.collector.num_workers != 1:
         yield Problem(
             "collector.num_workers",
             "collector=single has one worker, the trainer's own process",
@@ -106,10 +105,10 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     path, threshold = "collector.preemptive_threshold", cfg.collector.preemptive_threshold
     if threshold is None:
         return
-    if schedule_of(cfg.collector) == "single":
+    if cfg.collector.schedule == "single":
         rule, advice = "collector=single has one worker and waits for no other", "use collector=multi_sync."
         yield Problem(path, rule, threshold, advice)
-    elif schedule_of(cfg.collector) == "async":
+    elif cfg.collector.schedule == "async":
         rule = "an async batch comes from one worker and waits for no other"
         yield Problem(path, rule, threshold, "use collector=multi_sync, or null.")
     elif (backend := backend_of(cfg)) not in ("inline", "shared_memory"):
@@ -123,9 +122,9 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
     if not collector.overlap:
         return
     rule = advice = ""
-    if schedule_of(collector) == "single":
+    if collector.schedule == "single":
         rule, advice = "collector=single collects in the trainer's process", "use collector=multi_sync, or 0."
-    elif schedule_of(collector) == "async":
+    elif collector.schedule == "async":
         rule = "async workers do not wait between batches"
         advice = "use a sync collector, or 0."
     elif collector.refresh == "step":
@@ -189,7 +188,7 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
         advice = f"use collector.min_workers={collector.num_workers}, or inference=local."
         yield Problem("collector.min_workers", rule, collector.min_workers, advice)
     is_fixed = acts_in_fixed_order(cfg)
-    if is_fixed and schedule_of(collector) == "async":
+    if is_fixed and collector.schedule == "async":
         rule = "async workers do not step at the same time"
         yield Problem("inference.order", rule, options.order, "use auto or ready, or a sync collector.")
     if not is_fixed and collector.overlap:

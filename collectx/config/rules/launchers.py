@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from collectx.config.derived import num_tasks_of, schedule_of
+from collectx.config.derived import num_tasks_of
 from collectx.config.problem import Problem
 from collectx.config.rules.backends import acting_device
 from collectx.config.schema.launcher import RayLauncherConfig, SlurmLauncherConfig, SubmititDelayedLauncherConfig
@@ -33,7 +33,7 @@ def slurm_jobs(cfg: RunConfig) -> Iterator[Problem]:
     parts: dict[str, object] = {"launcher": launcher}
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         parts |= {"launcher.trainer": launcher.trainer, "launcher.worker": launcher.worker}
-        if schedule_of(cfg.collector) == "single":
+        if cfg.collector.schedule == "single":
             rule = "collector=single has no workers beside the trainer"
             yield Problem("launcher", rule, launcher.kind, "use launcher=slurm.")
         if launcher.max_parallel is not None:
@@ -52,7 +52,7 @@ def slurm_nodes(cfg: RunConfig) -> Iterator[Problem]:
         return
     num_tasks = num_tasks_of(cfg)
     described = f"tasks, the trainer and {num_tasks - 1} workers"
-    if schedule_of(cfg.collector) == "single":
+    if cfg.collector.schedule == "single":
         described = "tasks, collector=single"
     elif isinstance(launcher, SubmititDelayedLauncherConfig):
         num_tasks, described = num_tasks - 1, "workers"

@@ -19,8 +19,9 @@ from typing import NamedTuple
 from collectx.config import registry
 from collectx.config.derived import NETWORK_BACKENDS
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher.local import MAX_TEMPORARY_PATH, descriptors
-from collectx.launcher.slurm import commands
+from collectx.fork_server.start import MAX_TEMPORARY_PATH
+from collectx.place.local import descriptors
+from collectx.place.slurm import commands
 from collectx.run import cores
 from collectx.transport.network.addresses import local_addresses
 

@@ -26,8 +26,8 @@ from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import arrays, script_text, with_requeue
-from collectx.launcher.slurm.array import worker_header
-from collectx.launcher.slurm.commands import largest_array
+from collectx.place.slurm.array import worker_header
+from collectx.place.slurm.commands import largest_array
 from collectx.run import RunFolder, cores
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout

@@ -38,8 +38,8 @@ TARGETS = {
     "collectx/env": (8, "unit/env contract library"),
     "collectx/env/torchrl": (5, "unit/env contract library"),
     "collectx/jobs": (9, "unit/jobs unit/cli contract/test_slurm_commands.py"),
-    "collectx/launcher": (5, "unit/launcher contract library"),
-    "collectx/launcher/slurm": (4, "unit/launcher unit/jobs contract/test_slurm_commands.py"),
+    "collectx/place": (5, "unit/place contract library"),
+    "collectx/place/slurm": (4, "unit/place unit/jobs contract/test_slurm_commands.py"),
     "collectx/library": (10, "library conformance contract"),
     "collectx/policy": (8, "unit/policy contract library"),
     "collectx/replay": (6, "unit/replay contract library"),
@@ -58,9 +58,9 @@ TARGETS = {
 }
 # What `make test` does not run: it needs a GPU, MPI, torch RPC, Ray or a scheduler.
 UNCOVERED = {
-    "collectx/launcher/mpi.py",
-    "collectx/launcher/ray.py",
-    "collectx/launcher/ray_cluster.py",
+    "collectx/place/mpi.py",
+    "collectx/place/ray.py",
+    "collectx/place/ray_cluster.py",
     "collectx/library/slurm.py",
     "collectx/library/submitit.py",
     "collectx/rollout/inference.py",

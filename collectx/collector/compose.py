@@ -33,8 +33,8 @@ from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
-from collectx.launcher import make_launcher
-from collectx.launcher.base import Entry, Launcher
+from collectx.place import make_launcher
+from collectx.place.base import Entry, Launcher
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 from collectx.policy.recurrent import spec_with_states
@@ -322,7 +322,7 @@ def _connect(
         inline = InlineTransport(batch, env_spec.device)
         role = Role("worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.placement.worker))))
         return inline, role, None
-    from collectx.launcher.local import allow_descriptors
+    from collectx.place.local import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
     num_processes = options.num_workers * (1 if specs.served is None else 2)

@@ -4,7 +4,7 @@ its module, its dataclass, its YAML file and an entry here.
     env        build(cfg, first_index, incarnation) -> collectx.env.base.Env
     policy     build(cfg, spec) -> torch.nn.Module or another callable
     backend    a module with make(...) -> Pair and why_not(), see collectx.transport.network.p2p
-    launcher   build(cfg, log_dir) -> collectx.launcher.base.Launcher, with `cfg` a RunConfig
+    launcher   build(cfg, log_dir) -> collectx.place.base.Launcher, with `cfg` a RunConfig
     trainer    build(cfg, policy, spec, seed, device) -> collectx.trainer.base.Trainer
 """
 
@@ -89,11 +89,11 @@ KINDS: dict[str, dict[str, Kind]] = {
     },
     "launcher": {
         "inline": Kind(launcher.LauncherConfig),
-        "local": Kind(launcher.LauncherConfig, "collectx.launcher.local:build"),
+        "local": Kind(launcher.LauncherConfig, "collectx.place.local:build"),
         "slurm": Kind(launcher.SlurmLauncherConfig),
         "submitit": Kind(launcher.SubmititLauncherConfig),
         "submitit_delayed": Kind(launcher.SubmititDelayedLauncherConfig),
-        "ray": Kind(launcher.RayLauncherConfig, "collectx.launcher.ray:build"),
+        "ray": Kind(launcher.RayLauncherConfig, "collectx.place.ray:build"),
     },
     "devices": {},
     "trainer": {

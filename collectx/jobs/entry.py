@@ -29,11 +29,11 @@ from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, JobEnded, LauncherError, WorkerDied, WorkerTimeout
 from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
-from collectx.launcher.local import leave_signals_to_trainer
-from collectx.launcher.slurm import commands, requeue
-from collectx.launcher.slurm.array import note_of_end
-from collectx.launcher.slurm.job import JobTasksLauncher
-from collectx.launcher.slurm.script import WORKERS
+from collectx.place.local import leave_signals_to_trainer
+from collectx.place.slurm import commands, requeue
+from collectx.place.slurm.array import note_of_end
+from collectx.place.slurm.job import JobTasksLauncher
+from collectx.place.slurm.script import WORKERS
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder

@@ -18,9 +18,9 @@ from collectx.errors import ConfigError
 from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import NamedRun, Outcome, begin_submitted
 from collectx.jobs.watcher import Watcher
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.commands import JobState
-from collectx.launcher.slurm.log_watcher import role_command
+from collectx.place.slurm import commands
+from collectx.place.slurm.commands import JobState
+from collectx.place.slurm.log_watcher import role_command
 from collectx.run import Status, printing
 from collectx.run.folder import RunFolder
 

@@ -26,9 +26,9 @@ from collectx.jobs.cancel import end_jobs
 from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import NamedRun, Outcome, begin_submitted, query_slurm, read_job, status_of_job, write_job
 from collectx.jobs.watcher import Watcher, sigterm_raises
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm import script as slurm_script
-from collectx.launcher.slurm.requeue import is_requeue_wanted
+from collectx.place.slurm import commands
+from collectx.place.slurm import script as slurm_script
+from collectx.place.slurm.requeue import is_requeue_wanted
 from collectx.run import Status, printing
 from collectx.run.folder import RunFolder, locked
 from collectx.run.saved_config import config_text

@@ -341,7 +341,7 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"remote_configs={keywords.remote_configs!r}: must be a dict, or one for each worker."
         return
     if reason is None:
-        from collectx.launcher.ray import objections
+        from collectx.place.ray import objections
 
         yield from (f"remote_configs: {text}" for text in objections(configs))
     if keywords.num_collectors is not None and keywords.num_collectors != num_workers:

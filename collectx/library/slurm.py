@@ -20,12 +20,12 @@ from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
-from collectx.launcher.base import Launcher
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.array import JobArray
 from collectx.library.keywords import Keywords, NetworkKeywords
 from collectx.library.submitit import slurm_resources
 from collectx.library.values import port_number
+from collectx.place.base import Launcher
+from collectx.place.slurm import commands
+from collectx.place.slurm.array import JobArray
 from collectx.run import preflight
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, locked, new_folder

@@ -10,7 +10,7 @@ from pathlib import Path
 from collectx.config.derived import processes_of
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 
 _CGROUP_FILE = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -81,7 +81,7 @@ def trainer_threads(cfg: RunConfig) -> int:
 def _num_worker_threads(cfg: RunConfig) -> int:
     """Threads of the workers that share this process's cores; other SLURM tasks and jobs do not."""
     if isinstance(cfg.launcher, RayLauncherConfig):
-        from collectx.launcher import ray_cluster
+        from collectx.place import ray_cluster
 
         timeout_s = cfg.collector.start_timeout_s
         ray_cluster.connect(cfg.launcher.ray_init_config, timeout_s)

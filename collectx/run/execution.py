@@ -34,8 +34,8 @@ from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
     from collectx.collector import CollectorCore
-    from collectx.launcher.base import Launcher
     from collectx.loggers import Logger
+    from collectx.place.base import Launcher
     from collectx.run.checkpointer import Checkpointer
     from collectx.run.collection import RunCollection
     from collectx.run.evaluator import Evaluator
@@ -120,12 +120,12 @@ def _run(
     """Runs from the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
     has_processes = cfg.launcher.kind == "local" and backend_of(cfg) != "inline"
     if has_processes or cfg.eval.every_batches is not None:
-        from collectx.launcher import local
+        from collectx.fork_server import start
 
         if has_processes:
-            local.preload()
+            start.preload()
         with signals.ignored_by_children():
-            local.warm_up()
+            start.warm_up()
     if point is None:
         snapshot.write(cfg, files, argv)
     else:

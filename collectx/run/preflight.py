@@ -40,7 +40,7 @@ def process_problems(cfg: RunConfig) -> list[str]:
     """More local workers than this process may open files for."""
     if cfg.launcher.kind != "local":
         return []
-    from collectx.launcher.local import check_descriptors
+    from collectx.place.local import check_descriptors
 
     try:
         check_descriptors(processes_of(cfg)["workers"])
@@ -192,7 +192,7 @@ def _ray(cfg: RunConfig) -> Iterator[Problem]:
     if reason := registry.why_not("ray", "launcher"):
         yield Problem("launcher", f"cannot work on this machine: {reason}.", "ray")
         return
-    from collectx.launcher.ray import objections
+    from collectx.place.ray import objections
 
     configs = launcher.remote_configs
     per_worker = configs if isinstance(configs, list) else [configs]

@@ -9,7 +9,7 @@ from stand_in_slurm import Queue
 
 from collectx.cli import status
 from collectx.jobs import watcher
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 from collectx.run import preflight
 
 

@@ -19,8 +19,8 @@ import torch
 from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.launcher import ray_cluster
-from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
+from collectx.place import ray_cluster
+from collectx.place.base import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.transport.processes import Handle, Limit
 
 

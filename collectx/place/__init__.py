@@ -8,7 +8,7 @@ from collectx.config.derived import backend_of
 from collectx.config.registry import implementation
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError
-from collectx.launcher.base import InlineLauncher, Launcher
+from collectx.place.base import InlineLauncher, Launcher
 
 
 def make_launcher(cfg: RunConfig, log_dir: Path | None) -> Launcher:
@@ -25,7 +25,7 @@ def make_launcher(cfg: RunConfig, log_dir: Path | None) -> Launcher:
     if backend == "inline":
         return InlineLauncher()
     if backend == "mpi":
-        from collectx.launcher.mpi import MpiLauncher
+        from collectx.place.mpi import MpiLauncher
 
         return MpiLauncher(cfg.launcher.num_threads, cfg.collector.start_timeout_s, cfg.launcher.pin_cores, log_dir)
     build = implementation("launcher", cfg.launcher.kind)

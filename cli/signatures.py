@@ -11,13 +11,13 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig, TorchrlEnvConfig
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.policy import CustomPolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
+from collectx.place import place_of
 
 _Call = tuple[str, str, Mapping[str, Any], tuple[str, ...]]
 # Arguments of `gymnasium.make`.
@@ -30,7 +30,7 @@ def problems(cfg: RunConfig) -> list[str]:
     messages = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):
-        calls.extend(_calls(cfg) if cfg.launcher.kind not in JOB_LAUNCHERS else ())
+        calls.extend(_calls(cfg) if not place_of(cfg).is_job else ())
     for path, target, kwargs, extra in calls:
         names = parameters(target)
         for key in kwargs:

@@ -28,10 +28,10 @@ from random import Random
 from statistics import fmean, stdev
 from typing import Any
 
-from collectx.config.derived import backend_of
 from collectx.config.schema.run import RunConfig, TuneConfig
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.errors import ConfigError
+from collectx.place import place_of
 from collectx.run import RunFolder, cores
 
 # Option, or group, -> value.
@@ -117,7 +117,8 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     Raises:
         ConfigError: nothing is left to search, or the workers are not processes of this machine.
     """
-    if cfg.launcher.kind not in ("local", "inline"):
+    place = place_of(cfg)
+    if not place.is_local:
         advice = "use launcher=local, within an allocation for a node of a cluster."
         raise ConfigError(f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs: {advice}")
     collector, schedule = cfg.collector, cfg.collector.schedule
@@ -125,7 +126,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     # Numbers of envs that halve or double the configured one.
     choices: dict[str, list[Any]] = {"env.num_envs": [cfg.env.num_envs * 2**power for power in range(4)]}
     choices["env.num_envs"] += [cfg.env.num_envs // 2**power for power in range(1, cfg.env.num_envs.bit_length())]
-    usable, is_spread = cores.num_cores(), backend_of(cfg) != "inline"
+    usable, is_spread = cores.num_cores(), not place.is_inline
     if schedule != "single":
         now["collector.num_workers"] = collector.num_workers
         doubled = [2**power for power in range(usable.bit_length() + 1) if 2**power <= 2 * usable]
@@ -133,7 +134,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     if is_spread:
         now["launcher.num_threads"] = cfg.launcher.num_threads
         choices["launcher.num_threads"] = [threads for threads in (1, 2, 4) if threads <= usable]
-    if backend_of(cfg) == "shared_memory" and cfg.policy.kind != "random":
+    if place.shares_memory and cfg.policy.kind != "random":
         now["inference"], choices["inference"] = cfg.inference.kind, ["local", "server"]
     if schedule == "sync" and is_spread and not exact:
         now["collector.overlap"], choices["collector.overlap"] = collector.overlap, [0, 1]

@@ -33,7 +33,7 @@ TARGETS = {
     "collectx/collector": (6, "unit/collector contract unit/run library"),
     "collectx/collector/collector.py": (4, "contract library"),
     "collectx/config": (6, "unit/config unit/run unit/cli contract"),
-    "collectx/config/rules": (5, "unit/config unit/collector/test_devices.py contract/test_collector_contract.py"),
+    "collectx/rules": (5, "unit/config unit/collector/test_devices.py contract/test_collector_contract.py"),
     "collectx/data": (5, "contract/test_data_contract.py library/test_datasets.py unit/run"),
     "collectx/env": (8, "unit/env contract library"),
     "collectx/env/torchrl": (5, "unit/env contract library"),

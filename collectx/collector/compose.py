@@ -20,7 +20,6 @@ from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests
 from collectx.collector.worker_record import FailurePolicy, Role
 from collectx.config.derived import (
-    backend_of,
     frames_per_part,
     is_elastic,
     num_workers_of,
@@ -33,8 +32,8 @@ from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
-from collectx.place import make_launcher
-from collectx.place.base import Entry, Launcher
+from collectx.place import make_launcher, place_of
+from collectx.place.launcher import Entry, Launcher
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 from collectx.policy.recurrent import spec_with_states
@@ -141,7 +140,7 @@ def build(
     except BaseException:
         collector.close()
         raise
-    events("workers_started", num_workers=num_workers, backend=backend_of(cfg), launcher=cfg.launcher.kind)
+    events("workers_started", num_workers=num_workers, backend=place_of(cfg).backend, launcher=cfg.launcher.kind)
     return collector
 
 
@@ -314,8 +313,8 @@ def _connect(
     Args:
         env_spec: of one worker's envs.
     """
-    backend, options = backend_of(cfg), cfg.collector
-    if backend == "inline":
+    place, options = place_of(cfg), cfg.collector
+    if place.is_inline:
         from collectx.transport.inline import InlineTransport
         from collectx.worker.entry import inline_worker
 
@@ -334,7 +333,7 @@ def _connect(
         launcher.describe,
         launcher.join_timeout,
     )
-    if backend == "shared_memory":
+    if place.shares_memory:
         from collectx.transport.inference import InferenceChannel
         from collectx.transport.shared_memory import SharedMemoryTransport
         from collectx.worker.entry import run_worker
@@ -361,9 +360,7 @@ def _connect(
     from collectx.transport.network.transport import NetworkTransport
     from collectx.worker.entry import run_remote_worker
 
-    devices, interface = resolve_devices(cfg.devices), cfg.backend.interface
-    # Other backends move bytes between the CPUs of both ends.
-    ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
+    interface = cfg.backend.interface
     addresses = ("127.0.0.1",) if launcher.is_local and interface is None else local_addresses(interface)
     network = NetworkTransport(
         batch,
@@ -371,8 +368,8 @@ def _connect(
         Endpoint(addresses, cfg.backend.port or 0, new_secret()),
         options.worker_timeout_s,
         events,
-        backend,
-        ends,
+        place.backend,
+        place.devices_of_pairs,
         cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
         interface,
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from collectx.collector.worker_record import Action, FailurePolicy, Role, WorkerRecord, WorkerState
 from collectx.errors import set_worker, text_of
-from collectx.place.base import Launcher
+from collectx.place.launcher import Launcher
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import Departure, Joined, Reply, Request, Transport
 

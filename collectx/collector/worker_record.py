@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from collectx.errors import JobEnded
-from collectx.place.base import AnyHandle, Entry
+from collectx.place.launcher import AnyHandle, Entry
 from collectx.transport.base import Reply, Request, Reset
 from collectx.transport.network.handshake import Endpoint
 from collectx.worker.spec import WorkerSpec

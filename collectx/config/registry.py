@@ -4,7 +4,7 @@ its module, its dataclass, its YAML file and an entry here.
     env        build(cfg, first_index, incarnation) -> collectx.env.base.Env
     policy     build(cfg, spec) -> torch.nn.Module or another callable
     backend    a module with make(...) -> Pair and why_not(), see collectx.transport.network.p2p
-    launcher   build(cfg, log_dir) -> collectx.place.base.Launcher, with `cfg` a RunConfig
+    launcher   build(cfg, log_dir) -> collectx.place.launcher.Launcher, with `cfg` a RunConfig
     trainer    build(cfg, policy, spec, seed, device) -> collectx.trainer.base.Trainer
 """
 
@@ -93,7 +93,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "slurm": Kind(launcher.SlurmLauncherConfig),
         "submitit": Kind(launcher.SubmititLauncherConfig),
         "submitit_delayed": Kind(launcher.SubmititDelayedLauncherConfig),
-        "ray": Kind(launcher.RayLauncherConfig, "collectx.place.ray:build"),
+        "ray": Kind(launcher.RayLauncherConfig, "collectx.place.ray_actors:build"),
     },
     "devices": {},
     "trainer": {

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from collectx.config.derived import num_tasks_of
 from collectx.config.schema.launcher import SubmititDelayedLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
@@ -26,6 +25,7 @@ from collectx.jobs.cancel import end_jobs
 from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import NamedRun, Outcome, begin_submitted, query_slurm, read_job, status_of_job, write_job
 from collectx.jobs.watcher import Watcher, sigterm_raises
+from collectx.place import place_of
 from collectx.place.slurm import commands
 from collectx.place.slurm import script as slurm_script
 from collectx.place.slurm.requeue import is_requeue_wanted
@@ -182,7 +182,7 @@ def _submit(
             begin_submitted(run, argv)
             JobSpec(run.cfg, tuple(argv)).write(files)
             write_job(files, job)
-            print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
+            print(f"{run.name}: job {job}, {place_of(run.cfg).num_tasks} tasks", flush=True)
         if not launcher.sbatch.get("hold"):
             commands.release(submitted)
     return refusals
@@ -229,7 +229,9 @@ def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
     """The script of runs with equal resources; `after` are jobs that must end before."""
     run, folders = group[0], [run.folder for run in group]
     survives_nodes = run.cfg.collector.on_worker_failure != "raise"
-    return slurm_script.script(folders, run.launcher, num_tasks_of(run.cfg), survives_nodes, run.workers_grace_s, after)
+    return slurm_script.script(
+        folders, run.launcher, place_of(run.cfg).num_tasks, survives_nodes, run.workers_grace_s, after
+    )
 
 
 def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
@@ -237,7 +239,7 @@ def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
     equal: dict[str, list[NamedRun]] = {}
     for run in runs:
         collector = run.cfg.collector
-        resources = [asdict(run.launcher), num_tasks_of(run.cfg)]
+        resources = [asdict(run.launcher), place_of(run.cfg).num_tasks]
         request = [*resources, collector.on_worker_failure, collector.close_timeout_s]
         equal.setdefault(json.dumps(request, sort_keys=True), []).append(run)
     for group in equal.values():

@@ -15,7 +15,7 @@ from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.jobs.rendezvous import JobSpec, announce_trainer
-from collectx.place.base import Launcher, WaitingWorkers
+from collectx.place.launcher import Launcher, WaitingWorkers
 from collectx.run.folder import RunFolder
 from collectx.user_objects import UserObjects
 

@@ -213,7 +213,7 @@ class RayCollector(BaseCollector):
                 changed then.
             LauncherError: the cluster has not the resources for them, even when idle.
         """
-        from collectx.place.ray import objections
+        from collectx.place.ray_actors import objections
         from collectx.place.ray_cluster import check_resources
 
         self._core.owner.check_process()

@@ -1,165 +1,291 @@
-"""The launcher interface: where the workers of a collector run, and how they are started and named in messages.
+"""Where the workers of a run are, and how their batches reach the trainer.
 
-Independent of the code that a worker runs.
+Users say it by four groups, `collector`, `backend`, `launcher` and `devices`. `collectx.place.place_of` makes one place
+of them, which everything else asks.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, TypeAlias
+import re
+from collections.abc import Iterator
 
-from collectx.transport.network.handshake import Endpoint
-from collectx.transport.processes import Handle, Limit
+from collectx.config import registry
+from collectx.config.derived import num_workers_of, resolve_devices
+from collectx.config.problem import Problem
+from collectx.config.registry import KINDS
+from collectx.config.schema.collector import ServerInferenceConfig
+from collectx.config.schema.env import GymVectorEnvConfig
+from collectx.config.schema.fields import Unset
+from collectx.config.schema.launcher import RpcBackendConfig
+from collectx.config.schema.run import RunConfig
+from collectx.errors import ConfigError
 
-# The function that a process calls, and its arguments.
-Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-# A started process: `Handle`, or the generator of an inline worker.
-AnyHandle: TypeAlias = Handle | Iterator[None]
+# Backends for workers on other hosts.
+NETWORKS = tuple(name for name, kind in KINDS["backend"].items() if kind.implementation)
 
-_LAST_WORDS_BYTES = 2000
-_NO_LOG = ", which does not exist: the run folder must be on a file system that all nodes share (hydra.run.dir)"
+_DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
+_VISIBLE = re.compile(r"cpu|cuda:\d+")
+# Options of `torch.distributed.rpc.TensorPipeRpcBackendOptions` that do not follow from the rest.
+_TENSORPIPE = ("num_worker_threads", "rpc_timeout", "_transports", "_channels")
 
 
-class Launcher:
-    """Starts the workers of one collector.
-
-    Args:
-        log: the log file of a worker; None: workers have none.
-        announce: called with the trainer's endpoint, which it publishes for workers that other programs start, before
-            the first worker is started. None: the arguments of workers contain the endpoint.
-        join_timeout: how long a worker may take to connect, before the time for its first batch begins; None:
-            `collector.start_timeout_s` covers both.
+class Place:
+    """One kind of place for workers: a subclass for each launcher.
 
     Attributes:
-        is_local: whether every worker runs on this machine.
-        names: what messages call a process, by its index, where it is no worker.
-        max_requeues: how often each worker is restarted after a scheduler has ended its job (`JobEnded`).
+        cfg: the run's configuration.
+        is_local: whether every worker runs on the machine of the trainer.
+        is_job: whether the trainer too runs in a scheduler's job, and not in the process of the command.
     """
 
     is_local = False
-    max_requeues = 0
+    is_job = False
 
-    def __init__(
-        self,
-        log: Callable[[int], Path] | None = None,
-        announce: Callable[[Endpoint], None] | None = None,
-        join_timeout: Limit | None = None,
-    ):
-        self.names: dict[int, str] = {}
-        self._log = log
-        self._announce = announce
-        self._join_timeout = join_timeout
+    def __init__(self, cfg: RunConfig):
+        self.cfg = cfg
 
-    def announce(self, endpoint: Endpoint) -> None:
-        """Publishes where the trainer listens, for workers that other programs start. Called before the first
-        `start`."""
-        if self._announce is not None:
-            self._announce(endpoint)
-
-    def start(
-        self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
-    ) -> AnyHandle | None:
-        """Starts a process of a worker.
-
-        Args:
-            entry: what it calls; ignored where another program starts it.
-            restarts: the number of the worker's earlier processes.
-            previous: the handle of the last one of them.
-
-        Returns:
-            Its handle, or None if its end cannot be observed.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Ends the threads of the launcher, and what it has started that still runs. The code that
-        made the launcher calls it after the collector is closed. Idempotent."""
-
-    def describe(self, worker: int, handle: Handle | None = None) -> str:
-        """Names a worker in messages: its handle, its log, and the last line of the log if it has failed."""
-        remote = handle if isinstance(handle, RemoteHandle) else None
-        words = [str(remote)] if remote is not None and str(remote) else []
-        if self._log is not None:
-            log = self._log(worker)
-            end = _ending(log, remote.expects_log) if remote is not None and remote.exitcode else ""
-            words.append(f"log: {log}{end}")
-        name = self.names.get(worker, f"worker {worker}")
-        return f"{name} ({'; '.join(words)})" if words else name
-
-    def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
-        """Returns how long `worker` may take to connect; see `Launcher`."""
-        return self._join_timeout
-
-
-class InlineLauncher(Launcher):
-    """`launcher=inline`: workers are generators in the trainer's process, which the inline transport advances. For
-    `collector=single`, and for debugging. The handle of a worker is its generator."""
-
-    is_local = True
-
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Iterator[None]:
-        function, arguments = entry
-        return function(*arguments)
-
-
-class WaitingWorkers(Launcher):
-    """Workers that were started before the trainer, and wait for its announcement. They are not replaced."""
-
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> None:
-        """Nothing: the worker is running, or in a scheduler's queue."""
-
-
-class RemoteHandle:
-    """The handle of a worker that is no process of this machine (`collectx.transport.processes.Handle`). `str` is for
-    messages, and may be empty.
-
-    Attributes:
-        sentinel: a descriptor that becomes readable at the worker's end.
-        exitcode: None until then.
-        is_ended_by_scheduler: whether a scheduler has ended it, without a failure of the worker.
-    """
-
-    pid = None
-    is_ended_by_scheduler = False
-
-    def __init__(self) -> None:
-        self.exitcode: int | None = None
-        self.sentinel, self._end = os.pipe()
-        for descriptor in (self.sentinel, self._end):
-            weakref.finalize(self, os.close, descriptor)
+    # --- how batches travel ---
 
     @property
-    def expects_log(self) -> bool:
-        """Whether a worker that has failed must have written a log."""
-        return True
+    def backend(self) -> str:
+        """The backend; for `backend=auto` inline within one process, shared_memory on one machine, otherwise the one
+        that the collector or the launcher needs, nccl between GPUs, or gloo."""
+        if self.cfg.backend.kind != "auto":
+            return self.cfg.backend.kind
+        return "inline" if self.cfg.collector.schedule == "single" else self._default_backend()
 
-    def finish(self, exitcode: int) -> None:
-        """Notes the worker's end; the first call counts."""
-        if self.exitcode is None:
-            self.exitcode = exitcode
-            os.write(self._end, b"\0")
+    def _default_backend(self) -> str:
+        if self.cfg.collector.kind == "rpc":
+            return "rpc"
+        return "gloo" if self._why_no_nccl() else "nccl"
 
-    def join(self, timeout: float | None = None) -> None:
-        """Returns at once, as the end of such a worker is known late."""
+    @property
+    def is_inline(self) -> bool:
+        """Whether the workers are in the trainer's process."""
+        return self.backend == "inline"
 
-    def terminate(self) -> None:
-        """Nothing: the worker ends with the trainer's connection."""
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the workers are processes that share memory with the trainer."""
+        return self.backend == "shared_memory"
 
-    def kill(self) -> None:
-        self.terminate()
+    @property
+    def network(self) -> str | None:
+        """The backend, if batches travel over a network."""
+        return self.backend if self.backend in NETWORKS else None
+
+    def _why_no_nccl(self) -> str | None:
+        """Returns why batches cannot be sent from GPU to GPU; None if they can."""
+        ends = self._ends()
+        for name, device in ends.items():
+            if not device.startswith("cuda"):
+                return (
+                    f"devices.{name}={device}: it sends from the GPU of the policy to the GPU where batches are stored"
+                )
+        # On another host the same name is another GPU.
+        policy, storing = (device if ":" in device else f"{device}:0" for device in ends.values())
+        if self.is_local and policy == storing:
+            return (
+                f"devices.policy_device and devices.storing_device are both {storing} with launcher=local: NCCL needs "
+                "one GPU for each end"
+            )
+        return None
+
+    def _ends(self) -> dict[str, str]:
+        devices = self.cfg.devices
+        return {name: getattr(devices, name) or devices.device or "cpu" for name in ("policy_device", "storing_device")}
+
+    # --- what it needs ---
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of processes of a job with trainer and workers; `collector=single` has the trainer alone."""
+        return 1 if self.cfg.collector.schedule == "single" else 1 + self.cfg.collector.num_workers
+
+    def processes(self) -> dict[str, int]:
+        """The number of processes of each role, on all hosts."""
+        options, env = self.cfg.collector, self.cfg.env
+        workers = 0 if self.is_inline else num_workers_of(options)
+        nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
+        is_async_env = isinstance(env, GymVectorEnvConfig) and env.vectorization_mode == "async"
+        return {
+            "trainer": 1,
+            "workers": workers,
+            "processes_in_workers": workers * nested,
+            "inference_server": int(isinstance(self.cfg.inference, ServerInferenceConfig)),
+            "env_processes": (workers * (nested or 1) or num_workers_of(options)) * env.num_envs * is_async_env,
+            "fork_server_and_tracker": 0,
+        }
+
+    def num_threads_beside(self) -> int:
+        """Threads of the workers that share the cores of the trainer's process. May connect to Ray."""
+        options = self.cfg.collector
+        processes = options.num_workers * options.num_workers_per_collector
+        return processes * self.cfg.launcher.num_threads if self.is_local else 0
+
+    # --- what does not fit ---
+
+    def problems(self) -> Iterator[Problem]:
+        """What does not fit together, on any machine. Raises `Unset` at an option that failed its own check."""
+        for rule in (self._backend_problems, self._own_problems, self._tensorpipe_problems):
+            try:
+                yield from rule()
+            except Unset:
+                continue
+
+    def _backend_problems(self) -> Iterator[Problem]:
+        """Collector, backend and launcher go together."""
+        collector, backend, launcher = self.cfg.collector, self.cfg.backend.kind, self.cfg.launcher.kind
+        if collector.kind == "rpc" and backend not in ("auto", "rpc"):
+            advice = "use backend=auto or rpc, or collector=distributed or distributed_sync."
+            yield Problem("backend", "collector=rpc is over torch RPC", backend, advice)
+            return
+        yield from self._misplaced()
+        if collector.needs_network and backend in ("inline", "shared_memory"):
+            rule = f"collector={collector.kind} is over torch.distributed"
+            alternative = f"collector=multi_{collector.schedule}"
+            yield Problem("backend", rule, backend, f"use backend=auto or gloo, or {alternative}.")
+        elif collector.schedule == "single":
+            yield from self._without_transport("collector=single")
+        elif backend == "inline":
+            rule = f"collector={collector.kind} with launcher={launcher} has several processes"
+            yield Problem("backend", rule, backend, "use backend=auto or shared_memory, or launcher=inline.")
+        elif backend == "shared_memory" and not self.is_local:
+            rule = f"the workers of launcher={launcher} may be on other hosts"
+            yield Problem("backend", rule, backend, "use backend=auto or gloo.")
+        elif backend == "nccl" and (reason := self._why_no_nccl()):
+            yield Problem("backend", reason, backend, "use backend=auto or gloo.")
+
+    def _misplaced(self) -> Iterator[Problem]:
+        """What other places have: Ray's collector, and backends that cannot reach these workers."""
+        if self.cfg.collector.kind == "ray":
+            advice = "use launcher=ray, or launcher=inline to debug."
+            yield Problem("launcher", "collector=ray has Ray start its workers", self.cfg.launcher.kind, advice)
+
+    def _without_transport(self, choice: str) -> Iterator[Problem]:
+        if self.cfg.backend.kind not in ("auto", "inline"):
+            rule = f"{choice} is one process, which needs no transport"
+            yield Problem("backend", rule, self.cfg.backend.kind, "use backend=auto or inline.")
+
+    def _own_problems(self) -> Iterator[Problem]:
+        """Of the options of this launcher."""
+        yield from ()
+
+    def _tensorpipe_problems(self) -> Iterator[Problem]:
+        """Options of torch RPC's agents."""
+        if not isinstance(self.cfg.backend, RpcBackendConfig):
+            return
+        path = "backend.tensorpipe"
+        for key, value in self.cfg.backend.tensorpipe.items():
+            if key not in _TENSORPIPE:
+                rule = (
+                    f"has {key}: may have {', '.join(_TENSORPIPE)}; agents find each other, and bytes lie on the CPU."
+                )
+                yield Problem(path, rule)
+            elif key.startswith("_"):
+                if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+                    yield Problem(path, f"{key}={value!r}: must be a list of TensorPipe's names, as ['uv'].")
+            elif isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                yield Problem(path, f"{key}={value!r}: must be a number above 0.")
+
+    def device_problems(self) -> Iterator[Problem]:
+        """Devices are CPUs or CUDA devices, and each worker sees the GPU that its policy acts on. Where the env steps
+        is known when it is made."""
+        for name, value in vars(self.cfg.devices).items():
+            if value is not None and not _DEVICE.fullmatch(value):
+                yield Problem(f"devices.{name}", "not a device", value, "use cpu, cuda or cuda:N.")
+        yield from self.acting_problems([self._ends()["policy_device"]] * self.cfg.collector.num_workers)
+
+    def acting_problems(self, acting: list[str]) -> Iterator[Problem]:
+        """Problems of the GPUs that workers see.
+
+        Args:
+            acting: the device that the policy of each worker acts on.
+        """
+        if isinstance(self.cfg.backend, RpcBackendConfig):
+            yield from visible_problems(self.cfg.backend.visible_devices, acting)
+
+    # --- what this machine lacks, and what to know ---
+
+    def missing(self) -> list[str]:
+        """What this machine lacks to start the workers; messages. Starts nothing."""
+        return []
+
+    def network_problems(self) -> Iterator[Problem]:
+        """The library of the backend that was chosen is missing here. Nothing where the trainer runs in a job."""
+        if self.is_job or self.cfg.backend.kind not in NETWORKS or self.cfg.backend.kind == "gloo":
+            return
+        if reason := registry.why_not(self.cfg.backend.kind):
+            yield Problem("backend", f"cannot work on this machine: {reason}.", self.cfg.backend.kind)
+
+    def unreachable(self) -> list[str]:
+        """Reasons why this process, the trainer's, cannot connect to the workers; messages. Imports torch for
+        networks."""
+        if self.network is None:
+            return []
+        from collectx.transport.network.addresses import local_addresses
+
+        reason = registry.why_not(self.network)
+        problems = [] if reason is None else [f"backend={self.network} cannot work on this machine: {reason}."]
+        if self.network == "mpi" and self.is_job and "PMIX_NAMESPACE" not in os.environ:
+            problems = [
+                f"backend=mpi: launcher={self.cfg.launcher.kind} has started the roles without MPI's PMIx: "
+                "use launcher.srun.mpi=pmix where `srun --mpi=list` names it, or backend=gloo."
+            ]
+        try:
+            local_addresses(self.cfg.backend.interface)
+        except ConfigError as error:
+            problems.extend(error.problems)
+        return problems
+
+    def notes(self) -> list[str]:
+        """What `backend=auto` stands for, if it does not follow from the launcher, and options without an effect."""
+        options = self.cfg.backend
+        if self.network is None:
+            chosen = {"interface": options.interface, "port": options.port}
+            return [
+                f"backend.{name}={value} has no effect: the workers of this run connect to no port. A run over a "
+                "network is collector=distributed_sync, or backend=gloo."
+                for name, value in chosen.items()
+                if value is not None
+            ]
+        if options.kind != "auto":
+            return []
+        anywhere = "loopback" if self.is_local else "the network by which a worker reaches the trainer"
+        notes = {
+            "nccl": "nccl, as policies and stored batches are both on GPUs.",
+            "rpc": "rpc, which pickles between trainer and workers: for private networks only.",
+            "gloo": f"gloo, over {options.interface or anywhere}.",
+        }
+        return [f"backend=auto: {notes[self.network]}"]
+
+    @property
+    def devices_of_pairs(self) -> tuple[str, str]:
+        """Where bytes lie while they travel, at the trainer's end and at the worker's. Only nccl moves them between
+        GPUs."""
+        devices = resolve_devices(self.cfg.devices)
+        ends = (devices.storing_device or "cpu", devices.policy_device or "cpu")
+        return ends if self.backend == "nccl" else ("cpu", "cpu")
 
 
-def _ending(log: Path, is_expected: bool) -> str:
-    """The last informative line of a log, for messages that name the log. A missing log is only reported if it
-    `is_expected`: SLURM or the job's shell creates it."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return _NO_LOG if is_expected else ""
-    last = next((line.strip() for line in reversed(lines) if line.strip() and "exit code" not in line.lower()), "")
-    return f", which ends: {last}" if last else ""
+def visible_problems(visible: list[str] | None, acting: list[str]) -> Iterator[Problem]:
+    """Problems of the devices that workers see.
+
+    Args:
+        visible, acting: for each worker the device that it sees, and the one that its policy acts on.
+    """
+    path = "backend.visible_devices"
+    if visible is None:
+        return
+    if isinstance(visible, str) or not all(_VISIBLE.fullmatch(str(each)) for each in visible):
+        rule = "must be a list, for each worker cuda:N, the only GPU that it sees, or cpu for none."
+        yield Problem(path, rule, visible)
+        return
+    if len(visible) != len(acting):
+        yield Problem(path, f"has {len(visible)} entries for {len(acting)} workers: give one for each.")
+        return
+    for worker, (sees, acts) in enumerate(zip(visible, acting, strict=True)):
+        if acts not in ("cpu", "cuda", sees) or (acts == "cuda" and sees == "cpu"):
+            rule = f"the policy of worker {worker} acts on {acts}, and {sees} is all that it sees"
+            yield Problem(path, rule, visible, "give both the same.")

@@ -26,12 +26,14 @@ from typing import Any
 import psutil
 
 from collectx import signal_handlers
+from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.errors import LauncherError, WorkerTimeout
 from collectx.fork_server.inherited import Inherited
 from collectx.fork_server.script import usable_preparation
 from collectx.fork_server.start import ONE_THREAD, warm_up
-from collectx.place.base import AnyHandle, Entry, Launcher
+from collectx.place.base import Place
+from collectx.place.launcher import AnyHandle, Entry, Launcher
 from collectx.transport.processes import Handle
 from collectx.transport.tracebacks import write_on_signal
 
@@ -83,6 +85,26 @@ def allow_descriptors(num_workers: int, is_local: bool = True) -> None:
     if server._forkserver_pid is not None and hasattr(resource, "prlimit"):
         with contextlib.suppress(OSError):  # the server has ended
             resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Local(Place):
+    is_local = True
+
+    def _default_backend(self) -> str:
+        return super()._default_backend() if self.cfg.collector.needs_network else "shared_memory"
+
+    def processes(self) -> dict[str, int]:
+        counts = super().processes()
+        return counts | {"fork_server_and_tracker": 2 * (counts["workers"] > 0)}
+
+    def missing(self) -> list[str]:
+        try:
+            check_descriptors(self.processes()["workers"])
+        except LauncherError as error:
+            return [str(error)]
+        except Unset:
+            pass  # a point of a sweep, in which another option failed its check
+        return []
 
 
 def build(cfg: RunConfig, log_dir: Path | None) -> LocalLauncher:

@@ -1,149 +1,89 @@
-"""`launcher=ray`: workers are Ray actors. Imports ray.
-
-`Actor` runs in a worker's process. Ray starts and ends workers; batches and weights travel by a network backend.
-"""
+"""`launcher=ray`: workers are Ray actors, on any node of the cluster with the resources that they ask for."""
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-import sys
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import wait
-from pathlib import Path
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import ray
-import torch
-
-from collectx.config.derived import num_workers_of
+from collectx.config import registry
+from collectx.config.problem import Problem
 from collectx.config.schema.launcher import RayLauncherConfig
-from collectx.config.schema.run import RunConfig
-from collectx.place import ray_cluster
-from collectx.place.base import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.transport.processes import Handle, Limit
+from collectx.place.base import Place
 
 
-def build(cfg: RunConfig, log_dir: Path | None) -> RayLauncher:
-    """See `collectx.config.registry`; Ray has the logs of its actors."""
-    assert isinstance(cfg.launcher, RayLauncherConfig)
-    return RayLauncher(cfg.launcher, num_workers_of(cfg.collector), cfg.collector.start_timeout_s)
+class RayCluster(Place):
+    @property
+    def _launcher(self) -> RayLauncherConfig:
+        assert isinstance(self.cfg.launcher, RayLauncherConfig)
+        return self.cfg.launcher
+
+    def _default_backend(self) -> str:
+        # Ray may place a worker on the trainer's GPU, where NCCL cannot work.
+        default = super()._default_backend()
+        return default if default == "rpc" or self.cfg.collector.kind.startswith("distributed") else "gloo"
+
+    def num_threads_beside(self) -> int:
+        from collectx.place import ray_cluster
+
+        options = self.cfg.collector
+        ray_cluster.connect(self._launcher.ray_init_config, options.start_timeout_s)
+        is_beside = ray_cluster.is_single_host(options.start_timeout_s)
+        return options.num_workers * options.num_workers_per_collector * self._launcher.num_threads * is_beside
+
+    def _misplaced(self) -> Iterator[Problem]:
+        if self.cfg.backend.kind == "mpi":
+            rule = "MPI does not start the workers of launcher=ray"
+            yield Problem("backend", rule, "mpi", "use backend=auto or gloo.")
+
+    def acting_problems(self, acting: list[str]) -> Iterator[Problem]:
+        """Each worker's actor asks for the GPU that its policy acts on."""
+        yield from super().acting_problems(acting)
+        path, configs = "launcher.remote_configs", self._launcher.remote_configs
+        per_worker = configs if isinstance(configs, list) else [configs]
+        if not all(isinstance(one, dict) for one in per_worker):
+            yield Problem(path, "must be a mapping, or a list with one for each worker.", configs)
+            return
+        num_workers = self.cfg.collector.num_workers
+        if isinstance(configs, list) and len(configs) != num_workers:
+            rule = f"has {len(configs)} entries for collector.num_workers={num_workers}"
+            yield Problem(path, rule, advice="one for each, or one mapping.")
+            return
+        yield from gpu_problems(per_worker, acting[: len(per_worker)])
+
+    def network_problems(self) -> Iterator[Problem]:
+        """Ray too is installed, and takes the arguments of the actors."""
+        yield from super().network_problems()
+        if reason := registry.why_not("ray", "launcher"):
+            yield Problem("launcher", f"cannot work on this machine: {reason}.", "ray")
+            return
+        from collectx.place.ray_actors import objections
+
+        configs = self._launcher.remote_configs
+        per_worker = configs if isinstance(configs, list) else [configs]
+        if all(isinstance(one, dict) for one in per_worker):
+            yield from (Problem("launcher.remote_configs", text) for text in objections(per_worker))
 
 
-class RayLauncher(Launcher):
-    """Starts an actor for each worker, on any node with the requested resources. Connects this process to Ray.
+def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> Iterator[Problem]:
+    """Problems of the GPUs that Ray actors ask for.
 
     Args:
-        cfg: its `remote_configs` may grow as workers are added.
-        start_timeout_s: `collector.start_timeout_s`.
+        configs, acting: for each worker the arguments of `ray.remote`, and the device that its policy acts on.
     """
-
-    def __init__(self, cfg: RayLauncherConfig, num_workers: int, start_timeout_s: float):
-        super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))
-        self._cfg = cfg
-        self._start_timeout_s = start_timeout_s
-        ray_cluster.connect(cfg.ray_init_config, start_timeout_s)
-        if not cfg.autoscaling:
-            configs = [self._remote_config(worker) for worker in range(num_workers)]
-            ray_cluster.check_resources("launcher.remote_configs", configs, start_timeout_s)
-
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> ActorHandle:
-        """Starts an actor. What it calls is pickled. Does not block."""
-        actor = _actor_class(self._remote_config(worker)).remote()
-        return ActorHandle(actor, self._cfg.num_threads, pickle.dumps(entry))
-
-    def describe(self, worker: int, handle: Handle | None = None) -> str:
-        if not _is_waiting(handle):
-            return super().describe(worker, handle)
-        resources = ray_cluster.describe_request(self._remote_config(worker))
-        nodes = ray_cluster.describe_resources(self._start_timeout_s)
-        return f"worker {worker} (Ray has not started it: it asks for {resources}. {nodes})"
-
-    def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
-        if _is_waiting(handle):
-            return "launcher.queue_timeout_s", self._cfg.queue_timeout_s
-        return super().join_timeout(worker, handle)
-
-    def _remote_config(self, worker: int) -> dict[str, Any]:
-        """The arguments of `ray.remote` for one worker."""
-        configs: dict[str, Any] | Sequence[dict[str, Any]] = self._cfg.remote_configs
-        return configs if isinstance(configs, dict) else configs[worker]
+    for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, configs), acting, strict=True)):
+        kind, _, index = acts.partition(":")
+        if kind != "cuda" or int(index or 0) < num_gpus:
+            continue
+        reason = f"it sees {num_gpus}, from cuda:0 on" if num_gpus else "Ray may place it where there is none"
+        part = "" if int(index or 0) else " or a part of one"
+        other = "cuda" if num_gpus else "the CPU"
+        yield Problem(
+            "launcher.remote_configs",
+            f"the policy of a worker acts on {acts}, which asks for num_gpus={num_gpus}: {reason}",
+            advice=f"ask for num_gpus={int(index or 0) + 1}{part}, or let the policy act on {other}.",
+        )
 
 
-def objections(configs: Sequence[Mapping[str, Any] | None]) -> list[str]:
-    """Ray's objections to the arguments of `ray.remote` of workers."""
-    found = []
-    for config in configs:
-        try:
-            _actor_class(config)
-        except (TypeError, ValueError) as error:
-            found.append(str(error))
-    return list(dict.fromkeys(found))
-
-
-def _actor_class(config: Mapping[str, Any] | None) -> Any:
-    """The class of a worker's actor, with `config` as the arguments of `ray.remote`."""
-    # With one thread, Ray calls the methods in the main thread of the actor's process.
-    make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": 1})
-    return make(Actor)
-
-
-class Actor:
-    """Runs in a worker's process."""
-
-    def ready(self) -> None:
-        """Returns once the actor's process has started."""
-
-    def work(self, path: list[str], num_threads: int, call: bytes) -> None:
-        """Runs the worker: calls the pickled function with the pickled arguments in `call`."""
-        # The pickle may refer to modules on the trainer's path.
-        sys.path[:] = path
-        torch.set_num_threads(num_threads)
-        function, arguments = pickle.loads(call)
-        function(*arguments)
-
-
-class ActorHandle(RemoteHandle):
-    """A worker's actor, which finishes when its function, the pickle `call`, has returned."""
-
-    def __init__(self, actor: Any, num_threads: int, call: bytes):
-        super().__init__()
-        self.actor = actor
-        self._error = ""
-        self._started = actor.ready.remote()
-        actor.work.remote(sys.path, num_threads, call).future().add_done_callback(self._finish)
-
-    def _finish(self, work: Any) -> None:
-        error = work.exception()
-        if error is not None:
-            # The first line names the actor, the last one the cause; lines of fields stand between them.
-            lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
-            self._error = " ".join(lines[:1] + lines[1:][-1:])
-        self.finish(0 if error is None else 1)
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether its process has started, or never will."""
-        # Without a connection, `ray.wait` would start a cluster.
-        return not ray.is_initialized() or bool(ray.wait([self._started], timeout=0)[0])
-
-    def __str__(self) -> str:
-        """Names the actor, with the error that ended it."""
-        return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits until its function has returned; then ends the actor."""
-        if not self.is_placed:
-            self.terminate()  # nothing runs yet
-        if wait([self.sentinel], timeout):
-            self.terminate()
-
-    def terminate(self) -> None:
-        if ray.is_initialized():
-            with contextlib.suppress(Exception):
-                ray.kill(self.actor)
-
-
-def _is_waiting(handle: Handle | None) -> bool:
-    """Whether Ray has not started the worker's actor."""
-    return isinstance(handle, ActorHandle) and not handle.is_placed
+def _num_gpus(config: Mapping[str, Any] | None) -> int:
+    return math.ceil((config or {}).get("num_gpus") or 0)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from collectx import signal_handlers
-from collectx.config.derived import JOB_LAUNCHERS, backend_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.limits import limited
+from collectx.place import place_of
 from collectx.run import cores, display, preflight, printing, saved_config, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
@@ -35,7 +35,7 @@ from collectx.run.signals import Signals
 if TYPE_CHECKING:
     from collectx.collector import CollectorCore
     from collectx.loggers import Logger
-    from collectx.place.base import Launcher
+    from collectx.place.launcher import Launcher
     from collectx.run.checkpointer import Checkpointer
     from collectx.run.collection import RunCollection
     from collectx.run.evaluator import Evaluator
@@ -66,7 +66,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     """
     files = RunFolder(folder)
     # The command that submits a job has made the folder, and the job's log is open.
-    is_job = cfg.launcher.kind in JOB_LAUNCHERS
+    is_job = place_of(cfg).is_job
     resumes = cfg.run.resume == "auto" and files.has_run
     with locked(files, cfg.run.overwrite or resumes, force=is_job):
         if resumes and (done := saved_config.completed_result(files, cfg)) is not None:
@@ -118,7 +118,8 @@ def _run(
     point: ResumePoint | None,
 ) -> None:
     """Runs from the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
-    has_processes = cfg.launcher.kind == "local" and backend_of(cfg) != "inline"
+    place = place_of(cfg)
+    has_processes = place.is_local and not place.is_inline
     if has_processes or cfg.eval.every_batches is not None:
         from collectx.fork_server import start
 
@@ -166,7 +167,7 @@ class _Execution:
         events: EventLog,
         point: ResumePoint | None,
     ):
-        self._cfg = cfg
+        self._cfg, self._place = cfg, place_of(cfg)
         self._files = files
         self._record = record
         self._signals = signals
@@ -191,7 +192,7 @@ class _Execution:
         from collectx.trainer.base import replay_overrides
 
         cfg = self._cfg
-        if problems := preflight.device_problems(cfg) + preflight.backend_problems(cfg):
+        if problems := preflight.device_problems(cfg) + self._place.unreachable():
             raise ConfigError(*problems)
         # The trainer computes on the device of the batches.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
@@ -223,7 +224,7 @@ class _Execution:
         recorded = [collector.RecordedBatch(*batch) for batch in order] or None
         resume = None if self._point is None else self._point.collector
         # A job of `collector=single` has no tasks for workers.
-        starter = None if backend_of(cfg) == "inline" else launcher
+        starter = None if self._place.is_inline else launcher
         return collector.build(
             cfg, module, spec, self._add_event, self._files.logs, starter, overrides, recorded, resume
         )
@@ -297,13 +298,13 @@ class _Execution:
             self._record.end(None, reason)
         except BaseException as error:
             self._record.end(error)
-            if backend_of(self._cfg) == "inline":
+            if self._place.is_inline:
                 self._report_before_close(error)
         finally:
             try:
                 self.finish(collector, collection, checkpointer)
             finally:
-                if backend_of(self._cfg) == "inline":
+                if self._place.is_inline:
                     self._close_envs(collector)
 
     def _resume(self, point: ResumePoint, collector: CollectorCore) -> None:

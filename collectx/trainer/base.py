@@ -12,11 +12,11 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.batch import REWARD, Key, as_key
-from collectx.config.derived import backend_of
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
+from collectx.place import place_of
 from collectx.user_objects import Hooks
 from collectx.worker.spec import WorkerOverrides
 
@@ -188,6 +188,6 @@ def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[WorkerOverrides]:
     options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
     is_read = cfg.trainer.digest or options.trajs_per_batch is not None
     is_ordered = options.schedule != "async" or options.order_of is not None
-    if replay is None or backend_of(cfg) != "shared_memory" or is_read or is_ordered:
+    if replay is None or not place_of(cfg).shares_memory or is_read or is_ordered:
         return []
     return [WorkerOverrides(hooks=Hooks(write_batch=replay.extend))] * options.num_workers

@@ -25,7 +25,7 @@ from collectx.collector import build
 from collectx.config.registry import why_not
 from collectx.errors import RendezvousError, WorkerTimeout
 from collectx.jobs import rendezvous
-from collectx.place.base import WaitingWorkers
+from collectx.place.launcher import WaitingWorkers
 from collectx.run import RunFolder
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.link import join_trainer

@@ -32,6 +32,7 @@ LAYERS = [
     {"rollout", "schedule"},
     {"worker"},
     {"place"},
+    {"rules"},
     {"collector"},
     {"trainer"},
     {"run"},

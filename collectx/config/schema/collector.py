@@ -63,6 +63,11 @@ class CollectorConfig(Section):
         every worker."""
         return SCHEDULES[self.kind]
 
+    @property
+    def needs_network(self) -> bool:
+        """Whether batches travel over a network also from workers of this machine."""
+        return self.kind not in ("single", "multi_sync", "multi_async")
+
 
 @dataclass(kw_only=True)
 class EitherCollectorConfig(CollectorConfig):

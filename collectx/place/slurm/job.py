@@ -28,7 +28,7 @@ from pathlib import Path
 
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import LauncherError
-from collectx.place.base import AnyHandle, Entry, Launcher, RemoteHandle
+from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.place.slurm import commands, nodes
 from collectx.place.slurm.log_watcher import LogWatcher, TaskHandle, kill_command
 from collectx.transport.network.handshake import Endpoint

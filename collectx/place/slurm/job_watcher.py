@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from collectx.errors import LauncherError
-from collectx.place.base import AnyHandle, Entry, Launcher, RemoteHandle
+from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.place.slurm.array import JobArray
 from collectx.place.slurm.commands import JobState
 from collectx.transport.network.handshake import Endpoint

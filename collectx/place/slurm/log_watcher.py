@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from collectx.errors import LauncherError
-from collectx.place.base import RemoteHandle
+from collectx.place.launcher import RemoteHandle
 from collectx.place.slurm import commands
 
 # The interval between two reads of the log.

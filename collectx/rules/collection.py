@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectx.config.derived import (
-    NETWORK_BACKENDS,
     acts_in_fixed_order,
-    backend_of,
     frames_per_part,
     is_elastic,
     rows_per_env,
@@ -16,6 +14,7 @@ from collectx.config.problem import Problem
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
+from collectx.place import place_of
 
 # A process that is forked takes 256 descriptors at most, and the inference server a pipe to each worker.
 MAX_SERVED_WORKERS = 200
@@ -111,8 +110,8 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     elif cfg.collector.schedule == "async":
         rule = "an async batch comes from one worker and waits for no other"
         yield Problem(path, rule, threshold, "use collector=multi_sync, or null.")
-    elif (backend := backend_of(cfg)) not in ("inline", "shared_memory"):
-        rule = f"over backend={backend} workers cannot be stopped within a batch"
+    elif (network := place_of(cfg).network) is not None:
+        rule = f"over backend={network} workers cannot be stopped within a batch"
         yield Problem(path, rule, threshold, "use collector=multi_sync on one machine, or null.")
 
 
@@ -155,8 +154,9 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     if collector.max_policy_lag is not None and collector.inner == "async":
         rule = f"a worker that is itself an async collector ({path}={count}, collector.inner=async) adds a lag"
         yield Problem("collector.max_policy_lag", rule, collector.max_policy_lag, "use collector.inner=sync, or null.")
-    if (backend := backend_of(cfg)) not in NETWORK_BACKENDS:
-        rule = f"over backend={backend} every process of this machine is a worker itself"
+    place = place_of(cfg)
+    if place.network is None:
+        rule = f"over backend={place.backend} every process of this machine is a worker itself"
         advice = f"use collector.num_workers={collector.num_workers * count}, or collector=distributed."
         yield Problem(path, rule, count, advice)
 
@@ -167,9 +167,10 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(options, ServerInferenceConfig):
         return
     path, local = "inference", "use inference=local."
-    if (backend := backend_of(cfg)) != "shared_memory":
-        rule = f"over backend={backend} the workers do not share memory with the inference server"
-        if backend == "inline":
+    place = place_of(cfg)
+    if not place.shares_memory:
+        rule = f"over backend={place.backend} the workers do not share memory with the inference server"
+        if place.is_inline:
             rule = "the workers are in the trainer's process, where one of them acts at a time"
         advice = f"use collector=multi_sync or multi_async with launcher=local, or {local.removeprefix('use ')}"
         yield Problem(path, rule, options.kind, advice)

@@ -1,0 +1,154 @@
+"""The launcher interface: where the workers of a collector run, and how they are started and named in messages.
+
+Independent of the code that a worker runs.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from collectx.transport.network.handshake import Endpoint
+from collectx.transport.processes import Handle, Limit
+
+# The function that a process calls, and its arguments.
+Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+# A started process: `Handle`, or the generator of an inline worker.
+AnyHandle: TypeAlias = Handle | Iterator[None]
+
+_LAST_WORDS_BYTES = 2000
+_NO_LOG = ", which does not exist: the run folder must be on a file system that all nodes share (hydra.run.dir)"
+
+
+class Launcher:
+    """Starts the workers of one collector.
+
+    Args:
+        log: the log file of a worker; None: workers have none.
+        announce: called with the trainer's endpoint, which it publishes for workers that other programs start, before
+            the first worker is started. None: the arguments of workers contain the endpoint.
+        join_timeout: how long a worker may take to connect, before the time for its first batch begins; None:
+            `collector.start_timeout_s` covers both.
+
+    Attributes:
+        is_local: whether every worker runs on this machine.
+        names: what messages call a process, by its index, where it is no worker.
+        max_requeues: how often each worker is restarted after a scheduler has ended its job (`JobEnded`).
+    """
+
+    is_local = False
+    max_requeues = 0
+
+    def __init__(
+        self,
+        log: Callable[[int], Path] | None = None,
+        announce: Callable[[Endpoint], None] | None = None,
+        join_timeout: Limit | None = None,
+    ):
+        self.names: dict[int, str] = {}
+        self._log = log
+        self._announce = announce
+        self._join_timeout = join_timeout
+
+    def announce(self, endpoint: Endpoint) -> None:
+        """Publishes where the trainer listens, for workers that other programs start. Called before the first
+        `start`."""
+        if self._announce is not None:
+            self._announce(endpoint)
+
+    def start(
+        self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
+    ) -> AnyHandle | None:
+        """Starts a process of a worker.
+
+        Args:
+            entry: what it calls; ignored where another program starts it.
+            restarts: the number of the worker's earlier processes.
+            previous: the handle of the last one of them.
+
+        Returns:
+            Its handle, or None if its end cannot be observed.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the threads of the launcher, and what it has started that still runs. The code that
+        made the launcher calls it after the collector is closed. Idempotent."""
+
+    def describe(self, worker: int, handle: Handle | None = None) -> str:
+        """Names a worker in messages: its handle, its log, and the last line of the log if it has failed."""
+        remote = handle if isinstance(handle, RemoteHandle) else None
+        words = [str(remote)] if remote is not None and str(remote) else []
+        if self._log is not None:
+            log = self._log(worker)
+            end = _ending(log, remote.expects_log) if remote is not None and remote.exitcode else ""
+            words.append(f"log: {log}{end}")
+        name = self.names.get(worker, f"worker {worker}")
+        return f"{name} ({'; '.join(words)})" if words else name
+
+    def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
+        """Returns how long `worker` may take to connect; see `Launcher`."""
+        return self._join_timeout
+
+
+class WaitingWorkers(Launcher):
+    """Workers that were started before the trainer, and wait for its announcement. They are not replaced."""
+
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> None:
+        """Nothing: the worker is running, or in a scheduler's queue."""
+
+
+class RemoteHandle:
+    """The handle of a worker that is no process of this machine (`collectx.transport.processes.Handle`). `str` is for
+    messages, and may be empty.
+
+    Attributes:
+        sentinel: a descriptor that becomes readable at the worker's end.
+        exitcode: None until then.
+        is_ended_by_scheduler: whether a scheduler has ended it, without a failure of the worker.
+    """
+
+    pid = None
+    is_ended_by_scheduler = False
+
+    def __init__(self) -> None:
+        self.exitcode: int | None = None
+        self.sentinel, self._end = os.pipe()
+        for descriptor in (self.sentinel, self._end):
+            weakref.finalize(self, os.close, descriptor)
+
+    @property
+    def expects_log(self) -> bool:
+        """Whether a worker that has failed must have written a log."""
+        return True
+
+    def finish(self, exitcode: int) -> None:
+        """Notes the worker's end; the first call counts."""
+        if self.exitcode is None:
+            self.exitcode = exitcode
+            os.write(self._end, b"\0")
+
+    def join(self, timeout: float | None = None) -> None:
+        """Returns at once, as the end of such a worker is known late."""
+
+    def terminate(self) -> None:
+        """Nothing: the worker ends with the trainer's connection."""
+
+    def kill(self) -> None:
+        self.terminate()
+
+
+def _ending(log: Path, is_expected: bool) -> str:
+    """The last informative line of a log, for messages that name the log. A missing log is only reported if it
+    `is_expected`: SLURM or the job's shell creates it."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return _NO_LOG if is_expected else ""
+    last = next((line.strip() for line in reversed(lines) if line.strip() and "exit code" not in line.lower()), "")
+    return f", which ends: {last}" if last else ""

@@ -1,0 +1,149 @@
+"""`launcher=ray`: workers are Ray actors. Imports ray.
+
+`Actor` runs in a worker's process. Ray starts and ends workers; batches and weights travel by a network backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from collectx.config.derived import num_workers_of
+from collectx.config.schema.launcher import RayLauncherConfig
+from collectx.config.schema.run import RunConfig
+from collectx.place import ray_cluster
+from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
+from collectx.transport.processes import Handle, Limit
+
+
+def build(cfg: RunConfig, log_dir: Path | None) -> RayLauncher:
+    """See `collectx.config.registry`; Ray has the logs of its actors."""
+    assert isinstance(cfg.launcher, RayLauncherConfig)
+    return RayLauncher(cfg.launcher, num_workers_of(cfg.collector), cfg.collector.start_timeout_s)
+
+
+class RayLauncher(Launcher):
+    """Starts an actor for each worker, on any node with the requested resources. Connects this process to Ray.
+
+    Args:
+        cfg: its `remote_configs` may grow as workers are added.
+        start_timeout_s: `collector.start_timeout_s`.
+    """
+
+    def __init__(self, cfg: RayLauncherConfig, num_workers: int, start_timeout_s: float):
+        super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))
+        self._cfg = cfg
+        self._start_timeout_s = start_timeout_s
+        ray_cluster.connect(cfg.ray_init_config, start_timeout_s)
+        if not cfg.autoscaling:
+            configs = [self._remote_config(worker) for worker in range(num_workers)]
+            ray_cluster.check_resources("launcher.remote_configs", configs, start_timeout_s)
+
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> ActorHandle:
+        """Starts an actor. What it calls is pickled. Does not block."""
+        actor = _actor_class(self._remote_config(worker)).remote()
+        return ActorHandle(actor, self._cfg.num_threads, pickle.dumps(entry))
+
+    def describe(self, worker: int, handle: Handle | None = None) -> str:
+        if not _is_waiting(handle):
+            return super().describe(worker, handle)
+        resources = ray_cluster.describe_request(self._remote_config(worker))
+        nodes = ray_cluster.describe_resources(self._start_timeout_s)
+        return f"worker {worker} (Ray has not started it: it asks for {resources}. {nodes})"
+
+    def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
+        if _is_waiting(handle):
+            return "launcher.queue_timeout_s", self._cfg.queue_timeout_s
+        return super().join_timeout(worker, handle)
+
+    def _remote_config(self, worker: int) -> dict[str, Any]:
+        """The arguments of `ray.remote` for one worker."""
+        configs: dict[str, Any] | Sequence[dict[str, Any]] = self._cfg.remote_configs
+        return configs if isinstance(configs, dict) else configs[worker]
+
+
+def objections(configs: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Ray's objections to the arguments of `ray.remote` of workers."""
+    found = []
+    for config in configs:
+        try:
+            _actor_class(config)
+        except (TypeError, ValueError) as error:
+            found.append(str(error))
+    return list(dict.fromkeys(found))
+
+
+def _actor_class(config: Mapping[str, Any] | None) -> Any:
+    """The class of a worker's actor, with `config` as the arguments of `ray.remote`."""
+    # With one thread, Ray calls the methods in the main thread of the actor's process.
+    make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": 1})
+    return make(Actor)
+
+
+class Actor:
+    """Runs in a worker's process."""
+
+    def ready(self) -> None:
+        """Returns once the actor's process has started."""
+
+    def work(self, path: list[str], num_threads: int, call: bytes) -> None:
+        """Runs the worker: calls the pickled function with the pickled arguments in `call`."""
+        # The pickle may refer to modules on the trainer's path.
+        sys.path[:] = path
+        torch.set_num_threads(num_threads)
+        function, arguments = pickle.loads(call)
+        function(*arguments)
+
+
+class ActorHandle(RemoteHandle):
+    """A worker's actor, which finishes when its function, the pickle `call`, has returned."""
+
+    def __init__(self, actor: Any, num_threads: int, call: bytes):
+        super().__init__()
+        self.actor = actor
+        self._error = ""
+        self._started = actor.ready.remote()
+        actor.work.remote(sys.path, num_threads, call).future().add_done_callback(self._finish)
+
+    def _finish(self, work: Any) -> None:
+        error = work.exception()
+        if error is not None:
+            # The first line names the actor, the last one the cause; lines of fields stand between them.
+            lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
+            self._error = " ".join(lines[:1] + lines[1:][-1:])
+        self.finish(0 if error is None else 1)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether its process has started, or never will."""
+        # Without a connection, `ray.wait` would start a cluster.
+        return not ray.is_initialized() or bool(ray.wait([self._started], timeout=0)[0])
+
+    def __str__(self) -> str:
+        """Names the actor, with the error that ended it."""
+        return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until its function has returned; then ends the actor."""
+        if not self.is_placed:
+            self.terminate()  # nothing runs yet
+        if wait([self.sentinel], timeout):
+            self.terminate()
+
+    def terminate(self) -> None:
+        if ray.is_initialized():
+            with contextlib.suppress(Exception):
+                ray.kill(self.actor)
+
+
+def _is_waiting(handle: Handle | None) -> bool:
+    """Whether Ray has not started the worker's actor."""
+    return isinstance(handle, ActorHandle) and not handle.is_placed

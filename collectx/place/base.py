@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from collectx.config import registry
 from collectx.config.derived import num_workers_of, resolve_devices
@@ -19,7 +20,8 @@ from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, LauncherError
+from collectx.place.launcher import InlineLauncher, Launcher
 
 # Backends for workers on other hosts.
 NETWORKS = tuple(name for name, kind in KINDS["backend"].items() if kind.implementation)
@@ -123,6 +125,24 @@ class Place:
         options = self.cfg.collector
         processes = options.num_workers * options.num_workers_per_collector
         return processes * self.cfg.launcher.num_threads if self.is_local else 0
+
+    # --- how it starts them ---
+
+    def launcher(self, log_dir: Path | None) -> Launcher:
+        """What starts the workers from this process.
+
+        Args:
+            log_dir: where worker processes of this machine write their logs; None leaves their output on the terminal.
+
+        Raises:
+            LauncherError: the Ray cluster cannot be reached, or has not the resources for the workers; or this process
+                does not start the workers of this place.
+        """
+        return InlineLauncher() if self.is_inline else self._launcher_of_processes(log_dir)
+
+    def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
+        kind = self.cfg.launcher.kind
+        raise LauncherError(f"launcher={kind} submits its workers as jobs: start it by `collectx run`.")
 
     # --- what does not fit ---
 

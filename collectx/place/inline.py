@@ -1,5 +1,4 @@
-"""`launcher=inline`: workers are generators in the trainer's process, which the inline transport advances. For
-`collector=single`, and for debugging."""
+"""`launcher=inline`: workers are generators in the trainer's process, for debugging any collector."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ from collections.abc import Iterator
 
 from collectx.config.problem import Problem
 from collectx.place.base import Place
-from collectx.place.launcher import AnyHandle, Entry, Launcher
 
 
 class Inline(Place):
@@ -20,13 +18,3 @@ class Inline(Place):
         """Every collector can be inline."""
         choice = "collector=single" if self.cfg.collector.schedule == "single" else "launcher=inline"
         yield from self._without_transport(choice)
-
-
-class InlineLauncher(Launcher):
-    """The handle of a worker is its generator."""
-
-    is_local = True
-
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Iterator[None]:
-        function, arguments = entry
-        return function(*arguments)

@@ -1,90 +1,14 @@
-"""`launcher=local`: starts workers as processes of this machine, through the fork server (`collectx.fork_server`).
-
-trainer --- fork server (imports once) --- worker 0
-                                      \\--- worker 1 ...
-"""
+"""`launcher=local`: workers are processes of this machine."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import math
-import multiprocessing
-import os
-import signal
-import sys
-import threading
-import time
-import warnings
-from collections.abc import Callable, Sequence
-from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any
 
-import psutil
-
-from collectx import signal_handlers
 from collectx.config.schema.fields import Unset
-from collectx.config.schema.run import RunConfig
-from collectx.errors import LauncherError, WorkerTimeout
-from collectx.fork_server.inherited import Inherited
-from collectx.fork_server.script import usable_preparation
-from collectx.fork_server.start import ONE_THREAD, warm_up
+from collectx.errors import LauncherError
 from collectx.place.base import Place
-from collectx.place.launcher import AnyHandle, Entry, Launcher
-from collectx.transport.processes import Handle
-from collectx.transport.tracebacks import write_on_signal
-
-# File descriptors that libraries may need, that workers need while they join, and that each worker needs: for its
-# connections, and with those of its process.
-_DESCRIPTORS, _JOINING, _CONNECTIONS, _WORKER_DESCRIPTORS = 256, 32, 2, 4
-# Pauses before restarting a worker whose start was cut by the end of the fork server.
-_RETRY_S = (0.1, 1.0)
-
-
-def descriptors(num_workers: int) -> int:
-    """Returns how many file descriptors the trainer's process may need for local workers and its libraries."""
-    return _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
-
-
-def check_descriptors(num_workers: int, is_local: bool = True) -> None:
-    """Checks the hard limit of open files of this process for `num_workers` more workers: two connections each, and two
-    descriptors of its process, if it `is_local`.
-
-    Raises:
-        LauncherError: the hard limit is too low for the workers; gloo would abort this process.
-    """
-    import resource
-
-    used = psutil.Process().num_fds()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    each = _WORKER_DESCRIPTORS if is_local else _CONNECTIONS
-    if hard != resource.RLIM_INFINITY and hard < used + _JOINING + each * num_workers:
-        fewer = max(1, (hard - used - _JOINING) // each)
-        raise LauncherError(
-            f"collector.num_workers={num_workers} needs {used + descriptors(num_workers)} open files ({each} for each "
-            f"worker), and this process may have {hard} (ulimit -Hn): raise that limit (limits.conf, LimitNOFILE of a "
-            f"service), or use {fewer} workers of several processes (collector.num_workers_per_collector)."
-        )
-
-
-def allow_descriptors(num_workers: int, is_local: bool = True) -> None:
-    """Raises the limit of open files of this process, and of the fork server if it runs, for `num_workers` more
-    workers. Does not exceed the hard limit, see `check_descriptors`."""
-    import resource
-
-    check_descriptors(num_workers, is_local)
-    needed = psutil.Process().num_fds() + descriptors(num_workers)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    server: Any = forkserver._forkserver
-    if server._forkserver_pid is not None and hasattr(resource, "prlimit"):
-        with contextlib.suppress(OSError):  # the server has ended
-            resource.prlimit(server._forkserver_pid, resource.RLIMIT_NOFILE, (soft, hard))
+from collectx.place.launcher import Launcher
+from collectx.place.processes import LocalLauncher, check_descriptors
 
 
 class Local(Place):
@@ -97,6 +21,15 @@ class Local(Place):
         counts = super().processes()
         return counts | {"fork_server_and_tracker": 2 * (counts["workers"] > 0)}
 
+    def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
+        options, launcher = self.cfg.collector, self.cfg.launcher
+        how = launcher.num_threads, options.start_timeout_s, launcher.pin_cores, log_dir
+        if self.backend == "mpi":
+            from collectx.place.mpi import MpiLauncher
+
+            return MpiLauncher(*how)
+        return LocalLauncher(*how, prints_errors=log_dir is not None or options.on_worker_failure != "raise")
+
     def missing(self) -> list[str]:
         try:
             check_descriptors(self.processes()["workers"])
@@ -105,195 +38,3 @@ class Local(Place):
         except Unset:
             pass  # a point of a sweep, in which another option failed its check
         return []
-
-
-def build(cfg: RunConfig, log_dir: Path | None) -> LocalLauncher:
-    """See `collectx.config.registry`."""
-    prints_errors = log_dir is not None or cfg.collector.on_worker_failure != "raise"
-    return LocalLauncher(
-        cfg.launcher.num_threads, cfg.collector.start_timeout_s, cfg.launcher.pin_cores, log_dir, prints_errors
-    )
-
-
-class LocalLauncher(Launcher):
-    """Starts worker processes.
-
-    Args:
-        num_threads: torch's intra-op threads in each worker.
-        start_timeout_s: how long the fork server may take to fork a worker; `collector.start_timeout_s`.
-        pin_cores: worker i runs on core i, modulo the cores that this process may use; so do its env's threads.
-        log_dir: the folder for `worker-<index>.log` with each worker's stdout and stderr; None: as this process.
-        prints_errors: whether a worker prints the traceback of an error that it has reported to the trainer.
-    """
-
-    is_local = True
-
-    def __init__(
-        self,
-        num_threads: int,
-        start_timeout_s: float = math.inf,
-        pin_cores: bool = False,
-        log_dir: Path | None = None,
-        prints_errors: bool = True,
-    ):
-        super().__init__(None if log_dir is None else lambda worker: log_dir / f"{self._file_name(worker)}.log")
-        self._num_threads = num_threads
-        self._start_timeout_s = start_timeout_s
-        self._pin_cores = pin_cores
-        self._prints_errors = prints_errors
-
-    def _file_name(self, worker: int) -> str:
-        return self.names.get(worker, f"worker {worker}").replace(" ", "-")
-
-    def process_setup(self, worker: int) -> dict[str, Any]:
-        """The arguments of `set_up_process`, as plain data."""
-        from collectx.env import mujoco_warnings
-
-        cores = sorted(os.sched_getaffinity(0)) if self._pin_cores and hasattr(os, "sched_getaffinity") else []
-        return {
-            "num_threads": self._num_threads,
-            "core": cores[worker % len(cores)] if cores else None,
-            "log": None if self._log is None else str(self._log(worker)),
-            # A public attribute of the package.
-            "ignore_warnings": sys.modules["collectx"].filter_warnings_subprocess,
-            # This process has made an env, too. A worker's log must have the warnings of that worker.
-            "shown_warnings": sorted(mujoco_warnings.shown) if self._log is None else [],
-        }
-
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Handle | None:
-        """Starts a process; returns when it is forked. What it calls is pickled. It is not daemonic, as an env may have
-        child processes.
-
-        Raises:
-            LauncherError: this process is daemonic.
-            WorkerTimeout: the fork server takes longer than `collector.start_timeout_s`.
-        """
-        if multiprocessing.current_process().daemon:
-            raise LauncherError(
-                f"{multiprocessing.current_process().name} is a daemonic process, as those of multiprocessing.Pool "
-                "are, and Python lets it start no other process: collect in it (Collector, collector=single), or use "
-                "concurrent.futures.ProcessPoolExecutor, whose processes may start others."
-            )
-        process = multiprocessing.get_context("forkserver").Process(
-            target=_run,
-            args=(*entry, self.process_setup(worker), self._prints_errors),
-            name=f"collectx-{self._file_name(worker)}",
-        )
-        inherited = Inherited(os.environ | ONE_THREAD)
-        for pause_s in (*_RETRY_S, None):
-            warm_up()
-            try:
-                self._fork(process, inherited)
-                break
-            except (EOFError, ConnectionError):
-                # The fork server is being killed; when it has ended, multiprocessing starts another one.
-                if pause_s is None:
-                    raise
-                time.sleep(pause_s)
-        return process
-
-    def _fork(self, process: BaseProcess, inherited: Inherited) -> None:
-        """Blocks for the fork server, in a thread: reading its reply has no timeout. If this times out, the thread ends
-        when the fork server replies or ends."""
-        ended: SimpleQueue[BaseException | None] = SimpleQueue()
-
-        def start() -> None:
-            try:
-                with usable_preparation(inherited):
-                    process.start()
-            except BaseException as error:
-                ended.put(error)
-            else:
-                ended.put(None)
-
-        thread = threading.Thread(target=start, name="collectx-fork", daemon=True)
-        thread.start()
-        try:
-            error = ended.get(timeout=min(self._start_timeout_s, threading.TIMEOUT_MAX))
-        except Empty:
-            timeout_s = self._start_timeout_s
-            raise WorkerTimeout(
-                f"{process.name} was not forked within {timeout_s:g} s (collector.start_timeout_s={timeout_s:g}): the "
-                "fork server, a process of this machine that imports what workers need, hangs or has not started yet."
-            ) from None
-        thread.join()
-        if error is not None:
-            raise error
-
-
-def _run(
-    function: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any], prints_errors: bool
-) -> None:
-    set_up_process(**process_setup)
-    write_on_signal()
-    _die_with_parent()
-    try:
-        function(*arguments)
-    except Exception as error:
-        if prints_errors or not getattr(error, "is_reported", False):
-            raise
-        sys.exit(1)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-
-
-def set_up_process(
-    num_threads: int, core: int | None, log: str | None, ignore_warnings: bool, shown_warnings: Sequence[str]
-) -> None:
-    """Called first in every worker's process. See `LocalLauncher` for the arguments,
-    `collectx.filter_warnings_subprocess` and `collectx.env.mujoco_warnings`."""
-    if ignore_warnings:
-        warnings.simplefilter("ignore")
-    # A terminal's Ctrl-C and SIGHUP reach the whole process group, a scheduler's SIGUSR1 all processes of a job; only
-    # the trainer stops workers and writes checkpoints.
-    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(signum, signal.SIG_IGN)
-    # So does SIGTERM of `timeout` and of schedulers, while the trainer still writes a checkpoint.
-    leave_signals_to_trainer(signal.SIGTERM)
-    if core is not None:
-        os.sched_setaffinity(0, {core})
-    if log is not None:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
-    import torch
-
-    from collectx.env import mujoco_warnings
-
-    torch.set_num_threads(num_threads)
-    mujoco_warnings.shown.update(shown_warnings)
-
-
-def leave_signals_to_trainer(*signums: int) -> None:
-    """Ignores signals in this process, which ends when the trainer closes its connection, also after user code has
-    installed handlers (`signal_handlers`). Processes that an env forks keep the default action."""
-    worker = os.getpid()
-
-    def ignore(signum: int, frame: object) -> None:
-        if os.getpid() != worker:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
-
-    for signum in signums:
-        signal.signal(signum, ignore)
-    of_trainer = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    handlers = {signum: signal.getsignal(signum) for signum in of_trainer}
-    ours: dict[int, Any] = {
-        signum: handler for signum, handler in handlers.items() if handler in (ignore, signal.SIG_IGN)
-    }
-    signal_handlers.keep(ours, lambda text: print(f"note: {text}", flush=True))
-
-
-def _die_with_parent() -> None:
-    """Makes Linux kill this process when the fork server ends, which ends with the trainer. On other systems a worker
-    notices at its next grant that the trainer is gone."""
-    # The server lives while any process holds this pipe, which multiprocessing passes to every worker.
-    server: Any = forkserver._forkserver
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from collectx.config import registry
 from collectx.config.problem import Problem
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.place.base import Place
+from collectx.place.launcher import Launcher
 
 
 class RayCluster(Place):
@@ -22,6 +24,13 @@ class RayCluster(Place):
         # Ray may place a worker on the trainer's GPU, where NCCL cannot work.
         default = super()._default_backend()
         return default if default == "rpc" or self.cfg.collector.kind.startswith("distributed") else "gloo"
+
+    def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
+        """Ray has the logs of its actors."""
+        from collectx.place.ray_actors import RayLauncher
+
+        options = self.cfg.collector
+        return RayLauncher(self._launcher, options.num_workers, options.start_timeout_s)
 
     def num_threads_beside(self) -> int:
         from collectx.place import ray_cluster

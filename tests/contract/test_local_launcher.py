@@ -15,7 +15,7 @@ import pytest
 from user_code import launched
 
 from collectx.errors import LauncherError, WorkerTimeout
-from collectx.place.local import LocalLauncher, allow_descriptors
+from collectx.place.processes import LocalLauncher, allow_descriptors
 
 pytestmark = pytest.mark.ci
 
@@ -80,7 +80,7 @@ from multiprocessing import forkserver
 import psutil
 
 from collectx.fork_server import start
-from collectx.place.local import LocalLauncher
+from collectx.place.processes import LocalLauncher
 
 def look(path):
     import numpy, torch

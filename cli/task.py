@@ -102,7 +102,7 @@ class Task:
         for run in runs:
             if run not in jobs:
                 open_launcher = None
-                if run.cfg.launcher.kind == "submitit":
+                if place_of(run.cfg).has_worker_jobs:
                     from collectx.jobs.submitted_workers import submitted_workers
 
                     open_launcher = partial(submitted_workers, run.cfg, RunFolder(run.folder))

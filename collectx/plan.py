@@ -193,7 +193,7 @@ def _scripts(runs: Sequence[NamedRun]) -> list[list[str]]:
     is_inside = "SLURM_JOB_ID" in os.environ
     jobs = [run for run in runs if place_of(run.cfg).is_job]
     if is_inside:
-        jobs = [run for run in jobs if run.cfg.launcher.kind != "slurm"]
+        jobs = [run for run in jobs if not place_of(run.cfg).can_be_step]
     texts = [script_text(group, ()) for group in arrays(with_requeue(jobs, is_inside))]
     return [[line for line in text.splitlines() if line.startswith("#SBATCH")] for text in texts]
 

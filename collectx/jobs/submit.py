@@ -72,7 +72,7 @@ def _submit_and_watch(
     missing = [run for run in runs if run.folder not in unfinished]
     if problems := [problem for run in missing for problem in _folder_problems(run)]:
         raise ConfigError(*problems)
-    inside = [run for run in missing if run.launcher.kind == "slurm"] if allocation else []
+    inside = [run for run in missing if place_of(run.cfg).can_be_step] if allocation else []
     if allocation and inside:
         steps.run_steps(inside, argv, allocation, results)
         if len(inside) == len(runs):
@@ -112,7 +112,7 @@ def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
     preempts = functools.cache(commands.preempts)
     decided = []
     for run in runs:
-        is_step = is_inside and run.launcher.kind == "slurm"
+        is_step = is_inside and place_of(run.cfg).can_be_step
         requeue = bool(run.launcher.requeue) if is_step else is_requeue_wanted(run.launcher, preempts)
         cfg = replace(run.cfg, launcher=replace(run.launcher, requeue=requeue))
         decided.append(replace(run, cfg=cfg))

@@ -39,10 +39,11 @@ class Place:
         cfg: the run's configuration.
         is_local: whether every worker runs on the machine of the trainer.
         is_job: whether the trainer too runs in a scheduler's job, and not in the process of the command.
+        can_be_step: whether such a job can be a step of an allocation in which the command runs.
+        has_worker_jobs: whether each worker is a job that the trainer submits.
     """
 
-    is_local = False
-    is_job = False
+    is_local = is_job = can_be_step = has_worker_jobs = False
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg

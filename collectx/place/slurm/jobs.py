@@ -32,6 +32,7 @@ _EARLY_S = 60
 class SlurmWorkers(Place):
     """`launcher=submitit`, and what all three have."""
 
+    has_worker_jobs = True
     # MPI does not connect separate jobs.
     has_one_universe = False
 
@@ -80,8 +81,8 @@ class SlurmWorkers(Place):
 class SlurmJob(SlurmWorkers):
     """`launcher=slurm`."""
 
-    is_job = True
-    has_one_universe = True
+    is_job = can_be_step = has_one_universe = True
+    has_worker_jobs = False
 
     def _own_problems(self) -> Iterator[Problem]:
         yield from super()._own_problems()
@@ -119,7 +120,7 @@ class SlurmJob(SlurmWorkers):
 class SlurmParts(SlurmJob):
     """`launcher=submitit_delayed`."""
 
-    has_one_universe = False
+    can_be_step = has_one_universe = False
 
     def _parts(self) -> dict[str, object]:
         return {

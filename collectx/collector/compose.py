@@ -82,9 +82,9 @@ def build(
     options, num_workers = cfg.collector, num_workers_of(cfg.collector)
     devices = resolve_devices(cfg.devices)
     is_joining = is_elastic(options) and recorded is None
+    is_written = any(each.hooks.write_batch is not None for each in overrides)
     # A batch that a worker has written elsewhere has to be delivered.
-    wait_for_all = any(each.hooks.write_batch is not None for each in overrides)
-    schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
+    schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all=is_written)
     ends_early = any(each.should_end is not None for each in overrides)
     spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
     if options.max_policy_lag is not None and spec.ragged:
@@ -110,6 +110,7 @@ def build(
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
+        is_written=is_written,
     )
     place = place_of(cfg)
     specs = SpecMaker(cfg, overrides, spec.num_envs, outer, _served(cfg, actor))

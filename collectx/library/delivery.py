@@ -58,7 +58,7 @@ class Delivery:
         """
         keywords = self._keywords
         if keywords.shared_buffer is not None:
-            self._collector.advance()
+            next(self._collector)
             self.num_collected += 1
             return None
         if keywords.trajs_per_batch is not None:

@@ -1,7 +1,7 @@
 """`launcher=local`: starts workers as processes of this machine, through the fork server (`collectx.fork_server`).
 
-    trainer --- fork server (imports once) --- worker 0
-                                          \\--- worker 1 ...
+trainer --- fork server (imports once) --- worker 0
+                                      \\--- worker 1 ...
 """
 
 from __future__ import annotations

@@ -175,7 +175,6 @@ class _Execution:
         self._point = point
         self._trainer: Trainer
         self._policy: Any = None
-        self._workers_write = False
         self._close_note: threading.Timer | None = None
         self._make_loggers: dict[str, Callable[[], Logger]]
         self._loggers: LoggerThreads | None = None
@@ -213,8 +212,7 @@ class _Execution:
         if self._point is not None:
             self._point.load_trainer(self._trainer)
         overrides = replay_overrides(self._trainer, cfg)
-        self._workers_write = bool(overrides)
-        if self._workers_write:
+        if overrides:  # workers write batches, which this process does not read
             self._record.digest = None
         order: Sequence[tuple[int, int, int]] = ()
         if cfg.collector.order_of is not None:
@@ -246,7 +244,6 @@ class _Execution:
         from collectx.run.checkpointer import Checkpointer
         from collectx.run.collection import RunCollection
         from collectx.run.logger_threads import LoggerThreads
-        from collectx.trainer.base import written_batches
         from collectx.trajectories import Assembler
 
         options = self._cfg.collector
@@ -284,7 +281,6 @@ class _Execution:
             self._signals.hold,
             masked=options.preemptive_threshold is not None,
             assembler=assembler,
-            batches=written_batches(collector) if self._workers_write else None,
             max_batches=self._cfg.run.max_batches,
             loggers=self._loggers,
             evaluator=self._evaluator,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +11,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.batch import REWARD, Key, as_key
+from collectx.collector.batch_info import WrittenBatch
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec
@@ -19,17 +19,6 @@ from collectx.errors import ConfigError
 from collectx.place import place_of
 from collectx.user_objects import Hooks
 from collectx.worker.spec import WorkerOverrides
-
-
-@dataclass(frozen=True)
-class WrittenBatch:
-    """A batch that a worker has written to the trainer's `shared_replay`.
-
-    Attributes:
-        frames: how many frames it has.
-    """
-
-    frames: int
 
 
 class Collection(Protocol):
@@ -170,16 +159,6 @@ def remaining_fraction(collection: Collection) -> float:
     if collection.total_frames <= 0:
         return 1.0
     return max(0.0, 1.0 - collection.frames / collection.total_frames)
-
-
-def written_batches(collector: Any) -> Iterator[WrittenBatch]:
-    """The batches of a `Collector` whose workers write them to a replay buffer. Blocks for each until it is written."""
-    while True:
-        try:
-            collector.advance()
-        except StopIteration:
-            return
-        yield WrittenBatch(collector.delivery.frames)
 
 
 def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[WorkerOverrides]:

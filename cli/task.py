@@ -76,11 +76,11 @@ class Task:
         """
         hydra: Any = HydraConfig.get()
         run = run_of(node, hydra)
-        foreign_code.check_checkpoints(RunFolder(run.folder))
+        foreign_code.check_checkpoints(run.files)
         self.execute([run])
         if self.is_interrupted and self._is_in_command:
             raise SweepStopped
-        return objective(RunFolder(run.folder), run.name, objectives(node), hydra)
+        return objective(run.files, run.name, objectives(node), hydra)
 
     def alone(self, node: DictConfig) -> None:
         """Runs the only run of a command. Errors are kept, as Hydra would add text to them."""
@@ -105,7 +105,7 @@ class Task:
                 if place_of(run.cfg).has_worker_jobs:
                     from collectx.jobs.submitted_workers import submitted_workers
 
-                    open_launcher = partial(submitted_workers, run.cfg, RunFolder(run.folder))
+                    open_launcher = partial(submitted_workers, run.cfg, run.files)
                 result = execute(run.cfg, run.folder, self.argv, open_launcher)
                 self.outcomes.append(Outcome(result.status, result.folder))
 

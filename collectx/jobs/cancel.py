@@ -79,7 +79,7 @@ def _wait(named: Sequence[NamedRun]) -> bool:
     """Waits until the runs have ended, and cancels the jobs of those that take too long; returns whether all have
     ended."""
     grace_s = max((run.grace_s for run in named), default=0.0)
-    runs = [RunFolder(run.folder) for run in named]
+    runs = [run.files for run in named]
     begin_s, is_cancelled = time.monotonic(), False
     while runs:
         known = list(zip(runs, statuses(runs), strict=True))

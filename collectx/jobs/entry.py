@@ -23,7 +23,6 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 
-from collectx.checkpoints import Checkpoints
 from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
@@ -101,7 +100,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     cfg, slurm = spec.cfg, spec.cfg.launcher
     assert isinstance(slurm, SlurmLauncherConfig)
     if requeue.num_requeues(os.environ):
-        resume = "auto" if Checkpoints(files.checkpoints).all() else "never"
+        resume = "auto" if files.has_checkpoint else "never"
         cfg = replace(cfg, run=replace(cfg.run, resume=resume))
     _begin_mpi(cfg)
     # SLURM's state of the job has to agree with the result, also where it signals a run that has just ended.

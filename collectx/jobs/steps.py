@@ -22,7 +22,6 @@ from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
 from collectx.place.slurm.log_watcher import role_command
 from collectx.run import Status, printing
-from collectx.run.folder import RunFolder
 
 _POLL_S = 0.1
 
@@ -54,7 +53,7 @@ class _Step:
     """One run as a step, started at construction; its states and `cancel` are those of its job for `Watcher`."""
 
     def __init__(self, run: NamedRun, job: str, argv: Sequence[str]):
-        launcher, files = run.launcher, RunFolder(run.folder)
+        launcher, files = run.launcher, run.files
         self._job = job
         self._grace_s = run.workers_grace_s
         self._exit_status = files.jobs / f"exit_status.{job}"

@@ -121,16 +121,16 @@ def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
 
 def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
     """Returns the jobs of earlier submissions that have not ended, by run folder; prints a line for each."""
-    submitted = {run.folder: job for run in runs if (job := read_job(RunFolder(run.folder))) is not None}
+    submitted = {run.folder: job for run in runs if (job := read_job(run.files)) is not None}
     states = query_slurm(submitted.values())
     if isinstance(states, LauncherError):
         raise ConfigError(f"cannot tell whether earlier jobs still run: {states}")
     unfinished = {}
     for run in runs:
-        job, files = submitted.get(run.folder), RunFolder(run.folder)
-        if job is None or (status := status_of_job(files, job, states)).has_ended:
+        job = submitted.get(run.folder)
+        if job is None or (status := status_of_job(run.files, job, states)).has_ended:
             continue
-        if not _has_same_config(files, run.cfg):
+        if not _has_same_config(run.files, run.cfg):
             text = f"job {job} has not ended and writes to {run.folder} with another configuration"
             raise ConfigError(f"{text}: choose another folder.")
         unfinished[run.folder] = job
@@ -153,7 +153,7 @@ def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
 def _folder_problems(run: NamedRun) -> Sequence[str]:
     """Reasons why the run's folder cannot be written to."""
     try:
-        with locked(RunFolder(run.folder), run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
+        with locked(run.files, run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
             return ()
     except ConfigError as error:
         return error.problems
@@ -178,10 +178,9 @@ def _submit(
         jobs |= {run.folder: job for run, job in zip(group, submitted, strict=True)}
         limit.add(len(group), submitted[0].partition("_")[0])
         for run, job in zip(group, submitted, strict=True):
-            files = RunFolder(run.folder)
             begin_submitted(run, argv)
-            JobSpec(run.cfg, tuple(argv)).write(files)
-            write_job(files, job)
+            JobSpec(run.cfg, tuple(argv)).write(run.files)
+            write_job(run.files, job)
             print(f"{run.name}: job {job}, {place_of(run.cfg).num_tasks} tasks", flush=True)
         if not launcher.sbatch.get("hold"):
             commands.release(submitted)
@@ -190,7 +189,7 @@ def _submit(
 
 def _remove_traces(runs: Iterable[NamedRun]) -> None:
     """Removes what Hydra has written to the folders of refused runs, unless they have an earlier run."""
-    for files in (RunFolder(run.folder) for run in runs):
+    for files in (run.files for run in runs):
         if not files.has_run:
             shutil.rmtree(files.hydra, ignore_errors=True)
             files.lock.unlink(missing_ok=True)
@@ -252,6 +251,6 @@ def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
 def _script_path(runs: Sequence[NamedRun]) -> Path:
     """The path of a new script; scripts of earlier submissions are kept."""
     if len(runs) == 1:
-        return RunFolder(runs[0].folder).jobs / "run.sh"
+        return runs[0].files.jobs / "run.sh"
     paths = (runs[0].folder.parent / "jobs" / f"array-{number}.sh" for number in itertools.count())
     return next(path for path in paths if not path.exists())

@@ -20,7 +20,7 @@ from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, s
 from collectx.run import RunFolder, Status, snapshot
 from collectx.run.events import format_event
 from collectx.run.folder import runs_below
-from collectx.run.saved_config import flat, newest_config, read_config
+from collectx.run.saved_config import flat, read_config
 from collectx.run.statistics import TIMES, bootstrap_interval
 
 Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -168,7 +168,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
         try:
             snapshot.check_format(files)
             run.status = status_of(files, job, states)
-            run.options = flat(read_config(newest_config(files)))
+            run.options = flat(read_config(files.newest_config))
             events = [(each, float(each["time"]), format_event(each["event"], each)) for each in files.read_events()]
             run.events = [each for each, _, _ in events]
             run.messages = [(time, text) for _, time, text in events if text is not None]

@@ -1,7 +1,7 @@
 """A hook of MkDocs: the pages of the site that are generated from the code.
 
 `reference/configuration.md` has every option with type, range, default and meaning, from the dataclasses of
-`collectx/config/schema` and the comments of `conf/`. `reference/commands.md` has the help of every subcommand. Drawings
+`collectx/config/schema`. `reference/commands.md` has the help of every subcommand. Drawings
 become part of their page, so that their lines and texts have its colour (`currentColor`).
 """
 
@@ -114,7 +114,7 @@ def _group(group: str, choices: dict[str, dict[str, Any]]) -> str:
     }
     named = ", ".join(f"`{group}={path.stem}`" for path in sorted((_CONF / group).glob("*.yaml")))
     kept = " A resume may not change any of these options." if group in KEPT_GROUPS else ""
-    if "kind" in marked(group, "is_kept"):
+    if "kind" in marked(group, "kept"):
         kept = " A resume may not choose another kind."
     return _section(group, merged, where, f"Choices: {named}.{kept}\n")
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ABSENT: Any = object()
+from collectx.config.schema.fields import ABSENT
+
+# A word between backticks that languages write in their own ways: `null`, `group.option`, `group=choice`.
+_WORD = re.compile(r"`(null|true|false|\w+[.=][^` ]*(?: or \w+)*)`")
 
 
 @dataclass(frozen=True)
 class Language:
-    """How values are written.
+    """How options and values are written.
 
     Attributes:
         types: names of types, as in "must be an integer".
@@ -25,6 +29,14 @@ class Language:
     null: str
     show: Callable[[Any], str]
     reads_text: bool
+
+    def name(self, word: str) -> str:
+        """An option, `collector.overlap`, one with a value, `collector.overlap=0`, or `null`, `true` or `false`."""
+        return word
+
+    def words(self, text: str) -> str:
+        """A text in which such words stand between backticks."""
+        return _WORD.sub(lambda found: self.name(found[1]), text)
 
 
 def _yaml_value(value: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from collectx.collector.batch_info import part_shape
 from collectx.config.derived import schedule_of
 from collectx.config.problem import ABSENT, PYTHON, Problem
-from collectx.config.registry import KINDS, limits_of, packaged_values
+from collectx.config.registry import KINDS, field_of
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.fields import incomplete
 from collectx.config.schema.launcher import DevicesConfig, LauncherConfig
@@ -83,7 +83,7 @@ def in_python(problem: Problem, keywords: Keywords) -> str:
     # Messages name the first one of two keywords for one option.
     for field in reversed([field for field in dataclasses.fields(keywords) if "path" in field.metadata]):
         path, convert = field.metadata["path"], field.metadata["convert"]
-        choices = field.metadata.get("choices") or limits_of(path).get("choices", ())
+        choices = field.metadata.get("choices") or field_of(path).metadata.get("choices", ())
         values = convert if isinstance(convert, dict) else {choice: choice for choice in choices}
         names |= {f"{path}={choice}": f"{field.name}={value!r}" for value, choice in values.items()}
         names[path] = field.name
@@ -95,8 +95,8 @@ def in_python(problem: Problem, keywords: Keywords) -> str:
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:
-    """A group with the packaged values of the options that no keyword sets."""
-    return KINDS[group][kind].schema(**packaged_values(group, kind) | {"kind": kind} | options.get(group, {}))
+    """A group with the defaults of the options that no keyword sets."""
+    return KINDS[group][kind].schema(**{"kind": kind} | options.get(group, {}))
 
 
 def _launcher(keywords: Keywords, options: dict[str, dict[str, Any]], problems: list[str]) -> LauncherConfig:

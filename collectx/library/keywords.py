@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv
 from tensordict.nn import InteractionType as ExplorationType
 
 from collectx.config.derived import GROUP_BACKENDS
-from collectx.config.registry import limits_of
+from collectx.config.registry import field_of
 from collectx.library.nested import user_class
 from collectx.library.values import (
     exploration_name,
@@ -42,7 +42,7 @@ def option(path: str, default: Any, convert: Any = None, **limits: Any) -> Any:
         convert: the option's value for a value of the keyword, as a function or a dict; None: the same value.
         limits: limits in place of the option's; see `collectx.config.schema.fields`.
     """
-    return field(default=default, metadata={**(limits or limits_of(path)), "path": path, "convert": convert})
+    return field(default=default, metadata={**(limits or field_of(path).metadata), "path": path, "convert": convert})
 
 
 def limited(default: Any, **limits: Any) -> Any:

@@ -18,7 +18,7 @@ from collectx.batch import Leaf
 from collectx.config import rules as config_rules
 from collectx.config.convert import out_of_range
 from collectx.config.derived import REMOTE
-from collectx.config.registry import limits_of, why_not
+from collectx.config.registry import field_of, why_not
 from collectx.config.rules.backends import device_names, visible_devices, visible_problems
 from collectx.config.rules.launchers import gpu_problems, ray_gpus
 from collectx.config.schema.fields import Unset
@@ -312,7 +312,7 @@ def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Map
     if unknown := sorted(kwargs.keys() - set(PER_WORKER)):
         yield f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(PER_WORKER + SAME_FOR_ALL)}."
     exploration = exploration_name(kwargs.get("exploration_type"))
-    if violated := out_of_range(exploration, limits_of("collector.exploration_type")):
+    if violated := out_of_range(exploration, field_of("collector.exploration_type").metadata):
         yield f"collector_kwargs: exploration_type={exploration!r}: must be {violated}"
 
 

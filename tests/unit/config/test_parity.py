@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from collectx.config.check import check_config, check_group
-from collectx.config.registry import packaged_values
+from collectx.config.registry import schemas
+from collectx.config.schema.fields import default_of
 from collectx.library.keywords import MultiKeywords, RayKeywords, RpcKeywords
 from collectx.library.parse import option_value, parse
 
@@ -35,7 +36,7 @@ def in_yaml(path, value):
     group, _, name = path.rpartition(".")
     problems = []
     if group:
-        check_group(group, packaged_values(group, CHOICES[group]) | {name: value}, problems)
+        check_group(group, ({"kind": CHOICES[group]} if group != "devices" else {}) | {name: value}, problems)
     else:
         problems = check_config({path: value})[1]
     return [problem.text() for problem in problems if problem.path == path]
@@ -64,4 +65,6 @@ def test_many_options_are_shared_and_defaults_are_equal():
     for path, keyword in OPTIONS.items():
         field, (group, _, name) = FIELDS[keyword][0], path.rpartition(".")
         if keyword not in DEFAULTS and group not in ("", "env", "devices"):
-            assert option_value(field, field.default) == packaged_values(group, CHOICES[group])[name], path
+            assert option_value(field, field.default) == default_of(
+                schemas(group)[CHOICES[group]].__dataclass_fields__[name]
+            ), path

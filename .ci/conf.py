@@ -13,6 +13,7 @@ import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import Field, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import ABSENT, Section, default_of, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, LoggerConfig, RunConfig
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(str(resources.files("collectx.conf")))
 # The part of a file that is written by hand.
 HEAD = re.compile(r"(#.*\n)*(\ndefaults:  #.*\n(  - .*\n)+\n)?")
 
@@ -79,7 +80,9 @@ def main() -> int:
     stale = []
     for name, options in contents():
         path = CONF / name
-        before = path.read_text() if path.is_file() else "# TODO: what it is.\n"
+        before = path.read_text() if path.is_file() else ""
+        if not before.startswith("#"):
+            sys.exit(f"{path}: begin it with a comment that says what this choice is, then run `make config` again.")
         after = HEAD.match(before)[0] + options  # type: ignore[index]
         if before != after:
             stale.append(name)

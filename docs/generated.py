@@ -5,6 +5,7 @@
 become part of their page, so that their lines and texts have its colour (`currentColor`).
 """
 
+import inspect
 import json
 import re
 import subprocess
@@ -12,11 +13,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 
 from collectx.cli.main import SUBCOMMANDS
 from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS, KEPT_GROUPS, marked
+from collectx.library import keywords
+
+
+class KeywordTexts(griffe.Extension):
+    """Gives the classes of keywords their docstrings of run time, which have the texts of the options."""
+
+    def on_class_instance(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Replaces the docstring that the source has."""
+        if cls.path.startswith("collectx.library.keywords.") and cls.docstring:
+            cls.docstring.value = inspect.getdoc(getattr(keywords, cls.name)) or ""
+
 
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
 _CONF = Path(__file__).parents[1] / "conf"

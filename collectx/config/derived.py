@@ -140,12 +140,12 @@ def why_no_nccl(cfg: RunConfig) -> str | None:
     ends = {name: getattr(devices, name) or devices.device or "cpu" for name in ("policy_device", "storing_device")}
     for name, device in ends.items():
         if not device.startswith("cuda"):
-            return f"devices.{name}={device}: it sends from the GPU of the policy to the GPU where batches are stored"
+            return f"`devices.{name}={device}`: it sends from the GPU of the policy to the GPU where batches are stored"
     # On another host the same name is another GPU.
     policy, storing = (device if ":" in device else f"{device}:0" for device in ends.values())
     if cfg.launcher.kind == "local" and policy == storing:
         return (
-            f"devices.policy_device and devices.storing_device are both {storing} with launcher=local: NCCL needs "
-            "one GPU for each end"
+            f"`devices.policy_device` and `devices.storing_device` are both {storing} with `launcher=local`: NCCL "
+            "needs one GPU for each end"
         )
     return None

@@ -26,7 +26,7 @@ def backend_fits(cfg: RunConfig) -> Iterator[Problem]:
         return
     if launcher == "ray" and backend == "mpi":
         rule = "MPI does not start the workers of launcher=ray"
-        yield Problem("backend", rule, backend, "use backend=auto or gloo.")
+        yield Problem("backend", rule, backend, "use `backend=auto or gloo`.")
     if collector == "ray" and launcher not in ("ray", "inline"):
         advice = "use launcher=ray, or launcher=inline to debug."
         yield Problem("launcher", "collector=ray has Ray start its workers", launcher, advice)
@@ -39,7 +39,7 @@ def backend_fits(cfg: RunConfig) -> Iterator[Problem]:
     is_remote = isinstance(cfg.launcher, SlurmResources | RayLauncherConfig)
     if backend == "shared_memory" and is_remote and collector != "single":
         rule = f"the workers of launcher={launcher} may be on other hosts"
-        yield Problem("backend", rule, backend, "use backend=auto or gloo.")
+        yield Problem("backend", rule, backend, "use `backend=auto or gloo`.")
 
 
 def _processes(cfg: RunConfig) -> Iterator[Problem]:
@@ -47,7 +47,7 @@ def _processes(cfg: RunConfig) -> Iterator[Problem]:
     collector, backend, launcher = cfg.collector.kind, cfg.backend.kind, cfg.launcher.kind
     if collector != "single" and launcher != "inline":
         if backend == "nccl" and (reason := why_no_nccl(cfg)):
-            yield Problem("backend", reason, backend, "use backend=auto or gloo.")
+            yield Problem("backend", reason, backend, "use `backend=auto or gloo`.")
         if backend == "inline":
             rule = f"collector={collector} with launcher={launcher} has several processes"
             yield Problem("backend", rule, backend, "use backend=auto or shared_memory, or launcher=inline.")
@@ -63,12 +63,14 @@ def mpi_universe(cfg: RunConfig) -> Iterator[Problem]:
     if cfg.backend.kind != "mpi" or launcher in ("local", "inline", "ray"):
         return
     if launcher.startswith("submitit"):
-        rule = f"launcher={launcher} starts every worker as a separate job, and MPI does not connect separate jobs"
-        yield Problem("backend", rule, "mpi", "use launcher=local or slurm, or backend=gloo.")
+        rule = f"`launcher={launcher}` starts every worker as a separate job, and MPI does not connect separate jobs"
+        yield Problem("backend", rule, "mpi", "use `launcher=local or slurm`, or `backend=gloo`.")
     elif cfg.collector.on_worker_failure != "raise":
-        rule = f"with backend=mpi and launcher={launcher} the death of one rank ends all ranks, and none can be added"
+        rule = (
+            f"with `backend=mpi` and `launcher={launcher}` the death of one rank ends all ranks, and none can be added"
+        )
         path = "collector.on_worker_failure"
-        yield Problem(path, rule, cfg.collector.on_worker_failure, "use raise, or backend=gloo.")
+        yield Problem(path, rule, cfg.collector.on_worker_failure, "use raise, or `backend=gloo`.")
 
 
 def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:

@@ -14,14 +14,14 @@ from collectx.config.schema.run import RunConfig
 
 # Options of sbatch that collectx sets, and which option to use instead.
 _SBATCH = {
-    "array": ": use launcher.max_parallel, where the launcher has it",
-    "ntasks": ": use collector.num_workers",
-    "nodes": ": use launcher.nodes, where the launcher has it",
-    "output": ": the run folder has the logs",
-    "error": ": the run folder has the logs",
-    "no-kill": ": use collector.on_worker_failure",
-    "requeue": ": use launcher.requeue",
-    "no-requeue": ": use launcher.requeue",
+    "array": "use `launcher.max_parallel`, where the launcher has it.",
+    "ntasks": "use `collector.num_workers`.",
+    "nodes": "use `launcher.nodes`, where the launcher has it.",
+    "output": "the run folder has the logs.",
+    "error": "the run folder has the logs.",
+    "no-kill": "use `collector.on_worker_failure`.",
+    "requeue": "use `launcher.requeue`.",
+    "no-requeue": "use `launcher.requeue`.",
 }
 # How early SLURM's signal before the time limit may come, in seconds.
 _EARLY_S = 60
@@ -42,7 +42,7 @@ def slurm_jobs(cfg: RunConfig) -> Iterator[Problem]:
     for path, part in parts.items():
         names = {str(key).replace("_", "-") for key in getattr(part, "sbatch", ())}
         for name in sorted(_SBATCH.keys() & names):
-            yield Problem(f"{path}.sbatch.{name}", f"collectx sets it itself{_SBATCH[name]}.")
+            yield Problem(f"{path}.sbatch.{name}", "collectx sets it itself", advice=_SBATCH[name])
 
 
 def slurm_nodes(cfg: RunConfig) -> Iterator[Problem]:

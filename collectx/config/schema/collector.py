@@ -108,8 +108,8 @@ class CollectorConfig(Section):
     compact_obs: bool = option(
         False,
         """`true`: batches have no observation below next. Within a trajectory, it equals the observation of the next
-        frame. For trainers that do not need the final observation of a trajectory: trainer=meter and custom, not ppo,
-        impala, dqn and record.""",
+        frame. The built-in trainers ppo, impala, dqn and record need the final observation of a trajectory, and refuse
+        it.""",
         kept=True,
     )
     check_finite: bool = option(
@@ -157,11 +157,11 @@ class CollectorConfig(Section):
     )
     min_workers: int | None = option(
         None,
-        """With on_worker_failure=drop. n: the run begins as soon as n of the num_workers workers are ready. The others
-        join when they are ready, sync ones at the next batch, which then has their parts too; one that is not ready in
-        time (start_timeout_s, and launcher.queue_timeout_s in a queue) is dropped. While fewer than n are ready, the
-        run waits for those that are starting; if fewer than n would be left, it ends with the error of the one that is
-        gone. `null`: the run begins with all workers and continues down to the last one.""",
+        """With `collector.on_worker_failure=drop`, n: the run begins as soon as n of the num_workers workers are ready.
+        The others join when they are ready, sync ones at the next batch, which then has their parts too; one that is
+        not ready in time (start_timeout_s, and launcher.queue_timeout_s in a queue) is dropped. While fewer than n are
+        ready, the run waits for those that are starting; if fewer than n would be left, it ends with the error of the
+        one that is gone. `null`: the run begins with all workers and continues down to the last one.""",
         minimum=1,
         without_effect=True,
     )

@@ -31,8 +31,8 @@ class RpcBackendConfig(BackendConfig):
     )
     visible_devices: list[str] | None = option(
         None,
-        """The only GPU that each worker can see, such as [cuda:0, cuda:1], numbered as on its host. cpu: no GPU. The
-        transport keeps batches and weights on the CPU. `null`: every worker sees all GPUs.""",
+        """The only GPU that each worker can see, such as ["cuda:0", "cuda:1"], numbered as on its host. cpu: no GPU.
+        The transport keeps batches and weights on the CPU. `null`: every worker sees all GPUs.""",
     )
 
 
@@ -123,9 +123,9 @@ class SlurmLauncherConfig(JobLauncherConfig):
     nodes: int | None = option(None, "Number of nodes for the tasks. `null`: SLURM decides.", minimum=1)
     signal_s: int = option(
         60,
-        """With requeue=true, the number of seconds before the time limit at which SLURM signals the run; the signal
-        may come up to 60 s earlier. The run then has checkpoint.grace_s to write a checkpoint. A preemption signals the
-        run too: the partition's GraceTime must be longer than checkpoint.grace_s.""",
+        """With requeue=true, the number of seconds before the time limit at which SLURM signals the run; the signal may
+        come up to 60 s earlier. The run then has checkpoint.grace_s to write a checkpoint. A preemption signals the run
+        too: the partition's GraceTime must be longer than checkpoint.grace_s.""",
         minimum=1,
     )
     max_parallel: int | None = option(
@@ -172,8 +172,8 @@ class SubmititDelayedLauncherConfig(SlurmLauncherConfig):
 class RayLauncherConfig(LauncherConfig):
     ray_init_config: dict[str, Any] = option(
         {},
-        """Arguments of ray.init, such as {address: auto} for a cluster that is already running. Without an address here
-        or in RAY_ADDRESS, starts a cluster on this machine, which ends with this process.""",
+        """Arguments of ray.init, such as {"address": "auto"} for a cluster that is already running. Without an address
+        here or in RAY_ADDRESS, starts a cluster on this machine, which ends with this process.""",
     )
     # A mapping, or a list with one for each worker.
     remote_configs: Any = option(

@@ -17,13 +17,13 @@ from tensordict.nn import CudaGraphModule
 from collectx import rules as config_rules
 from collectx.batch import Leaf
 from collectx.config.convert import out_of_range
-from collectx.config.registry import limits_of, why_not
+from collectx.config.registry import field_of, why_not
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
 from collectx.jobs.submitted_workers import PresubmittedJobs
-from collectx.library.configuration import in_python
+from collectx.library.configuration import as_message
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
     Keywords,
@@ -87,7 +87,7 @@ def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
 
 def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The rules that the command line checks too."""
-    return (in_python(problem, keywords) for problem in config_rules.problems(cfg, CONFIG_RULES))
+    return (as_message(problem, keywords) for problem in config_rules.problems(cfg, CONFIG_RULES))
 
 
 def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -174,7 +174,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
         if keywords.launcher == "mp" and (missing := next(filter(None, map(missing_device, visible or ())), None)):
             yield f"visible_devices={keywords.visible_devices!r}: {missing}"
         else:
-            yield from (in_python(problem, keywords) for problem in visible_problems(visible, acting))
+            yield from (as_message(problem, keywords) for problem in visible_problems(visible, acting))
     others = sorted({device for device in acting if not device.startswith("cuda")})
     if keywords.cudagraph_policy and others:
         yield (
@@ -311,7 +311,7 @@ def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Map
     if unknown := sorted(kwargs.keys() - set(PER_WORKER)):
         yield f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(PER_WORKER + SAME_FOR_ALL)}."
     exploration = exploration_name(kwargs.get("exploration_type"))
-    if violated := out_of_range(exploration, limits_of("collector.exploration_type")):
+    if violated := out_of_range(exploration, field_of("collector.exploration_type").metadata):
         yield f"collector_kwargs: exploration_type={exploration!r}: must be {violated}"
 
 
@@ -347,7 +347,8 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}: give one of them."
     acting = [device or "cpu" for device in policy_devices(keywords, num_workers)]
     yield from (
-        in_python(problem, keywords) for problem in gpu_problems(for_each(keywords.remote_configs, num_workers), acting)
+        as_message(problem, keywords)
+        for problem in gpu_problems(for_each(keywords.remote_configs, num_workers), acting)
     )
 
 

@@ -83,15 +83,14 @@ class Place:
         ends = self._ends()
         for name, device in ends.items():
             if not device.startswith("cuda"):
-                return (
-                    f"devices.{name}={device}: it sends from the GPU of the policy to the GPU where batches are stored"
-                )
+                between = "it sends from the GPU of the policy to the GPU where batches are stored"
+                return f"`devices.{name}={device}`: {between}"
         # On another host the same name is another GPU.
         policy, storing = (device if ":" in device else f"{device}:0" for device in ends.values())
         if self.is_local and policy == storing:
             return (
-                f"devices.policy_device and devices.storing_device are both {storing} with launcher=local: NCCL needs "
-                "one GPU for each end"
+                f"`devices.policy_device` and `devices.storing_device` are both {storing} with `launcher=local`: NCCL "
+                "needs one GPU for each end"
             )
         return None
 
@@ -174,9 +173,9 @@ class Place:
             yield Problem("backend", rule, backend, "use backend=auto or shared_memory, or launcher=inline.")
         elif backend == "shared_memory" and not self.is_local:
             rule = f"the workers of launcher={launcher} may be on other hosts"
-            yield Problem("backend", rule, backend, "use backend=auto or gloo.")
+            yield Problem("backend", rule, backend, "use `backend=auto or gloo`.")
         elif backend == "nccl" and (reason := self._why_no_nccl()):
-            yield Problem("backend", reason, backend, "use backend=auto or gloo.")
+            yield Problem("backend", reason, backend, "use `backend=auto or gloo`.")
 
     def _misplaced(self) -> Iterator[Problem]:
         """What other places have: Ray's collector, and backends that cannot reach these workers."""

@@ -43,7 +43,7 @@ class RayCluster(Place):
     def _misplaced(self) -> Iterator[Problem]:
         if self.cfg.backend.kind == "mpi":
             rule = "MPI does not start the workers of launcher=ray"
-            yield Problem("backend", rule, "mpi", "use backend=auto or gloo.")
+            yield Problem("backend", rule, "mpi", "use `backend=auto or gloo`.")
 
     def acting_problems(self, acting: list[str]) -> Iterator[Problem]:
         """Each worker's actor asks for the GPU that its policy acts on."""

@@ -95,7 +95,7 @@ def least_workers(cfg: RunConfig) -> Iterator[Problem]:
     """A run begins with as many workers as it needs."""
     least, count = cfg.collector.min_workers, cfg.collector.num_workers
     if least is not None and least > count:
-        rule = f"is more than collector.num_workers={count}"
+        rule = f"is more than `collector.num_workers={count}`"
         yield Problem("collector.min_workers", rule, least, f"use at most {count}.")
 
 
@@ -105,14 +105,14 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     if threshold is None:
         return
     if cfg.collector.schedule == "single":
-        rule, advice = "collector=single has one worker and waits for no other", "use collector=multi_sync."
+        rule, advice = "collector=single has one worker and waits for no other", "use `collector=multi_sync`."
         yield Problem(path, rule, threshold, advice)
     elif cfg.collector.schedule == "async":
         rule = "an async batch comes from one worker and waits for no other"
-        yield Problem(path, rule, threshold, "use collector=multi_sync, or null.")
+        yield Problem(path, rule, threshold, "use `collector=multi_sync`, or `null`.")
     elif (network := place_of(cfg).network) is not None:
-        rule = f"over backend={network} workers cannot be stopped within a batch"
-        yield Problem(path, rule, threshold, "use collector=multi_sync on one machine, or null.")
+        rule = f"over `backend={network}` workers cannot be stopped within a batch"
+        yield Problem(path, rule, threshold, "use `collector=multi_sync` on one machine, or `null`.")
 
 
 def overlap(cfg: RunConfig) -> Iterator[Problem]:
@@ -122,19 +122,19 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
         return
     rule = advice = ""
     if collector.schedule == "single":
-        rule, advice = "collector=single collects in the trainer's process", "use collector=multi_sync, or 0."
+        rule, advice = "collector=single collects in the trainer's process", "use `collector=multi_sync`, or 0."
     elif collector.schedule == "async":
         rule = "async workers do not wait between batches"
         advice = "use a sync collector, or 0."
     elif collector.refresh == "step":
-        rule = "with collector.refresh=step workers take newer weights within a batch"
-        advice = "use collector.refresh=batch, or 0."
+        rule = "with `collector.refresh=step` workers take newer weights within a batch"
+        advice = "use `collector.refresh=batch`, or 0."
     elif collector.preemptive_threshold is not None:
-        rule = "with collector.preemptive_threshold the end of a batch would end the next one too"
-        advice = "use collector.preemptive_threshold=null, or 0."
+        rule = "with `collector.preemptive_threshold` the end of a batch would end the next one too"
+        advice = "use `collector.preemptive_threshold=null`, or 0."
     elif collector.num_workers_per_collector > 1 and collector.inner == "async":
-        rule = "a worker that is itself an async collector (collector.inner=async) runs ahead already"
-        advice = "use collector.inner=sync, or 0."
+        rule = "a worker that is itself an async collector (`collector.inner=async`) runs ahead already"
+        advice = "use `collector.inner=sync`, or 0."
     if rule:
         yield Problem("collector.overlap", rule, collector.overlap, advice)
 
@@ -146,18 +146,20 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     if count == 1:
         return
     if collector.refresh == "step":
-        rule = f"a worker that is itself a collector ({path}={count}) takes weights between its batches"
-        yield Problem("collector.refresh", rule, "step", "use collector.refresh=batch.")
+        rule = f"a worker that is itself a collector (`{path}={count}`) takes weights between its batches"
+        yield Problem("collector.refresh", rule, "step", "use `collector.refresh=batch`.")
     if collector.inner == "single":
-        advice = "use collector.inner=sync or async, or collector.num_workers_per_collector=1."
-        yield Problem(path, "collector.inner=single has one process", count, advice)
+        advice = "use `collector.inner=sync or async`, or `collector.num_workers_per_collector=1`."
+        yield Problem(path, "`collector.inner=single` has one process", count, advice)
     if collector.max_policy_lag is not None and collector.inner == "async":
-        rule = f"a worker that is itself an async collector ({path}={count}, collector.inner=async) adds a lag"
-        yield Problem("collector.max_policy_lag", rule, collector.max_policy_lag, "use collector.inner=sync, or null.")
+        rule = f"a worker that is itself an async collector (`{path}={count}`, `collector.inner=async`) adds a lag"
+        yield Problem(
+            "collector.max_policy_lag", rule, collector.max_policy_lag, "use `collector.inner=sync`, or `null`."
+        )
     place = place_of(cfg)
     if place.network is None:
-        rule = f"over backend={place.backend} every process of this machine is a worker itself"
-        advice = f"use collector.num_workers={collector.num_workers * count}, or collector=distributed."
+        rule = f"over `backend={place.backend}` every process of this machine is a worker itself"
+        advice = f"use `collector.num_workers={collector.num_workers * count}`, or `collector=distributed`."
         yield Problem(path, rule, count, advice)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from collectx.config.check import check_config, check_group
 from collectx.config.problem import YAML
-from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, packaged_values, schemas
+from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, schemas
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
@@ -85,7 +85,7 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
     changed = [f"seed={new['seed']}: is {saved['seed']}"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
-        names = (*after, *before) if group in KEPT_GROUPS else marked(group, "is_kept")
+        names = (*after, *before) if group in KEPT_GROUPS else marked(group, "kept")
         changed += [
             f"{group}.{name}={YAML.show(after.get(name))}: is {YAML.show(before.get(name))}"
             for name in dict.fromkeys(names)
@@ -151,8 +151,7 @@ def readable_config(files: RunFolder) -> RunConfig:
     cfg, problems = check_config(content)
     for group in {problem.path.partition(".")[0] for problem in problems}.intersection(GROUPS):
         right = vars(getattr(cfg, group))
-        values = packaged_values(group, right.get("kind") or next(iter(schemas(group))))
-        section = check_group(group, values, [])
+        section = check_group(group, {"kind": right.get("kind") or next(iter(schemas(group)))}, [])
         vars(section).update(right)
         setattr(cfg, group, section)
     return cfg
@@ -197,7 +196,7 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The options of `other` that differ from those of `one` and have an effect on the content of the batches."""
     # A trainer that anneals its learning rate learns otherwise if the run has another length.
     is_length_free = not (other.get("trainer") or {}).get("anneal")
-    mark = "is_without_effect"
+    mark = "without_effect"
     no_effect = {"": marked("", mark), "collector": [*marked("collector", mark), *["total_frames"] * is_length_free]}
     differences = []
     for section in {**one, **other}:
@@ -217,7 +216,7 @@ def _read(config: Path) -> dict[str, Any]:
     """A saved configuration for comparison, with the defaults of options that are newer than it."""
     content = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | read_config(config)
     complete = {
-        group: packaged_values(group, section.get("kind", "cpu")) | section
+        group: vars(check_group(group, {"kind": section.get("kind")}, [])) | section
         for group in GROUPS
         if isinstance(section := content.get(group), dict)
     }

@@ -16,14 +16,14 @@ from collectx.place.slurm import commands
 
 # Options of sbatch that collectx sets, and which option to use instead.
 _SBATCH = {
-    "array": ": use launcher.max_parallel, where the launcher has it",
-    "ntasks": ": use collector.num_workers",
-    "nodes": ": use launcher.nodes, where the launcher has it",
-    "output": ": the run folder has the logs",
-    "error": ": the run folder has the logs",
-    "no-kill": ": use collector.on_worker_failure",
-    "requeue": ": use launcher.requeue",
-    "no-requeue": ": use launcher.requeue",
+    "array": "use `launcher.max_parallel`, where the launcher has it.",
+    "ntasks": "use `collector.num_workers`.",
+    "nodes": "use `launcher.nodes`, where the launcher has it.",
+    "output": "the run folder has the logs.",
+    "error": "the run folder has the logs.",
+    "no-kill": "use `collector.on_worker_failure`.",
+    "requeue": "use `launcher.requeue`.",
+    "no-requeue": "use `launcher.requeue`.",
 }
 # How early SLURM's signal before the time limit may come, in seconds.
 _EARLY_S = 60
@@ -50,20 +50,22 @@ class SlurmWorkers(Place):
         if self.cfg.backend.kind != "mpi":
             return
         if not self.has_one_universe:
-            rule = f"launcher={launcher} starts every worker as a separate job, and MPI does not connect separate jobs"
-            yield Problem("backend", rule, "mpi", "use launcher=local or slurm, or backend=gloo.")
+            rule = (
+                f"`launcher={launcher}` starts every worker as a separate job, and MPI does not connect separate jobs"
+            )
+            yield Problem("backend", rule, "mpi", "use `launcher=local or slurm`, or `backend=gloo`.")
         elif self.cfg.collector.on_worker_failure != "raise":
             rule = (
                 f"with backend=mpi and launcher={launcher} the death of one rank ends all ranks, and none can be added"
             )
             path = "collector.on_worker_failure"
-            yield Problem(path, rule, self.cfg.collector.on_worker_failure, "use raise, or backend=gloo.")
+            yield Problem(path, rule, self.cfg.collector.on_worker_failure, "use raise, or `backend=gloo`.")
 
     def _sbatch_problems(self) -> Iterator[Problem]:
         for path, part in self._parts().items():
             names = {str(key).replace("_", "-") for key in getattr(part, "sbatch", ())}
             for name in sorted(_SBATCH.keys() & names):
-                yield Problem(f"{path}.sbatch.{name}", f"collectx sets it itself{_SBATCH[name]}.")
+                yield Problem(f"{path}.sbatch.{name}", "collectx sets it itself", advice=_SBATCH[name])
 
     def _parts(self) -> dict[str, object]:
         """The resources of jobs, by their options."""

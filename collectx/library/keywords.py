@@ -405,7 +405,7 @@ class AsyncBatchedKeywords(WorkerKeywords):
     kinds = ("multi_async", "multi_async")
 
     max_batch_size: int | None = option("inference.max_batch", None)
-    min_batch_size: int | None = option("inference.min_batch", None, lambda count: count or 1)
+    min_batch_size: int | None = option("inference.min_batch", None, lambda count: 1 if count is None else count)
     server_timeout: float | None = option(
         "inference.timeout_s", None, lambda seconds: 0.01 if seconds is None else seconds
     )

@@ -41,7 +41,7 @@ from collectx.library.values import device_name, entries, exploration_name, for_
 from collectx.library.weights import MODELS, unknown_models
 from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
 from collectx.replay.buffer import ReplayBuffer
-from collectx.run.preflight import missing_device
+from collectx.run.preflight import missing_device, network_backend
 from collectx.user_objects import UserCollector
 
 Messages = Iterator[str]
@@ -88,7 +88,10 @@ def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
 
 def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The rules that the command line checks too."""
-    return (in_python(problem, keywords) for problem in config_rules.problems(cfg, CONFIG_RULES))
+    broken = [*config_rules.problems(cfg, CONFIG_RULES)]
+    if not any(problem.path == "backend" for problem in broken):
+        broken += config_rules.problems(cfg, [network_backend])
+    return (in_python(problem, keywords) for problem in broken)
 
 
 def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:

@@ -128,7 +128,7 @@ def rule_problems(cfg: RunConfig) -> list[str]:
     """The messages of all rules that `cfg` breaks; empty if it can run."""
     broken = rules.problems(cfg)
     is_backend_wrong = any(problem.path == "backend" for problem in broken)
-    machine_rules = (_recorded_order, _ray, _loggers, _data_format, *(() if is_backend_wrong else (_backend,)))
+    machine_rules = (_recorded_order, _ray, _loggers, _data_format, *(() if is_backend_wrong else (network_backend,)))
     return [problem.text() for problem in (*broken, *rules.problems(cfg, machine_rules))]
 
 
@@ -175,7 +175,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(path, rule, folder, "use as many as that run had.")
 
 
-def _backend(cfg: RunConfig) -> Iterator[Problem]:
+def network_backend(cfg: RunConfig) -> Iterator[Problem]:
     """The backend works on this machine, if the trainer runs here."""
     backend = cfg.backend.kind
     if backend not in NETWORK_BACKENDS or backend == "gloo" or cfg.launcher.kind in JOB_LAUNCHERS:

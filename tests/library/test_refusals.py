@@ -14,7 +14,7 @@ from gymnasium.vector import SyncVectorEnv
 from library_collectors import make
 from scripts import keywords
 from tensordict.nn import TensorDictModule
-from torch import nn
+from torch import distributed, nn
 from user_code.cartpoles import Argmax, cartpole, cartpoles
 from ways import INLINE_SYNC, SHARED_SYNC, over
 
@@ -49,6 +49,12 @@ def test_all_that_is_wrong_is_said_at_once():
     }
     problems = refused(DistributedCollector, **wrong)
     assert {name for name in wrong if any(problem.startswith(name) for problem in problems)} == set(wrong)
+
+
+@pytest.mark.skipif(distributed.is_ucc_available(), reason="this torch has UCC")
+def test_a_backend_that_this_machine_lacks_is_refused():
+    (problem,) = refused(DistributedCollector, launcher="mp", backend="ucc")
+    assert re.match("backend='ucc':? cannot work on this machine: torch .* is built without UCC", problem)
 
 
 @pytest.mark.parametrize("name", keywords.CLASSES)

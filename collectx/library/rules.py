@@ -37,6 +37,7 @@ from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kin
 from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
 from collectx.library.weights import MODELS, unknown_models
 from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
+from collectx.place import place_of
 from collectx.place.base import visible_problems
 from collectx.place.ray import gpu_problems
 from collectx.replay.buffer import ReplayBuffer
@@ -87,7 +88,10 @@ def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
 
 def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The rules that the command line checks too."""
-    return (as_message(problem, keywords) for problem in config_rules.problems(cfg, CONFIG_RULES))
+    broken = [*config_rules.problems(cfg, CONFIG_RULES)]
+    if not any(problem.path == "backend" for problem in broken):
+        broken += place_of(cfg).network_problems()
+    return (as_message(problem, keywords) for problem in broken)
 
 
 def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:

@@ -239,6 +239,10 @@ class Place:
         if reason := registry.why_not(self.cfg.backend.kind):
             yield Problem("backend", f"cannot work on this machine: {reason}.", self.cfg.backend.kind)
 
+    def launcher_problems(self) -> Iterator[Problem]:
+        """What this machine lacks to check the options of this launcher, and what it refuses of them."""
+        yield from ()
+
     def unreachable(self) -> list[str]:
         """Reasons why this process, the trainer's, cannot connect to the workers; messages. Imports torch for
         networks."""

@@ -60,9 +60,8 @@ class RayCluster(Place):
             return
         yield from gpu_problems(per_worker, acting[: len(per_worker)])
 
-    def network_problems(self) -> Iterator[Problem]:
-        """Ray too is installed, and takes the arguments of the actors."""
-        yield from super().network_problems()
+    def launcher_problems(self) -> Iterator[Problem]:
+        """Ray is installed, and takes the arguments of the actors."""
         if reason := registry.why_not("ray", "launcher"):
             yield Problem("launcher", f"cannot work on this machine: {reason}.", "ray")
             return

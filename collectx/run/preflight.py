@@ -79,13 +79,18 @@ def rule_problems(cfg: RunConfig) -> list[str]:
     """The messages of all rules that `cfg` breaks; empty if it can run."""
     broken = rules.problems(cfg)
     is_backend_wrong = any(problem.path == "backend" for problem in broken)
-    machine_rules = (_recorded_order, _loggers, _data_format, *(() if is_backend_wrong else (_network,)))
+    machine_rules = (_recorded_order, _launcher, _loggers, _data_format, *(() if is_backend_wrong else (_network,)))
     return [problem.text() for problem in (*broken, *rules.problems(cfg, machine_rules))]
 
 
 def _network(cfg: RunConfig) -> Iterator[Problem]:
-    """The backend and Ray work on this machine, if the trainer runs here."""
+    """The backend works on this machine, if the trainer runs here."""
     yield from place_of(cfg).network_problems()
+
+
+def _launcher(cfg: RunConfig) -> Iterator[Problem]:
+    """This machine knows the launcher, and takes its options."""
+    yield from place_of(cfg).launcher_problems()
 
 
 def _loggers(cfg: RunConfig) -> Iterator[Problem]:

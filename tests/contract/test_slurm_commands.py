@@ -259,7 +259,9 @@ def test_a_job_that_is_signalled_before_its_run_begins_is_requeued(
     folder, command, monkeypatch, state, job, has_result, requeued
 ):
     monkeypatch.setenv("COLLECTX_REQUEUE", job)
-    command("squeue", f"echo {state}; echo {state}")  # one line for each part of a job
+    monkeypatch.setenv("SQUEUE_PARTITION", "another")  # would hide the job
+    lines = f"echo {state}; echo {state}"  # one for each part of a job
+    command("squeue", f'[ -n "$SQUEUE_PARTITION" ] || {{ {lines}; }}')
     command("scontrol", f'echo "$*" >> {folder.parent}/called')
     if has_result:
         (folder / "result.json").touch()

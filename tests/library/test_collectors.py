@@ -26,6 +26,7 @@ from ways import (
     INLINE_SYNC,
     RAY_ASYNC,
     RAY_SYNC,
+    RPC_SYNC,
     SHARED_SYNC,
     SINGLE,
     SYNC,
@@ -53,6 +54,13 @@ def test_closures_make_the_env_from_its_keywords_and_act(way):
         assert batch["next", "reward"].unique().tolist() == [7.0]
         assert batch["action"].unique().tolist() == [1]
         assert collector.next() is None
+
+
+@over([SHARED_SYNC, GLOO_SYNC, RPC_SYNC, RAY_ASYNC])
+def test_timeouts_may_be_infinite(way):
+    names = ("start_timeout_s", "worker_timeout_s", "close_timeout_s", *(["queue_timeout_s"] * (way is RAY_ASYNC)))
+    with make(way, frames_per_batch=20, total_frames=40, **dict.fromkeys(names, math.inf)) as collector:
+        assert [batch.numel() for batch in collector] == [20, 20]
 
 
 @pytest.mark.difference("`DistributedSyncCollector`")

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from library_collectors import make
+from scripts import keywords
 from tensordict.nn import TensorDictModule
-from torch import nn
+from torch import distributed, nn
 from user_code.cartpoles import Argmax, cartpole, cartpoles
 from ways import INLINE_SYNC, SHARED_SYNC, over
 
@@ -48,6 +49,23 @@ def test_all_that_is_wrong_is_said_at_once():
     }
     problems = refused(DistributedCollector, **wrong)
     assert {name for name in wrong if any(problem.startswith(name) for problem in problems)} == set(wrong)
+
+
+@pytest.mark.skipif(distributed.is_ucc_available(), reason="this torch has UCC")
+def test_a_backend_that_this_machine_lacks_is_refused():
+    (problem,) = refused(DistributedCollector, launcher="mp", backend="ucc")
+    assert re.match("backend='ucc':? cannot work on this machine: torch .* is built without UCC", problem)
+
+
+@pytest.mark.parametrize("name", keywords.CLASSES)
+def test_a_value_that_the_limits_of_an_option_do_not_allow_is_refused(name):
+    """Also 0 where None stands for the default."""
+    required = keywords.CLASSES[name][1]
+    wrong = [(keyword, value) for keyword, value, is_right in keywords.values(name) if not is_right]
+    assert ("num_envs", 0) in wrong
+    for keyword, value in wrong:
+        problems = refused(getattr(collectx, name), **required | {keyword: value})
+        assert any(keyword in problem for problem in problems), (keyword, value)
 
 
 class FourValues(gymnasium.Wrapper):

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import torch
 import yaml
+from tensordict.nn import TensorDictModule
 
 import collectx
 from collectx.library import keywords
@@ -39,8 +39,7 @@ def make_env():
     return gymnasium.make("CartPole-v1")
 
 
-def policy(observation: torch.Tensor) -> torch.Tensor:
-    return (observation[..., 0] > 0).long()
+policy = TensorDictModule(lambda observation: (observation[..., 0] > 0).long(), ["observation"], ["action"])
 
 
 # The keywords of each class, and those that it needs on this machine.

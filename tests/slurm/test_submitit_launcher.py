@@ -99,6 +99,15 @@ def test_the_launcher_and_its_keys_are_chosen_in_a_file(run, tmp_path, file, tex
     assert {"#SBATCH --partition=urgent", "#SBATCH --time=60"} <= set(lines)
 
 
+@pytest.mark.nightly
+def test_where_the_site_exports_nothing_a_line_of_the_set_up_exports_all(run):
+    exports = "hydra.launcher.setup=['export SLURM_EXPORT_ENV=ALL']"
+    words = [*_CHOSEN, exports, *SMALL, "collector.num_workers=1", "seed=0"]
+    started = run("-m", *words, inside=["env", "SBATCH_EXPORT=NONE"])
+    assert started.finish() == 0, started.output
+    assert _rows(started) == [["seed=0", "completed", "10,000"]]
+
+
 def _signal(started):
     (job,) = started.cluster.jobs()
     started.cluster.login(["scancel", "--signal=USR2", job])

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import mpi4py
 
-from collectx.transport.connections import disconnect_poll
+from collectx.transport.connections import LONGEST_WAIT_S, disconnect_poll
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -104,7 +104,7 @@ def initialize_ranks(timeout_s: float, knob: str) -> None:
     than `timeout_s`, which is the value of the option `knob`, the process ends."""
     print(f"MPI begins when all ranks have come; waiting for at most {timeout_s:g} s ({knob}).", file=sys.stderr)
     # MPI holds the GIL, so only a watchdog outside of Python can end the wait.
-    faulthandler.dump_traceback_later(timeout_s, exit=True)
+    faulthandler.dump_traceback_later(min(timeout_s, LONGEST_WAIT_S), exit=True)
     try:
         initialize()
     finally:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from collectx.config.registry import implementation
-from collectx.transport.connections import set_receive_timeout
+from collectx.transport.connections import LONGEST_WAIT_S, set_receive_timeout
 
 TRAINER, WORKER = 0, 1
 
@@ -90,8 +90,8 @@ class PairConfig:
 
     @property
     def pair_timeout_s(self) -> float:
-        """How long making the pair, a send and a receive may each take."""
-        return max(self.timeout_s, _PAIR_S)
+        """How long making the pair, a send and a receive may each take; finite."""
+        return min(max(self.timeout_s, _PAIR_S), LONGEST_WAIT_S)
 
     def make_pair(self, connection: Connection, rank: int, address: str) -> Pair:
         """Makes this process's end of the pair; the other one is made at the same time at the other end of

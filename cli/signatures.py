@@ -11,11 +11,11 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.env import EnvConfig, GymnasiumConfig
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
+from collectx.place import place_of
 from collectx.run.sources import Target, targets
 from collectx.user_objects import resolve
 
@@ -31,7 +31,7 @@ def problems(cfg: RunConfig) -> list[str]:
     messages = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):
-        if cfg.launcher.kind not in JOB_LAUNCHERS:
+        if not place_of(cfg).is_job:
             calls += [(target, ()) for target in targets(cfg)]
             calls += _made_by_id(cfg.env)
     for target, extra in calls:

@@ -18,9 +18,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli.compose import Composed, is_enumerated, typed
-from collectx.config.derived import JOB_LAUNCHERS
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import NamedRun, Outcome
+from collectx.place import place_of
 from collectx.run import RunFolder, Status, foreign_code, preflight
 
 _HINTS = {
@@ -92,7 +92,7 @@ class Task:
     def execute(self, runs: Sequence[NamedRun], sweep: Path | None = None) -> None:
         """Executes runs in this process, or submits those that are jobs together and watches them; blocks until they
         have ended. `sweep` is the folder of the sweep that they belong to."""
-        jobs = [run for run in runs if run.cfg.launcher.kind in JOB_LAUNCHERS]
+        jobs = [run for run in runs if place_of(run.cfg).is_job]
         if jobs:
             from collectx.jobs.submit import run_jobs
 
@@ -102,7 +102,7 @@ class Task:
         for run in runs:
             if run not in jobs:
                 open_launcher = None
-                if run.cfg.launcher.kind == "submitit":
+                if place_of(run.cfg).has_worker_jobs:
                     from collectx.jobs.submitted_workers import submitted_workers
 
                     open_launcher = partial(submitted_workers, run.cfg, run.files)

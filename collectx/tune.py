@@ -25,10 +25,10 @@ from random import Random
 from statistics import fmean, stdev
 from typing import Any
 
-from collectx.config.derived import backend_of, schedule_of
 from collectx.config.schema.run import RunConfig, TuneConfig
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.errors import ConfigError
+from collectx.place import place_of
 from collectx.run import RunFolder, cores
 
 # Option, or group, -> value.
@@ -107,11 +107,12 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     Raises:
         ConfigError: nothing is left to search, or the workers are not processes of this machine.
     """
-    if cfg.launcher.kind not in ("local", "inline"):
+    place = place_of(cfg)
+    if not place.is_local:
         advice = "use launcher=local, within an allocation for a node of a cluster."
         raise ConfigError(f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs: {advice}")
-    collector, schedule, envs = cfg.collector, schedule_of(cfg.collector), cfg.env.num_envs
-    usable, is_spread = cores.num_cores(), backend_of(cfg) != "inline"
+    collector, schedule, envs = cfg.collector, cfg.collector.schedule, cfg.env.num_envs
+    usable, is_spread = cores.num_cores(), not place.is_inline
     powers = [2**power for power in range(16)]
     # The configured value first.
     grid: dict[str, list[Any]] = {
@@ -122,7 +123,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
         grid["collector.num_workers"] = [collector.num_workers, *doubled, usable, max(1, usable - 1)]
     if is_spread:
         grid["launcher.num_threads"] = [cfg.launcher.num_threads, *(each for each in (1, 2, 4) if each <= usable)]
-    if backend_of(cfg) == "shared_memory" and cfg.policy.kind != "random":
+    if place.shares_memory and cfg.policy.kind != "random":
         grid["inference"] = [cfg.inference.kind, "local", "server"]
     if schedule == "sync" and is_spread and not exact:
         grid["collector.overlap"] = [collector.overlap, 0, 1]
@@ -150,7 +151,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
 def _rows(cfg: RunConfig, values: Mapping[str, Any]) -> int:
     """The rows of a batch."""
     workers = values.get("collector.num_workers", cfg.collector.num_workers)
-    return (workers if schedule_of(cfg.collector) == "sync" else 1) * values.get("env.num_envs", cfg.env.num_envs)
+    return (workers if cfg.collector.schedule == "sync" else 1) * values.get("env.num_envs", cfg.env.num_envs)
 
 
 def changes(cfg: RunConfig, values: Values) -> list[str]:
@@ -163,7 +164,7 @@ def changes(cfg: RunConfig, values: Values) -> list[str]:
         texts.append(f"a batch has {after} rows of {frames // after} steps, not {before} of {frames // before}")
     if "overlap" in changed:
         texts.append(f"the lag of a batch is {values['collector.overlap']}, not {cfg.collector.overlap}")
-    if schedule_of(cfg.collector) == "async" and changed & {"num_workers", "num_slots"}:
+    if cfg.collector.schedule == "async" and changed & {"num_workers", "num_slots"}:
         texts.append("more or fewer batches are on their way, and their lag changes with them")
     return texts
 

@@ -528,10 +528,10 @@ def _become(argv: list[str], folder: Path) -> typing.NoReturn:
         sys.argv = [COMMAND, *argv]
         sys.path[0] = str(Path(COMMAND).parent)
         from collectx.cli.main import main
-        from collectx.launcher import local
+        from collectx.fork_server import start
 
-        # As in a process that has imported what workers need; see `collectx.launcher.local.preload`.
-        local.reuse_imports()
+        # As in a process that has imported what workers need; see `collectx.fork_server.start.preload`.
+        start.reuse_imports()
         try:
             main()
         except SystemExit as end:
@@ -1027,10 +1027,10 @@ def main() -> int:
 
 def _import_what_a_run_imports() -> None:
     import_module("collectx.cli.run")
-    from collectx.launcher import local
+    from collectx.fork_server import start
 
-    with local.environment(OPENBLAS_NUM_THREADS="1"):
-        for module in local.PRELOAD:
+    with start.environment(OPENBLAS_NUM_THREADS="1"):
+        for module in start.PRELOAD:
             import_module(module)
 
 

@@ -4,7 +4,6 @@ its module, its dataclass, its YAML file and an entry here.
     env        build(cfg, first_index, incarnation) -> collectx.env.base.Env
     policy     build(cfg, spec) -> torch.nn.Module or another callable
     backend    a module with make(...) -> Pair and why_not(), see collectx.transport.network.p2p
-    launcher   build(cfg, log_dir) -> collectx.launcher.base.Launcher, with `cfg` a RunConfig
     trainer    build(cfg, policy, spec, seed, device) -> collectx.trainer.base.Trainer
 """
 
@@ -38,8 +37,8 @@ class Kind:
     Attributes:
         schema: the dataclass of its options.
         implementation: "module:name" or "module", imported when it is built. Empty where nothing is built by it: random
-            actions, backends within one machine, `launcher=inline`, launchers that submit jobs, and collectors, which
-            choose among the schedules.
+            actions, backends within one machine, collectors, which choose among the schedules, and launchers: those are
+            places (`collectx.place`), and Ray's module is named because it imports ray.
     """
 
     schema: type
@@ -89,11 +88,11 @@ KINDS: dict[str, dict[str, Kind]] = {
     },
     "launcher": {
         "inline": Kind(launcher.LauncherConfig),
-        "local": Kind(launcher.LauncherConfig, "collectx.launcher.local:build"),
+        "local": Kind(launcher.LauncherConfig),
         "slurm": Kind(launcher.SlurmLauncherConfig),
         "submitit": Kind(launcher.SubmititLauncherConfig),
         "submitit_delayed": Kind(launcher.SubmititDelayedLauncherConfig),
-        "ray": Kind(launcher.RayLauncherConfig, "collectx.launcher.ray:build"),
+        "ray": Kind(launcher.RayLauncherConfig, "collectx.place.ray_actors"),
     },
     "devices": {},
     "trainer": {

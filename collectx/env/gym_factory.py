@@ -69,7 +69,21 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
     is_one = not isinstance(item, Mapping) or "_target_" in item or len(item) == 1
     if not is_one or not isinstance(arguments, Mapping):
         raise ConfigError(f"{where}={item}: expected a name, or {{name: {{argument: value}}}}")
-    return partial(resolve(name, where), **{str(key): value for key, value in arguments.items()})
+    make = partial(resolve(name, where), **{str(key): value for key, value in arguments.items()})
+    is_gymnasiums = str(getattr(make.func, "__module__", "")).startswith("gymnasium.wrappers")
+    return partial(_wrap, make, where) if is_gymnasiums else make
+
+
+def _wrap(make: Callable[[gymnasium.Env], gymnasium.Env], where: str, env: gymnasium.Env) -> gymnasium.Env:
+    """Wraps an env in one of Gymnasium's wrappers. They refuse envs that do not fit them by errors of many types; a
+    user's own wrapper may have a bug, whose traceback is needed."""
+    try:
+        return make(env)
+    except gymnasium.error.DependencyNotInstalled:
+        raise
+    except (TypeError, ValueError, AssertionError, AttributeError, gymnasium.error.Error) as error:
+        name = make.func.__name__  # type: ignore[attr-defined]
+        raise ConfigError(f"{where}={name} does not fit {env}: {error}") from error
 
 
 @contextlib.contextmanager

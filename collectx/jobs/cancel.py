@@ -17,7 +17,7 @@ import psutil
 
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs.status import NamedRun, named_run, query_workers, read_job, statuses
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 from collectx.run import RunFolder, printing
 from collectx.run.folder import holder
 

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import DamagedFile, LauncherError
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.commands import JobState
+from collectx.place.slurm import commands
+from collectx.place.slurm.commands import JobState
 from collectx.run import Status, printing, snapshot
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, holder, is_locked

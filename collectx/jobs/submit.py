@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from collectx.config.derived import num_tasks_of
 from collectx.config.schema.launcher import SubmititDelayedLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
@@ -26,9 +25,10 @@ from collectx.jobs.cancel import end_jobs
 from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import NamedRun, Outcome, begin_submitted, query_slurm, read_job, status_of_job, write_job
 from collectx.jobs.watcher import Watcher, sigterm_raises
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm import script as slurm_script
-from collectx.launcher.slurm.requeue import is_requeue_wanted
+from collectx.place import place_of
+from collectx.place.slurm import commands
+from collectx.place.slurm import script as slurm_script
+from collectx.place.slurm.requeue import is_requeue_wanted
 from collectx.run import Status, printing
 from collectx.run.folder import RunFolder, locked
 from collectx.run.saved_config import config_text
@@ -72,7 +72,7 @@ def _submit_and_watch(
     missing = [run for run in runs if run.folder not in unfinished]
     if problems := [problem for run in missing for problem in _folder_problems(run)]:
         raise ConfigError(*problems)
-    inside = [run for run in missing if run.launcher.kind == "slurm"] if allocation else []
+    inside = [run for run in missing if place_of(run.cfg).can_be_step] if allocation else []
     if allocation and inside:
         steps.run_steps(inside, argv, allocation, results)
         if len(inside) == len(runs):
@@ -112,7 +112,7 @@ def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
     preempts = functools.cache(commands.preempts)
     decided = []
     for run in runs:
-        is_step = is_inside and run.launcher.kind == "slurm"
+        is_step = is_inside and place_of(run.cfg).can_be_step
         requeue = bool(run.launcher.requeue) if is_step else is_requeue_wanted(run.launcher, preempts)
         cfg = replace(run.cfg, launcher=replace(run.launcher, requeue=requeue))
         decided.append(replace(run, cfg=cfg))
@@ -181,7 +181,7 @@ def _submit(
             begin_submitted(run, argv)
             JobSpec(run.cfg, tuple(argv)).write(run.files)
             write_job(run.files, job)
-            print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
+            print(f"{run.name}: job {job}, {place_of(run.cfg).num_tasks} tasks", flush=True)
         if not launcher.sbatch.get("hold"):
             commands.release(submitted)
     return refusals
@@ -228,7 +228,9 @@ def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
     """The script of runs with equal resources; `after` are jobs that must end before."""
     run, folders = group[0], [run.folder for run in group]
     survives_nodes = run.cfg.collector.on_worker_failure != "raise"
-    return slurm_script.script(folders, run.launcher, num_tasks_of(run.cfg), survives_nodes, run.workers_grace_s, after)
+    return slurm_script.script(
+        folders, run.launcher, place_of(run.cfg).num_tasks, survives_nodes, run.workers_grace_s, after
+    )
 
 
 def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
@@ -236,7 +238,7 @@ def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
     equal: dict[str, list[NamedRun]] = {}
     for run in runs:
         collector = run.cfg.collector
-        resources = [asdict(run.launcher), num_tasks_of(run.cfg)]
+        resources = [asdict(run.launcher), place_of(run.cfg).num_tasks]
         request = [*resources, collector.on_worker_failure, collector.close_timeout_s]
         equal.setdefault(json.dumps(request, sort_keys=True), []).append(run)
     for group in equal.values():

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectx.collector.batch_info import part_shape
-from collectx.config.derived import schedule_of
 from collectx.config.problem import ABSENT, PYTHON, Problem
 from collectx.config.registry import KINDS, limits_of, packaged_values
 from collectx.config.schema.env import EnvConfig
@@ -134,7 +133,7 @@ def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[WorkerOverrid
             along another dimension than time.
     """
     collector, per_worker = cfg.collector, keywords.frames_per_worker
-    stacked, num_envs = schedule_of(collector) == "sync", spec.num_envs
+    stacked, num_envs = collector.schedule == "sync", spec.num_envs
     shape = part_shape(spec, collector)
     if stacked and isinstance(keywords.cat_results, int):
         is_uneven = per_worker is not None or collector.preemptive_threshold is not None

@@ -16,7 +16,6 @@ import torch
 from gymnasium.vector import VectorEnv
 from tensordict.nn import InteractionType as ExplorationType
 
-from collectx.config.derived import GROUP_BACKENDS
 from collectx.config.registry import limits_of
 from collectx.library.nested import user_class
 from collectx.library.values import (
@@ -27,6 +26,7 @@ from collectx.library.values import (
     positive,
     visible_names,
 )
+from collectx.place.base import NETWORKS
 from collectx.replay.buffer import ReplayBuffer
 from collectx.user_objects import Hooks
 
@@ -469,7 +469,7 @@ class NetworkKeywords(RemoteKeywords):
             folder below `outputs/`.
     """
 
-    backend: str = option("backend", "gloo", choices=GROUP_BACKENDS)
+    backend: str = option("backend", "gloo", choices=[name for name in NETWORKS if name != "rpc"])
     launcher: str = option("launcher", "submitit", choices=("mp", "submitit", "submitit_delayed"))
     slurm_kwargs: dict[str, Any] | None = None
     tcp_port: int | str | None = option("backend.port", None, port_number)

@@ -14,13 +14,10 @@ from typing import Any
 import torch
 from tensordict.nn import CudaGraphModule
 
+from collectx import rules as config_rules
 from collectx.batch import Leaf
-from collectx.config import rules as config_rules
 from collectx.config.convert import out_of_range
-from collectx.config.derived import REMOTE
 from collectx.config.registry import limits_of, why_not
-from collectx.config.rules.backends import device_names, visible_devices, visible_problems
-from collectx.config.rules.launchers import gpu_problems, ray_gpus
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
@@ -40,6 +37,8 @@ from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kin
 from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
 from collectx.library.weights import MODELS, unknown_models
 from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
+from collectx.place.base import visible_problems
+from collectx.place.ray import gpu_problems
 from collectx.replay.buffer import ReplayBuffer
 from collectx.run.preflight import missing_device
 from collectx.user_objects import UserCollector
@@ -47,8 +46,8 @@ from collectx.user_objects import UserCollector
 Messages = Iterator[str]
 
 DEVICES = ("device", "storing_device", "policy_device", "env_device")
-# In Python the workers may have different devices; `devices`, `gpus` and `ray_actors` are the same rules for them.
-CONFIG_RULES = [rule for rule in config_rules.RULES if rule not in (device_names, visible_devices, ray_gpus)]
+# In Python the workers may have different devices: `_devices`, `_gpus` and `_ray_actors` are the rules for them.
+CONFIG_RULES = [rule for rule in config_rules.RULES if rule is not config_rules.devices]
 
 # Keywords that may be a list with an entry for each worker.
 LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "remote_configs")
@@ -157,7 +156,7 @@ def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages
 
 
 def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
-    if cfg.collector.kind not in REMOTE:
+    if not cfg.collector.needs_network:
         for name in DEVICES:
             value = getattr(keywords, name)
             names = {device_name(each) or "cpu" for each in entries(value)}
@@ -341,7 +340,7 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"remote_configs={keywords.remote_configs!r}: must be a dict, or one for each worker."
         return
     if reason is None:
-        from collectx.launcher.ray import objections
+        from collectx.place.ray_actors import objections
 
         yield from (f"remote_configs: {text}" for text in objections(configs))
     if keywords.num_collectors is not None and keywords.num_collectors != num_workers:

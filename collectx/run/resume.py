@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from collectx.checkpoints import Checkpoint, Checkpoints
-from collectx.config.derived import is_elastic, schedule_of
+from collectx.config.derived import is_elastic
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import saved_config
@@ -97,7 +97,7 @@ class ResumePoint:
         return digest
 
     def _order(self, files: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, int, int]]:
-        if schedule_of(cfg.collector) != "async":
+        if cfg.collector.schedule != "async":
             return []
         if is_elastic(cfg.collector) or not saved_config.is_equal_run(files.newest_config, cfg):
             return []

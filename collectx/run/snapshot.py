@@ -20,7 +20,7 @@ import xxhash
 
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.launcher.slurm import requeue
+from collectx.place.slurm import requeue
 from collectx.run import sources
 from collectx.run.cores import num_cores
 from collectx.run.files import write_atomically, write_json

@@ -16,6 +16,15 @@ from collectx.config.schema.fields import (
     without_effect,
 )
 
+# The schedule of each kind of collector; that of `rpc` and `ray` is their option `sync`.
+SCHEDULES = {
+    "single": "single",
+    "multi_sync": "sync",
+    "multi_async": "async",
+    "distributed_sync": "sync",
+    "distributed": "async",
+}
+
 
 @dataclass(kw_only=True)
 class CollectorConfig(Section):
@@ -48,12 +57,27 @@ class CollectorConfig(Section):
     check_finite: bool
     order_of: str | None
 
+    @property
+    def schedule(self) -> str:
+        """The kind of batch: "single" or "async", a part of one worker, the first that is complete; "sync", one part of
+        every worker."""
+        return SCHEDULES[self.kind]
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether batches travel over a network also from workers of this machine."""
+        return self.kind not in ("single", "multi_sync", "multi_async")
+
 
 @dataclass(kw_only=True)
 class EitherCollectorConfig(CollectorConfig):
     """Options of `rpc` and `ray`, which can be sync or async."""
 
     sync: bool = kept()
+
+    @property
+    def schedule(self) -> str:
+        return "sync" if self.sync else "async"
 
 
 @dataclass(kw_only=True)

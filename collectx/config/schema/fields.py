@@ -24,7 +24,8 @@ class Section:
     if not TYPE_CHECKING:  # mypy would take any attribute for one
 
         def __getattr__(self, name: str) -> Any:
-            is_option = any(each.name == name for each in fields(self))
+            # A property is not there either where it needs an option that is not.
+            is_option = any(each.name == name for each in fields(self)) or hasattr(type(self), name)
             raise (Unset if is_option else AttributeError)(f"{type(self).__name__} has no {name}")
 
 

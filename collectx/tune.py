@@ -133,11 +133,11 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     first, *others = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
     def fits(point: Values) -> bool:
-        # Twice as many threads as cores are enough.
-        threads = point.get("collector.num_workers", 1) * point.get("launcher.num_threads", 1)
-        rows = _rows(cfg, point)
+        rows, threads = _rows(cfg, point), point.get("launcher.num_threads", 1)
         has_rows = rows == _rows(cfg, {}) if exact else collector.frames_per_batch % rows == 0
-        return has_rows and threads <= 2 * usable
+        # Several threads for each worker help only while there are cores for them.
+        num_workers = point.get("collector.num_workers", collector.num_workers)
+        return has_rows and (threads == 1 or threads * num_workers <= 2 * usable)
 
     points = [first, *filter(fits, others)]
     varied = [key for key in grid if len({point[key] for point in points}) > 1]

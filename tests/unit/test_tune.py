@@ -152,6 +152,13 @@ def test_what_the_user_gives_is_not_searched():
     cfg = composed("collector=multi_sync collector.num_workers=4 inference=server collector.frames_per_batch=1024")
     points = tune.space(cfg, ["collector", "collector.num_workers", "inference"], exact=False)
     assert {*points[0]} == {"env.num_envs", "launcher.num_threads", "collector.overlap"}
+    many = composed("collector=multi_sync collector.num_workers=64 launcher.num_threads=4")
+    fixed = tune.space(many, ["collector.num_workers"], exact=True)
+    assert {(point["launcher.num_threads"], point["inference"]) for point in fixed} == {
+        (4, "local"),
+        (1, "local"),
+        (1, "server"),
+    }
     with pytest.raises(ConfigError, match=r"nothing is left to search: .*num_envs.*tune.exact=false also"):
         tune.space(composed("collector=single"), ["env.num_envs"], exact=True)
     with pytest.raises(ConfigError, match=r"launcher=slurm: tune measures on the machine where it runs"):

@@ -49,8 +49,9 @@ def _choice(group: str, kind: str) -> str:
     order = sorted(classes, key=lambda name: depths[name])
     bases = [name for name in order[: order.index(kind)] if issubclass(classes[kind], classes[name])]
     options, head = fields(classes[kind]), ""
-    for base in [max(bases, key=lambda name: depths[name])] if bases else []:
-        own = [field for field in options if field.name == "kind" or field not in fields(classes[base])]
+    if bases:
+        base = max(bases, key=lambda name: depths[name])
+        own = tuple(field for field in options if field.name == "kind" or field not in fields(classes[base]))
         if len(own) < len(options) - 1:
             options, head = own, f"defaults:\n  - {base}\n  - _self_\n"
     return head + "".join("\n" + _option(field, kind if KINDS[group] else None) for field in options)

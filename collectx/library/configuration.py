@@ -12,9 +12,9 @@ from typing import Any
 
 from collectx.collector.batch_info import part_shape
 from collectx.config.problem import ABSENT, Problem
-from collectx.config.registry import KINDS
+from collectx.config.registry import KINDS, field_of
 from collectx.config.schema.env import EnvConfig
-from collectx.config.schema.fields import incomplete
+from collectx.config.schema.fields import default_of, incomplete
 from collectx.config.schema.launcher import DevicesConfig, LauncherConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
@@ -89,7 +89,8 @@ def _launcher(keywords: Keywords, options: dict[str, dict[str, Any]], problems: 
         return _group("launcher", "local", options)
     configs = keywords.remote_configs
     per_worker = configs if isinstance(configs, list | tuple) else [configs] * keywords.worker_count
-    options["launcher"]["remote_configs"] = [{"num_cpus": 1} if one in (None, {}) else one for one in per_worker]
+    packaged = default_of(field_of("launcher.remote_configs"))
+    options["launcher"]["remote_configs"] = [one or packaged for one in per_worker]
     return _group("launcher", "ray", options)
 
 

@@ -95,9 +95,12 @@ def names_of(keywords: Any) -> Language:
         keyword = of_paths[path]
         if not has_value:
             return keyword.name
-        choices, convert = keyword.metadata.get("choices") or (), keyword.metadata["convert"]
-        values = convert if isinstance(convert, dict) else {each: each for each in choices}
-        values |= {"mp": "local"} if path == "launcher" else {}
+        convert = keyword.metadata["convert"]
+        values = (
+            convert if isinstance(convert, dict) else {each: each for each in keyword.metadata.get("choices") or ()}
+        )
+        if path == "launcher":
+            values = {**values, "mp": "local"}
         shown = [repr(each) for each, option in values.items() if option in value.split(" or ")]
         return f"{keyword.name}={' or '.join(shown) or PYTHON.name(value) or value}"
 

@@ -60,6 +60,15 @@ def test_keywords_and_methods_are_taken_or_refused(name):
         assert not set(methods[method] or ()) - (parameters(function) if callable(function) else set()), method
 
 
+def test_a_keyword_has_the_default_and_the_text_of_its_option():
+    parameters = inspect.signature(collectx.RayCollector).parameters
+    assert [parameters[name].default for name in ("num_slots", "queue_timeout_s")] == [2, 180.0]
+    text = " ".join(collectx.RayCollector.__init__.__doc__.split())
+    assert "worker_timeout_s: Maximum seconds, above 0, for one batch of a worker." in text
+    assert "With on_worker_failure='drop', n: the run begins" in text
+    assert "None: the run begins with all workers" in text
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in golden.LOCAL else pytest.mark.nightly) for name in ATTRIBUTES]
 )

@@ -104,6 +104,7 @@ KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCol
 PREEMPTIVE = {"preemptive_threshold": 0.5}
 BELL = SimpleNamespace(collection_stopped=lambda: False)
 OTHER_TASKS = {"slurm_additional_parameters": {"ntasks": 2}}
+OTHER_REQUEUE = {"slurm_additional_parameters": {"requeue": True}}
 BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps": True}
 
 
@@ -141,6 +142,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("gloo", {"backend": "nccl"}, "backend='nccl' policy_device=cpu backend='gloo'"),
         ("gloo", {"backend": "mpi", "launcher": "submitit"}, "backend='mpi' launcher='submitit' launcher='mp'"),
         ("gloo", {"slurm_kwargs": OTHER_TASKS, "launcher": "submitit"}, "slurm_kwargs.ntasks num_workers"),
+        ("gloo", {"slurm_kwargs": OTHER_REQUEUE, "launcher": "submitit"}, "slurm_kwargs.requeue: leave it out."),
         # Parts of other lengths.
         ("sync", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] cat_results=-1"),
         ("sync", {"frames_per_batch": [5], "cat_results": -1}, "frames_per_batch=[5] 1 2"),

@@ -10,10 +10,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import field, is_dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args
-
-if TYPE_CHECKING:
-    from typing import Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, get_args
 
 BITS = 63
 """Every integer is below 2**63, unless its option has another limit: tensors and files have no larger ones."""
@@ -88,7 +85,7 @@ def option(default: Any, text: str, **limits: Unpack[Limits]) -> Any:
     metadata = {"text": " ".join(text.split()), **limits}
     if default is ABSENT:
         return field(metadata=metadata)
-    # Of another default the class would have an attribute, which an incomplete section then has too.
+    # `default=` would make a class attribute, which an incomplete section would then show for an option with a problem.
     return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
 
 

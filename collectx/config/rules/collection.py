@@ -83,14 +83,19 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
-    """One process is one worker."""
-    if schedule_of(cfg.collector) == "single" and cfg.collector.num_workers != 1:
+    """One process is one worker, which no launcher starts."""
+    if schedule_of(cfg.collector) != "single":
+        return
+    if cfg.collector.num_workers != 1:
         yield Problem(
             "collector.num_workers",
             "collector=single has one worker, the trainer's own process",
             cfg.collector.num_workers,
             "use collector=multi_sync or collector=multi_async, or collector.num_workers=1.",
         )
+    if cfg.launcher.kind in ("submitit", "submitit_delayed", "ray"):
+        rule = "it starts workers beside the trainer, and collector=single has none"
+        yield Problem("launcher", rule, cfg.launcher.kind, "use launcher=local, or launcher=slurm for a job.")
 
 
 def least_workers(cfg: RunConfig) -> Iterator[Problem]:

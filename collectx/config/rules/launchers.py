@@ -33,9 +33,6 @@ def slurm_jobs(cfg: RunConfig) -> Iterator[Problem]:
     parts: dict[str, object] = {"launcher": launcher}
     if isinstance(launcher, SubmititDelayedLauncherConfig):
         parts |= {"launcher.trainer": launcher.trainer, "launcher.worker": launcher.worker}
-        if schedule_of(cfg.collector) == "single":
-            rule = "collector=single has no workers beside the trainer"
-            yield Problem("launcher", rule, launcher.kind, "use launcher=slurm.")
         if launcher.max_parallel is not None:
             rule, advice = "jobs of two parts cannot be a job array", "use null, or launcher=slurm."
             yield Problem("launcher.max_parallel", rule, launcher.max_parallel, advice)

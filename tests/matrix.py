@@ -639,7 +639,7 @@ def _paragraphs() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table "works with": yes, no, or the words with which it works."""
+    """A cell of a table "works with": yes, no effect (but accepted), no, or the words with which it works."""
 
     is_yes: bool
     words: tuple[str, ...] = ()
@@ -653,7 +653,7 @@ def cells() -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], Cell]]:
             for first, *others in lines:
                 for title, text in zip(head[1:], others, strict=True):
                     cell = Cell(text != "no", tuple(" ".join(re.findall("`([^`]+)`", text)).split()))
-                    assert cell.words or text in ("yes", "no"), f"{page}: {text}"
+                    assert cell.words or text in ("yes", "no", "no effect"), f"{page}: {text}"
                     for row in re.findall("`([^`]+)`", first):
                         for column in re.findall("`([^`]+)`", title):
                             yield page.name, tuple(row.split()), _with_needs(column), cell
@@ -684,6 +684,8 @@ class Matrix:
         self.runner = Runner(options.jobs, options.typed, root)
         self.faults: list[str] = []
         self.counts = {"refused": 0, "values": 0}
+        # While the tables of the pages run: a run with frames must complete, one without must be refused.
+        self.is_by_documents = False
 
     def report(self, words: Sequence[str], what: str, said: str = "") -> None:
         command = shlex.join(["collectx", *(() if words[0] == "tune" else ("run",)), *words])
@@ -704,6 +706,8 @@ class Matrix:
 
         def judge(outcome: Outcome) -> None:
             what = fault(words, outcome, frames)
+            if what is None and self.is_by_documents and (outcome.status == 2) != (frames is None):
+                what = f"{'completes' if frames is None else 'is refused'}, against a table of the documents"
             if self.options.verbose:
                 times = f"{outcome.wall_s:5.1f} s ({outcome.cpu_s:.1f})"
                 print(f"{times}  status {outcome.status}  {shlex.join(words)}", flush=True)
@@ -799,12 +803,14 @@ class Matrix:
 
     def documents(self, until: float) -> None:
         """The cells of the tables "works with" of all pages."""
+        self.is_by_documents = True
         for words, frames, members in in_child(self.documented):
             if isinstance(frames, str):
                 self.report(words, frames)
             else:
                 self.run(words, frames, members)
         self.runner.run(until)
+        self.is_by_documents = False
 
     def documented(self) -> list[Pack]:
         found: list[Pack] = []
@@ -817,15 +823,18 @@ class Matrix:
             checked = check(words)
             place = f"{page}: {' '.join(row)} with {' '.join(column)}"
             if cell.is_yes and not checked.problems:
-                shared.setdefault(value.needs, []).append(value)
+                if not {*NOT_RUN} & {*words}:
+                    shared.setdefault(value.needs, []).append(value)
             elif cell.is_yes and not _is_of_machine(checked.problems):
                 found.append((words, f"is refused, but works in {place}: {checked.problems[0]}", [value]))
             if not cell.is_yes or cell.words:
                 words = _together([replace(value, needs=(*column, *row[:-1]))])
                 assert words is not None
                 problems = check(words).problems
-                if not problems:
+                if not problems and {*NOT_RUN} & {*words}:
                     found.append((words, f"is accepted, but not in {place}", [value]))
+                elif not problems:
+                    found.append((words, None, [value]))  # may be refused once the env is made
                 elif not names(words, " ".join(problems)):
                     found.append((words, f"is refused without its name: {problems[0]}", [value]))
         return [*found, *(pack for members in shared.values() for pack in _accepted_together(members))]

@@ -31,6 +31,7 @@ from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
+from collectx.memory import total_memory
 from collectx.place import place_of
 from collectx.place.launcher import Launcher
 from collectx.place.workers import open_workers
@@ -45,6 +46,7 @@ from collectx.schedule.base import Schedule
 from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec
+from collectx.transport.slab import SlabLayout
 from collectx.worker.spec import Placement, WorkerExtras, WorkerOverrides, WorkerSpec
 
 
@@ -102,6 +104,7 @@ def build(
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     _check_env_device(cfg, spec, actor)
     batch = _batch_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
+    _check_memory(options, batch, spec)
     delivery = DeliverySpec(
         slots=batch,
         shape=part_shape(spec, options),
@@ -285,6 +288,18 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
         weights_nbytes=FlatWeights(actor.module).nbytes,
         first_version=first_version,
     )
+
+
+def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> None:
+    """The slots fit in the memory of this machine, which over a network receives as many bytes."""
+    nbytes, available = SlabLayout(batch).nbytes, total_memory()
+    if spec.device is None and nbytes > available:
+        fewer = f", or collector.num_slots below {batch.num_slots}" if options.schedule == "async" else ""
+        raise ConfigError(
+            f"collector.frames_per_batch={options.frames_per_batch}: the slots of these batches take "
+            f"{nbytes / 1e9:,.0f} GB, and this machine has {available / 1e9:,.0f} GB of memory: use fewer frames"
+            f"{fewer}."
+        )
 
 
 def _make_schedule(

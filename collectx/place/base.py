@@ -41,9 +41,10 @@ class Place:
         is_job: whether the trainer too runs in a scheduler's job, and not in the process of the command.
         can_be_step: whether such a job can be a step of an allocation in which the command runs.
         has_worker_jobs: whether each worker is a job that the trainer submits.
+        needs_workers: whether it has no effect without workers beside the trainer.
     """
 
-    is_local = is_job = can_be_step = has_worker_jobs = False
+    is_local = is_job = can_be_step = has_worker_jobs = needs_workers = False
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg
@@ -148,7 +149,7 @@ class Place:
 
     def problems(self) -> Iterator[Problem]:
         """What does not fit together, on any machine. Raises `Unset` at an option that failed its own check."""
-        for rule in (self._backend_problems, self._own_problems, self._tensorpipe_problems):
+        for rule in (self._backend_problems, self._single_problems, self._own_problems, self._tensorpipe_problems):
             try:
                 yield from rule()
             except Unset:
@@ -187,6 +188,13 @@ class Place:
         if self.cfg.backend.kind not in ("auto", "inline"):
             rule = f"{choice} is one process, which needs no transport"
             yield Problem("backend", rule, self.cfg.backend.kind, "use backend=auto or inline.")
+
+    def _single_problems(self) -> Iterator[Problem]:
+        """A launcher has workers to start."""
+        if self.needs_workers and self.cfg.collector.schedule == "single":
+            rule = "it starts workers beside the trainer, and collector=single has none"
+            kind = self.cfg.launcher.kind
+            yield Problem("launcher", rule, kind, "use launcher=local, or launcher=slurm for a job.")
 
     def _own_problems(self) -> Iterator[Problem]:
         """Of the options of this launcher."""

@@ -15,6 +15,8 @@ from collectx.place.launcher import Launcher
 
 
 class RayCluster(Place):
+    needs_workers = True
+
     @property
     def _launcher(self) -> RayLauncherConfig:
         assert isinstance(self.cfg.launcher, RayLauncherConfig)

@@ -16,7 +16,7 @@ from scripts import keywords
 from tensordict.nn import TensorDictModule
 from torch import distributed, nn
 from user_code.cartpoles import Argmax, cartpole, cartpoles
-from ways import INLINE_SYNC, SHARED_SYNC, over
+from ways import INLINE_SYNC, SHARED_SYNC, SINGLE, over
 
 import collectx
 from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector, ReplayBuffer
@@ -55,6 +55,13 @@ def test_all_that_is_wrong_is_said_at_once():
 def test_a_backend_that_this_machine_lacks_is_refused():
     (problem,) = refused(DistributedCollector, launcher="mp", backend="ucc")
     assert re.match("backend='ucc':? cannot work on this machine: torch .* is built without UCC", problem)
+
+
+@over([SINGLE, SHARED_SYNC], smoke=True)
+def test_batches_that_no_memory_can_hold_are_refused_before_a_worker_starts(way):
+    words = r"frames_per_batch=1000000000000: the slots of these batches take .* GB of memory: use fewer frames\.$"
+    with pytest.raises(ConfigError, match=words):
+        make(way, frames_per_batch=1_000_000_000_000)
 
 
 @pytest.mark.parametrize("name", keywords.CLASSES)

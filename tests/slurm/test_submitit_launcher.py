@@ -102,10 +102,10 @@ def test_the_launcher_and_its_keys_are_chosen_in_a_file(run, tmp_path, file, tex
 @pytest.mark.nightly
 def test_where_the_site_exports_nothing_a_line_of_the_set_up_exports_all(run):
     exports = "hydra.launcher.setup=['export SLURM_EXPORT_ENV=ALL']"
-    words = [*_CHOSEN, exports, *SMALL, "collector.num_workers=1", "seed=0"]
+    words = [*_CHOSEN, exports, *SMALL, "collector.num_workers=1", "seed=0,1"]
     started = run("-m", *words, inside=["env", "SBATCH_EXPORT=NONE"])
     assert started.finish() == 0, started.output
-    assert _rows(started) == [["seed=0", "completed", "10,000"]]
+    assert _rows(started) == [[f"seed={seed}", "completed", "10,000"] for seed in (0, 1)]
 
 
 def _signal(started):

@@ -31,6 +31,7 @@ def test_a_trainer_that_copies_its_run_folder_stays_its_only_writer(tmp_path, wa
 
 
 TINY = ["debug=tiny", "policy=random", "trainer=meter"]
+HUGE = ["collector.frames_per_batch=1_000_000_000_000", "collector.total_frames=-1"]
 RESETS = ["env=gym_vector", "env.id=CartPole-v1", "env.autoreset_mode=next_step"]
 
 
@@ -41,6 +42,8 @@ def test_what_is_refused_before_a_worker_starts_leaves_no_trace(tmp_path):
         ["-m", "env.wrappers=[Nope]", "env.info_keys=[[x]],[[y]]"],
         ["-m", "seed=range(0,0)"],
         ["-m", "env.id=CartPole-v1,CartPol-v1"],
+        [*HUGE, "collector=multi_sync"],
+        [*HUGE, "collector=distributed"],
     ):
         refused = collectx("run", *TINY, *words, cwd=tmp_path, status=2)
         assert "no worker was started" in refused.stderr

@@ -6,14 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts.keywords import CLASSES
 
 pytestmark = pytest.mark.timeout(0)  # `run` has a limit for each
-MATRIX = Path(__file__).parents[1] / "matrix.py"
+TESTS = Path(__file__).parents[1]
 
 
-def run(*arguments: str, minutes: float) -> None:
+def run(*arguments: str, minutes: float, script: str = "matrix.py") -> None:
     done = subprocess.run(
-        [sys.executable, str(MATRIX), *arguments], capture_output=True, text=True, timeout=60 * minutes
+        [sys.executable, str(TESTS / script), *arguments], capture_output=True, text=True, timeout=60 * minutes
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -41,3 +42,9 @@ def test_every_single_value_as_typed():
 @pytest.mark.parametrize("arguments", [("--pairs", "2000"), ("--triples", "500")], ids=" ".join)
 def test_random_values_together_as_typed(arguments):
     run("--no-singles", "--typed", *arguments, minutes=600)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_value_of_every_keyword_of_a_collector(name):
+    run(name, script="scripts/keywords.py", minutes=60)

@@ -32,7 +32,7 @@ _EARLY_S = 60
 class SlurmWorkers(Place):
     """`launcher=submitit`, and what all three have."""
 
-    has_worker_jobs = True
+    has_worker_jobs = needs_workers = True
     # MPI does not connect separate jobs.
     has_one_universe = False
 
@@ -84,7 +84,7 @@ class SlurmJob(SlurmWorkers):
     """`launcher=slurm`."""
 
     is_job = can_be_step = has_one_universe = True
-    has_worker_jobs = False
+    has_worker_jobs = needs_workers = False
 
     def _own_problems(self) -> Iterator[Problem]:
         yield from super()._own_problems()
@@ -123,6 +123,7 @@ class SlurmParts(SlurmJob):
     """`launcher=submitit_delayed`."""
 
     can_be_step = has_one_universe = False
+    needs_workers = True
 
     def _parts(self) -> dict[str, object]:
         return {
@@ -133,9 +134,6 @@ class SlurmParts(SlurmJob):
 
     def _own_problems(self) -> Iterator[Problem]:
         yield from super()._own_problems()
-        if self.cfg.collector.schedule == "single":
-            rule = "collector=single has no workers beside the trainer"
-            yield Problem("launcher", rule, self.cfg.launcher.kind, "use launcher=slurm.")
         if self._launcher.max_parallel is not None:
             rule, advice = "jobs of two parts cannot be a job array", "use null, or launcher=slurm."
             yield Problem("launcher.max_parallel", rule, self._launcher.max_parallel, advice)

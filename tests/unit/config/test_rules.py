@@ -40,6 +40,8 @@ BROKEN = {
     ),
     # workers
     "collector=single collector.num_workers=2": "collector.num_workers=2: .*has one worker",
+    "collector=single launcher=ray": "launcher=ray: it starts workers",
+    "collector=single launcher=submitit": "launcher=submitit: .*launcher=slurm",
     "collector.num_workers_per_collector=2": "collector.num_workers_per_collector=2: .*use collector.num_workers=4",
     f"{DISTRIBUTED} collector.num_workers_per_collector=2 collector.inner=single": (
         "collector.num_workers_per_collector=2: collector.inner=single"

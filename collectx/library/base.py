@@ -109,7 +109,8 @@ class BaseCollector(ReadableCollector):
             self._core: CollectorCore = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._core.close)
             check_keys(keywords, self._core.leaves)
-            if place_of(cfg).is_local and has_workers:
+            place = place_of(cfg)
+            if place.is_local and not place.is_inline:
                 self._core.wait_until_ready()
             self._exit_stack = stack.pop_all()
         if isinstance(keywords, WorkerKeywords) and keywords.num_threads is not None:

@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     place,
     collection.nested_collectors,
     collection.inference_server,
+    collection.served_policy,
     collection.gym_envs,
     training.convolutions,
     training.trainable_policy,

@@ -163,6 +163,13 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(path, rule, count, advice)
 
 
+def served_policy(cfg: RunConfig) -> Iterator[Problem]:
+    """The inference server calls a policy."""
+    if isinstance(cfg.inference, ServerInferenceConfig) and cfg.policy.kind == "random":
+        rule = "policy=random is drawn by each worker for many steps at once"
+        yield Problem("inference", rule, cfg.inference.kind, "use inference=local.")
+
+
 def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     """The inference server reads observations in shared memory."""
     options, collector = cfg.inference, cfg.collector
@@ -176,8 +183,6 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
             rule = "the workers are in the trainer's process, where one of them acts at a time"
         advice = f"use collector=multi_sync or multi_async with launcher=local, or {local.removeprefix('use ')}"
         yield Problem(path, rule, options.kind, advice)
-    if cfg.policy.kind == "random":
-        yield Problem(path, "policy=random is drawn by each worker for many steps at once", options.kind, local)
     if collector.num_workers > MAX_SERVED_WORKERS:
         rule = f"with inference=server may be {MAX_SERVED_WORKERS} at most, as each takes a descriptor of its start"
         advice = "use a higher env.num_envs, or inference=local."
@@ -198,8 +203,8 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
         rule = "with inference.order=ready one call would need the weights of two versions"
         yield Problem("collector.overlap", rule, collector.overlap, "use inference.order=fixed, or 0.")
     if options.max_batch is not None and options.max_batch < options.min_batch:
-        rule = f"is below inference.min_batch={options.min_batch}"
-        yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or null.")
+        rule = f"is below `inference.min_batch={options.min_batch}`"
+        yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or `null`.")
     # While the trainer takes no batch, one worker may be the only one that acts: each of its steps waits.
     waits = not is_fixed and options.min_batch > cfg.env.num_envs
     steps = frames_per_part(collector) // cfg.env.num_envs if waits else 1

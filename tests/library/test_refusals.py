@@ -19,7 +19,14 @@ from user_code.cartpoles import Argmax, cartpole, cartpoles
 from ways import INLINE_SYNC, SHARED_SYNC, SINGLE, over
 
 import collectx
-from collectx import Collector, DistributedCollector, MultiAsyncCollector, MultiSyncCollector, ReplayBuffer
+from collectx import (
+    AsyncBatchedCollector,
+    Collector,
+    DistributedCollector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    ReplayBuffer,
+)
 from collectx.errors import ConfigError, ShapeError
 
 
@@ -107,7 +114,13 @@ def test_an_env_with_the_old_api_of_gym_is_named_so(create, old, words):
     collector.shutdown()
 
 
-KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector, "gloo": DistributedCollector}
+KINDS = {
+    "single": Collector,
+    "sync": MultiSyncCollector,
+    "async": MultiAsyncCollector,
+    "served": AsyncBatchedCollector,
+    "gloo": DistributedCollector,
+}
 PREEMPTIVE = {"preemptive_threshold": 0.5}
 BELL = SimpleNamespace(collection_stopped=lambda: False)
 OTHER_TASKS = {"slurm_additional_parameters": {"ntasks": 2}}
@@ -145,6 +158,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("gloo", {"collector_kwargs": {"max_frames_per_traj": "5"}}, "max_frames_per_traj='5' int"),
         ("gloo", {"collector_class": lambda *_, **__: None, "num_envs": 2}, "num_envs=2 collector_class"),
         ("gloo", BETWEEN_STEPS, "update_weights_between_steps=True num_workers_per_collector=2"),
+        ("served", {"max_batch_size": 1, "min_batch_size": 2}, "max_batch_size=1 min_batch_size=2 None"),
         # What the command line refuses too.
         ("gloo", {"backend": "nccl"}, "backend='nccl' policy_device=cpu backend='gloo'"),
         ("gloo", {"backend": "mpi", "launcher": "submitit"}, "backend='mpi' launcher='submitit' launcher='mp'"),

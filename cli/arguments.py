@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
-from collectx.run import printing
+from collectx.run.terminal import printing
 
 # Subcommands that take overrides. They and `list` have Hydra's flags.
 COMPOSING = ("run", "plan", "tune", "reproduce", "resume", "eval")

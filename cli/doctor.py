@@ -6,7 +6,7 @@ import json
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.errors import ConfigError
-from collectx.run import printing
+from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx doctor [--json]: checks this machine and its cluster: versions, backends, cores, memory, open files, network,

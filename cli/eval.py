@@ -12,8 +12,9 @@ from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.schema.run import EvalOptions
 from collectx.errors import EpisodeTooLong
-from collectx.run import printing, saved_config
-from collectx.run.files import write_json
+from collectx.run.folder import saved_config
+from collectx.run.folder.files import write_json
+from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx eval RUN_DIR [episodes=10] [video=true] [exploration_type=random] [overrides] [--trust]: evaluate the policy of
@@ -36,7 +37,7 @@ def _eval(arguments: Arguments) -> int:
     saved = saved_config.read_config(files.newest_config)
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
     _, cfg = compose_saved(files, saved, overrides, arguments)
-    from collectx.run import evaluation, trained
+    from collectx.run.after import evaluation, trained
 
     recording = evaluation.with_video(cfg, files.videos) if cfg.eval.video else cfg
     policy, spec, _ = trained.build(cfg)

@@ -11,14 +11,17 @@ from collectx import data
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, foreign_code, printing, saved_config
+from collectx.run import RunFolder
+from collectx.run.after import foreign_code
+from collectx.run.folder import saved_config
+from collectx.run.terminal import printing
 
 # The function of each format of policies, `(run_dir, output) -> Path`; it returns what it has written. `output` is None
 # where the user names no path. Imported when it is chosen.
 POLICIES = {
-    "state_dict": "collectx.run.export:state_dict",
-    "torchscript": "collectx.run.export:torchscript",
-    "onnx": "collectx.run.export:onnx",
+    "state_dict": "collectx.run.after.export:state_dict",
+    "torchscript": "collectx.run.after.export:torchscript",
+    "onnx": "collectx.run.after.export:onnx",
 }
 _OPTIONS = ("format", "output", "fps", "task")
 _USAGE = """\

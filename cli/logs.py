@@ -7,7 +7,7 @@ from collectx.cli.watch import runs_of
 from collectx.config.problem import did_you_mean
 from collectx.errors import ConfigError
 from collectx.jobs.logs import print_logs, roles
-from collectx.run import printing
+from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx logs DIR [ROLE] [-f]: print the log of a role of the run in DIR, or of all roles, each line with its role.

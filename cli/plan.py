@@ -11,7 +11,7 @@ from collectx.cli.compose import Composed, Composer, folder_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import NamedRun
-from collectx.run import printing
+from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx plan [overrides] [-m] [flags]: shows what `collectx run` with the same arguments would do, and starts nothing:

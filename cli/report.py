@@ -8,7 +8,8 @@ from collectx.cli.arguments import Arguments, subcommand
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import OBJECTIVES
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, printing
+from collectx.run import RunFolder
+from collectx.run.terminal import printing
 
 _USAGE = f"""\
 collectx report DIR... [out=DIR] [objective=NAME]: write one HTML page about the runs in and below the folders, which

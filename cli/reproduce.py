@@ -19,9 +19,11 @@ from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.schema.collector import SCHEDULES
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import Outcome
-from collectx.run import RunFolder, printing, saved_config, snapshot
-from collectx.run.reproduce import compare, recorded_order, why_not_recorded
-from collectx.run.result import LOSSES
+from collectx.run import RunFolder
+from collectx.run.after.reproduce import compare, recorded_order, why_not_recorded
+from collectx.run.folder import saved_config, snapshot
+from collectx.run.folder.result import LOSSES
+from collectx.run.terminal import printing
 
 # Number of differences between two snapshots that are printed.
 _SHOWN = 12

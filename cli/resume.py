@@ -13,7 +13,7 @@ from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, run_folder
 from collectx.errors import ConfigError
 from collectx.jobs.status import where_running
-from collectx.run import saved_config
+from collectx.run.folder import saved_config
 from collectx.run.resume import begins_anew
 
 _USAGE = """\

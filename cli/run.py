@@ -30,9 +30,11 @@ from collectx.errors import CollectxError, ConfigError, DamagedFile
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.place import place_of
 from collectx.rules.warnings import warnings_of
-from collectx.run import RunFolder, Status, cores, foreign_code, preflight, printing, saved_config
-from collectx.run.folder import folder_errors, locked, removing_empty_folders
-from collectx.run.result import Result, exit_status
+from collectx.run import RunFolder, Status, cores, preflight
+from collectx.run.after import foreign_code
+from collectx.run.folder import folder_errors, locked, removing_empty_folders, saved_config
+from collectx.run.folder.result import Result, exit_status
+from collectx.run.terminal import printing
 
 # Flags with which Hydra prints information instead of running; the configuration may be incomplete.
 _INFORMATIVE_FLAGS = ("help", "hydra-help", "cfg", "info", "version", "resolve")
@@ -131,7 +133,7 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
     files = RunFolder(Path(folder))
     with folder_errors(folder), config_errors(CollectxError):
         if run.cfg.run.resume == "auto" and (done := _check_resume(files, run.cfg, trusted)) is not None:
-            from collectx.run import display
+            from collectx.run.terminal import display
 
             display.print_completed(done)
             task.outcomes.append(Outcome(done.status, done.folder))

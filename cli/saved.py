@@ -13,7 +13,8 @@ from collectx.cli.compose import Composer
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run import RunFolder, foreign_code
+from collectx.run import RunFolder
+from collectx.run.after import foreign_code
 
 _PRIMARY = "_collectx_snapshot"
 

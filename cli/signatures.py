@@ -16,7 +16,7 @@ from collectx.config.schema.env import EnvConfig, GymnasiumConfig
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.place import place_of
-from collectx.run.sources import Target, targets
+from collectx.run.folder.sources import Target, targets
 from collectx.user_objects import resolve
 
 # A target, and names of further arguments that are valid.

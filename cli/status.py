@@ -17,9 +17,10 @@ from collectx.jobs.status import (
     status_of,
     waiting_workers,
 )
-from collectx.run import RunFolder, Status, printing
+from collectx.run import RunFolder, Status
 from collectx.run.folder import runs_below
-from collectx.run.printing import COLUMNS, cells, print_table
+from collectx.run.terminal import printing
+from collectx.run.terminal.printing import COLUMNS, cells, print_table
 
 _USAGE = """\
 collectx status [DIR]: the status of the run in DIR, or of the runs and the points of sweeps below DIR; without DIR, of

@@ -35,9 +35,11 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.jobs.status import NamedRun
 from collectx.place import place_of
-from collectx.run import RunFolder, foreign_code, printing
+from collectx.run import RunFolder
+from collectx.run.after import foreign_code
 from collectx.run.folder import runs_below
-from collectx.run.saved_config import completed, config_text, saved_text
+from collectx.run.folder.saved_config import completed, config_text, saved_text
+from collectx.run.terminal import printing
 
 _NAME_LENGTH = 120
 # The default of hydra.sweep.subdir, which the name of the point replaces.

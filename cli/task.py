@@ -21,7 +21,8 @@ from collectx.cli.compose import Composed, is_enumerated, typed
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import NamedRun, Outcome
 from collectx.place import place_of
-from collectx.run import RunFolder, Status, foreign_code, preflight
+from collectx.run import RunFolder, Status, preflight
+from collectx.run.after import foreign_code
 
 _HINTS = {
     "mean_return": "no episode has ended: raise collector.total_frames.",

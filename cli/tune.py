@@ -22,8 +22,9 @@ from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.compose import Composed, Composer, parsed
 from collectx.config.check import check_section
 from collectx.config.schema.run import TuneConfig
-from collectx.run import cores, printing
+from collectx.run import cores
 from collectx.run.folder import folder_errors
+from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx tune [overrides] [tune.minutes=5] [flags]: runs the configuration with different numbers of workers, envs per

@@ -10,9 +10,10 @@ from collectx.cli.arguments import Arguments, subcommand
 from collectx.errors import ConfigError
 from collectx.jobs.status import named_run, read_job, statuses
 from collectx.jobs.watcher import Watcher
-from collectx.run import RunFolder, Status, printing
+from collectx.run import RunFolder, Status
 from collectx.run.folder import runs_below
-from collectx.run.result import exit_status
+from collectx.run.folder.result import exit_status
+from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they have ended. For one run, a

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collectx.policy.adapt import adapt as adapt
     from collectx.policy.random import RandomPolicy as RandomPolicy
     from collectx.replay import ReplayBuffer as ReplayBuffer
-    from collectx.run.trained import load_policy as load_policy
+    from collectx.run.after.trained import load_policy as load_policy
     from collectx.trajectories import split_trajectories as split_trajectories
     from collectx.worker.profiling import ProfileConfig as ProfileConfig
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from collectx.jobs.status import named_run, statuses
 from collectx.place import place_of
-from collectx.run import RunFolder, printing
-from collectx.run.files import LinesTail
+from collectx.run import RunFolder
+from collectx.run.folder.files import LinesTail
+from collectx.run.terminal import printing
 
 _POLL_S = 0.25
 # Seconds between two looks for the end of the run, which may ask SLURM.

@@ -20,13 +20,14 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import DamagedFile, LauncherError
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
-from collectx.run import Status, printing, snapshot
-from collectx.run.files import write_json
-from collectx.run.folder import RunFolder, holder, is_locked
-from collectx.run.result import ALL_DELIVERED
+from collectx.run import Status
+from collectx.run.folder import RunFolder, holder, is_locked, snapshot
+from collectx.run.folder.files import write_json
+from collectx.run.folder.result import ALL_DELIVERED
+from collectx.run.folder.saved_config import readable_config
 from collectx.run.resume import NO_CHECKPOINT
-from collectx.run.saved_config import readable_config
 from collectx.run.statistics import MetricsTail
+from collectx.run.terminal import printing
 
 # The states of jobs by their ids, or the error of the command that asks for them.
 JobStates: TypeAlias = Mapping[str, JobState] | LauncherError

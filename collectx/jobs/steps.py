@@ -21,7 +21,8 @@ from collectx.place import place_of
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
 from collectx.place.slurm.log_watcher import role_command
-from collectx.run import Status, printing
+from collectx.run import Status
+from collectx.run.terminal import printing
 
 _POLL_S = 0.1
 

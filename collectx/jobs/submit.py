@@ -29,9 +29,10 @@ from collectx.place import place_of
 from collectx.place.slurm import commands
 from collectx.place.slurm import script as slurm_script
 from collectx.place.slurm.requeue import is_requeue_wanted
-from collectx.run import Status, printing
+from collectx.run import Status
 from collectx.run.folder import RunFolder, locked
-from collectx.run.saved_config import config_text
+from collectx.run.folder.saved_config import config_text
+from collectx.run.terminal import printing
 
 
 def run_jobs(runs: Sequence[NamedRun], argv: Sequence[str], sweep: Path | None, results: list[Outcome]) -> bool:

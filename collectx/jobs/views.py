@@ -13,10 +13,10 @@ from rich.text import Text
 from collectx.jobs.charts import charts, sparkline
 from collectx.jobs.status import NamedRun, RunStatus
 from collectx.run import Status
-from collectx.run.display import NUM_WORKERS_SHOWN, PLAIN_S, clock, format_line, number, render_panel
-from collectx.run.files import JsonLinesTail
-from collectx.run.printing import print_line, table
+from collectx.run.folder.files import JsonLinesTail
 from collectx.run.statistics import MetricsTail, Sampler
+from collectx.run.terminal.display import NUM_WORKERS_SHOWN, PLAIN_S, clock, format_line, number, render_panel
+from collectx.run.terminal.printing import print_line, table
 
 # Width and height of both charts together at most, the least height, and the other lines of a panel.
 _CHART = 120, 9

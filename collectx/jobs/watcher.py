@@ -19,11 +19,11 @@ from collectx.jobs.cancel import end_jobs
 from collectx.jobs.status import JobStates, NamedRun, Outcome, RunStatus, numbers_of, query_slurm, status_of
 from collectx.jobs.views import RunsDisplay, WatchedRun
 from collectx.place.slurm import commands
-from collectx.run import printing
-from collectx.run.display import REFRESH_S
-from collectx.run.events import format_event
-from collectx.run.notices import Notices
-from collectx.run.result import Status
+from collectx.run.folder.events import format_event
+from collectx.run.folder.result import Status
+from collectx.run.terminal import printing
+from collectx.run.terminal.display import REFRESH_S
+from collectx.run.terminal.notices import Notices
 
 # Seconds between two queries: short at first, longer while a job waits or runs for long.
 _MIN_QUERY_S = 1.0

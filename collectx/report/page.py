@@ -16,9 +16,9 @@ from collectx.errors import ConfigError
 from collectx.report import draw
 from collectx.report.read import Group, Run, centre, differences, groups_of, interval
 from collectx.run import Status
-from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
-from collectx.run.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
+from collectx.run.folder.files import write_atomically
+from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
 
 # Groups of which curves are drawn, and timelines, in one page.
 _MOST_CURVES = 10

@@ -1,16 +1,12 @@
 """A run in the trainer's process, and the files that it writes.
 
     execute(cfg, folder, argv)   runs a configuration -> Result           (execution.py)
-    RunFolder(path)              every file name of a run folder            (folder.py)
-    Status                       the state of a run                         (result.py)
+    RunFolder(path)              every file name of a run folder            (folder/)
+    Status                       the state of a run                         (folder/result.py)
 
-The modules by their purpose:
-
-    one run            execution, preflight, collection, checkpointer, resume, evaluator, signals, statistics, digest,
-                       cores
-    its folder         folder, files, lock, snapshot, saved_config, sources, result, events
-    what a user sees   display, printing, notices, logger_threads
-    after a run        trained, evaluation, export, foreign_code, reproduce
+    folder/      what is written: names of files, lock, snapshot, saved configuration, result, events
+    terminal/    what a user sees
+    after/       what is done with a run that has ended
 
 The command line also uses the modules that read a run folder. Importing this package imports neither torch nor rich:
 names are imported on first use.
@@ -24,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collectx.run.execution import execute
     from collectx.run.folder import RunFolder
-    from collectx.run.result import Status
+    from collectx.run.folder.result import Status
 
-_HOMES = {"RunFolder": "folder", "Status": "result", "execute": "execution"}
+_HOMES = {"RunFolder": "folder", "Status": "folder.result", "execute": "execution"}
 
 __all__ = ["RunFolder", "Status", "execute"]
 

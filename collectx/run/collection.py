@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from collectx.run.files import JsonLines
 from collectx.run.folder import RunFolder
+from collectx.run.folder.files import JsonLines
 from collectx.run.statistics import TIMES, Statistics, WorkerTotals
 from collectx.trajectories import Assembler, mask
 
@@ -169,7 +169,7 @@ class RunCollection:
 
     def _worker_entries(self, delivery: BatchInfo, now_s: float) -> list[dict[str, Any]]:
         """Returns the entries of the workers whose last entry is `_ENTRY_INTERVAL_S` old. A batch of one worker always
-        names it, with the version of its weights: `collectx.run.reproduce.order_of` needs both."""
+        names it, with the version of its weights: `collectx.run.after.reproduce.order_of` needs both."""
         entries = []
         for part in delivery.parts:
             entry = {"worker": part.worker, "policy_version": part.report.policy_version}

@@ -17,7 +17,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
 from collectx.errors import DamagedFile
 from collectx.place import place_of
-from collectx.run.reproduce import recorded_order, why_not_recorded
+from collectx.run.after.reproduce import recorded_order, why_not_recorded
 
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
 _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun": "SLURM_STEP_NUM_TASKS"}

@@ -17,11 +17,10 @@ from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.config.derived import is_elastic
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run import saved_config
+from collectx.run.after.reproduce import order_of
 from collectx.run.digest import Digest
-from collectx.run.folder import RunFolder
-from collectx.run.reproduce import order_of
-from collectx.run.result import LOSSES, ResultBuilder
+from collectx.run.folder import RunFolder, saved_config
+from collectx.run.folder.result import LOSSES, ResultBuilder
 
 if TYPE_CHECKING:
     from collectx.collector.saved_state import CollectorState
@@ -43,7 +42,7 @@ class ResumePoint:
         batches: how many batches the run had delivered.
         collector: for `collectx.collector.build`.
         order: of an async run, the order of the batches after it, which are collected once more; see
-            `collectx.run.reproduce.recorded_order`. Empty where it cannot be repeated.
+            `collectx.run.after.reproduce.recorded_order`. Empty where it cannot be repeated.
         damaged: messages about newer checkpoints, which are damaged.
 
     Raises:

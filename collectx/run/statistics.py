@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.errors import DamagedFile
-from collectx.run.files import JsonLinesTail
+from collectx.run.folder.files import JsonLinesTail
 
 if TYPE_CHECKING:
     import numpy as np

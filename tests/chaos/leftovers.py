@@ -12,7 +12,7 @@ import psutil
 from collectx.run.folder import RunFolder, is_locked
 
 _MARK = "COLLECTX_CHAOS"
-# All that a run of `launcher=local` that has ended has in its folder; see collectx/run/folder.py.
+# All that a run of `launcher=local` that has ended has in its folder; see collectx/run/folder/__init__.py.
 _FILES = re.compile(
     r"\.hydra/\w+\.yaml|snapshot/(config(-\d{9})?\.yaml|meta\.json)|(metrics|events)\.jsonl|logs/[\w-]+\.log|lock"
     r"|result\.json|checkpoints/(final\.pt|\d{9}/(manifest\.json|state\.pt))"

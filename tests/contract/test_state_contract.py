@@ -19,7 +19,7 @@ from collectx.collector import build
 from collectx.policy.random import RandomActor
 from collectx.run import RunFolder, execute
 from collectx.run.checkpointer import announce_unsaved
-from collectx.run.events import format_event
+from collectx.run.folder.events import format_event
 
 _OPTIONS = ["trainer=meter", "collector.frames_per_batch=32", "collector.total_frames=320"]
 _VECTOR = ["env=gym_vector", "env.id=CartPole-v1", "env.num_envs=4"]

@@ -13,8 +13,9 @@ from composed_overrides import composed
 
 from collectx import __version__
 from collectx.cli.main import SUBCOMMANDS, help_text
-from collectx.run import RunFolder, snapshot
-from collectx.run.reproduce import recorded_order
+from collectx.run import RunFolder
+from collectx.run.after.reproduce import recorded_order
+from collectx.run.folder import snapshot
 
 TESTS = Path(__file__).parents[1]
 TOTAL = "collector.total_frames=2048"

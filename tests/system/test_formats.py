@@ -9,7 +9,7 @@ from unittest.mock import ANY
 import pytest
 from commands import collectx
 
-from collectx.run import snapshot
+from collectx.run.folder import snapshot
 
 FOLDERS = sorted((Path(__file__).parents[1] / "run_folders").iterdir())
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger
+from collectx.run.folder.saved_config import flat
 from collectx.run.logger_threads import LoggerThreads
-from collectx.run.saved_config import flat
 
 CONFIG = {"env.id": "CartPole-v1", "seed": 3, "sizes": [64, 64], "none": None}
 NAME = "episode/mean_return"

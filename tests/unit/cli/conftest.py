@@ -10,7 +10,8 @@ from stand_in_slurm import write_result
 
 import collectx.run
 from collectx.config.schema.run import RunConfig
-from collectx.run import RunFolder, snapshot
+from collectx.run import RunFolder
+from collectx.run.folder import snapshot
 
 
 class Stub:

@@ -14,8 +14,8 @@ from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import cancel as jobs_cancel
 from collectx.jobs.status import NamedRun, write_job
 from collectx.place.slurm import commands
-from collectx.run import RunFolder, snapshot
-from collectx.run.folder import locked
+from collectx.run import RunFolder
+from collectx.run.folder import locked, snapshot
 
 
 def make(folder, job):

@@ -8,7 +8,9 @@ import pytest
 from composed_overrides import composed
 
 from collectx.cli import reproduce, run
-from collectx.run import RunFolder, foreign_code, snapshot
+from collectx.run import RunFolder
+from collectx.run.after import foreign_code
+from collectx.run.folder import snapshot
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from collectx.checkpoints import Checkpoints
 from collectx.cli import reproduce, resume, run
 from collectx.config.registry import marked
 from collectx.jobs.status import write_job
-from collectx.run import RunFolder, foreign_code, saved_config
-from collectx.run.folder import locked
+from collectx.run import RunFolder
+from collectx.run.after import foreign_code
+from collectx.run.folder import locked, saved_config
 
 
 @pytest.fixture

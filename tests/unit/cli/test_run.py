@@ -14,7 +14,7 @@ from collectx.cli import list as listing
 from collectx.errors import ConfigError
 from collectx.jobs import status as jobs_status
 from collectx.run import RunFolder
-from collectx.run.result import exit_status
+from collectx.run.folder.result import exit_status
 
 SWEEP = ["-m", "hydra.sweep.dir=sweep"]
 

@@ -9,7 +9,8 @@ from composed_overrides import composed
 
 from collectx.errors import JobEnded, RendezvousError
 from collectx.jobs import entry, rendezvous
-from collectx.run import RunFolder, files
+from collectx.run import RunFolder
+from collectx.run.folder import files
 from collectx.transport.network.handshake import Endpoint
 
 

@@ -13,10 +13,10 @@ from collectx.errors import LauncherError
 from collectx.jobs.status import named_run, read_job, status_of_job, status_of_process, write_job
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
-from collectx.run import RunFolder, snapshot
-from collectx.run.events import EventLog
-from collectx.run.files import write_json
-from collectx.run.folder import locked
+from collectx.run import RunFolder
+from collectx.run.folder import locked, snapshot
+from collectx.run.folder.events import EventLog
+from collectx.run.folder.files import write_json
 
 
 @pytest.fixture

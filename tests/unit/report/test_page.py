@@ -10,7 +10,7 @@ import pytest
 
 from collectx.cli import report
 from collectx.run import RunFolder
-from collectx.run.files import write_json
+from collectx.run.folder.files import write_json
 
 # One process makes the sweep, and the page of it.
 pytestmark = pytest.mark.xdist_group("report")

@@ -11,7 +11,7 @@ from collectx.config.schema.run import CheckpointOptions
 from collectx.errors import DamagedFile
 from collectx.run import Status, checkpointer, execute
 from collectx.run.checkpointer import Checkpointer
-from collectx.run.result import ResultBuilder
+from collectx.run.folder.result import ResultBuilder
 from collectx.run.resume import ResumePoint
 from collectx.run.signals import RunStopped, Signals
 from collectx.run.statistics import Statistics

@@ -6,8 +6,8 @@ import torch
 from configurations import digest_of
 from tensordict import TensorDict
 
+from collectx.run.after.reproduce import Verdict, compare
 from collectx.run.digest import Digest
-from collectx.run.reproduce import Verdict, compare
 
 
 def batch(**leaves):

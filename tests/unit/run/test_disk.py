@@ -12,8 +12,8 @@ import torch
 
 from collectx.cli import run
 from collectx.run import RunFolder, execute
-from collectx.run import files as folders
-from collectx.run.files import JsonLines, read_lines, write_atomically
+from collectx.run.folder import files as folders
+from collectx.run.folder.files import JsonLines, read_lines, write_atomically
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from collectx.run import display
-from collectx.run.display import NUM_WORKERS_SHOWN, Progress, format_line, render_panel
 from collectx.run.statistics import Sampler, Statistics
+from collectx.run.terminal import display
+from collectx.run.terminal.display import NUM_WORKERS_SHOWN, Progress, format_line, render_panel
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 

@@ -8,8 +8,9 @@ import pytest
 from composed_overrides import composed
 
 from collectx.cli import eval as evaluating
-from collectx.run import evaluation, execute
-from collectx.run.evaluation import Evaluation
+from collectx.run import execute
+from collectx.run.after import evaluation
+from collectx.run.after.evaluation import Evaluation
 
 _LINE = "collector=single collector.frames_per_batch=64 collector.total_frames=128"
 

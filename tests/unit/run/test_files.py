@@ -1,6 +1,6 @@
 """Files that grow while they are read."""
 
-from collectx.run.files import LinesTail
+from collectx.run.folder.files import LinesTail
 
 
 def test_lines_are_read_once_and_the_last_one_when_it_is_complete_or_nothing_follows(tmp_path):

@@ -7,8 +7,7 @@ import socket
 import pytest
 
 from collectx.errors import ConfigError
-from collectx.run import lock
-from collectx.run.folder import RunFolder, holder, is_locked, locked
+from collectx.run.folder import RunFolder, holder, is_locked, lock, locked
 
 
 @pytest.fixture(params=[True, False], ids=["linux", "elsewhere"])

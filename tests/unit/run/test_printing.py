@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from collectx.run import printing
-from collectx.run.result import Status
+from collectx.run.folder.result import Status
+from collectx.run.terminal import printing
 
 NUMBERS = {"frames": 12345, "frames_per_s": 1234.5, "mean_return": float("nan"), "wall_s": None}
 

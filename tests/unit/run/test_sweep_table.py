@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from collectx.run.printing import print_sweep
+from collectx.run.terminal.printing import print_sweep
 
 
 def points(folder, **returns):

@@ -14,7 +14,8 @@ from user_code.torchrlenvs import Goals
 import collectx
 from collectx.cli import export
 from collectx.errors import ConfigError, DamagedFile, ShapeError
-from collectx.run import RunFolder, execute, foreign_code
+from collectx.run import RunFolder, execute
+from collectx.run.after import foreign_code
 
 _SHORT = "collector=single collector.frames_per_batch=64 collector.total_frames=128 policy.hidden_sizes=[8]"
 _CUSTOM = "trainer=meter policy=custom collector=single collector.frames_per_batch=8 collector.total_frames=16"

@@ -25,11 +25,11 @@ from rich.table import Table
 from rich.text import Text
 
 from collectx.errors import CollectxError, printable, text_of, traceback_of
-from collectx.run import printing
 from collectx.run.folder import RunFolder
-from collectx.run.printing import print_line
-from collectx.run.result import ALL_DELIVERED, Result, type_name
+from collectx.run.folder.result import ALL_DELIVERED, Result, type_name
 from collectx.run.statistics import TIMES, Sampler, Statistics, View
+from collectx.run.terminal import printing
+from collectx.run.terminal.printing import print_line
 
 NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25

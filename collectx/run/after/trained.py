@@ -34,10 +34,10 @@ from collectx.policy.recurrent import StateSpec
 from collectx.policy.user_actor import UserActor
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.options import RolloutOptions
-from collectx.run import foreign_code
-from collectx.run.files import write_atomically
+from collectx.run.after import foreign_code
 from collectx.run.folder import RunFolder
-from collectx.run.saved_config import run_config
+from collectx.run.folder.files import write_atomically
+from collectx.run.folder.saved_config import run_config
 
 
 def load_policy(

@@ -13,7 +13,7 @@ from typing import Any
 
 from collectx.errors import DamagedFile
 from collectx.run.folder import RunFolder
-from collectx.run.result import LOSSES
+from collectx.run.folder.result import LOSSES
 
 
 class Verdict(StrEnum):

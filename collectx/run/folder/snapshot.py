@@ -21,10 +21,9 @@ import xxhash
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.place.slurm import requeue
-from collectx.run import sources
 from collectx.run.cores import num_cores
-from collectx.run.files import write_atomically, write_json
-from collectx.run.folder import RunFolder
+from collectx.run.folder import RunFolder, sources
+from collectx.run.folder.files import write_atomically, write_json
 
 if TYPE_CHECKING:
     import torch

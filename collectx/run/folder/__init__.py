@@ -33,9 +33,9 @@ from typing import Any
 
 from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run import lock
-from collectx.run.files import decode, read_lines
-from collectx.run.result import ENDED, Status
+from collectx.run.folder import lock
+from collectx.run.folder.files import decode, read_lines
+from collectx.run.folder.result import ENDED, Status
 
 # Folders between a folder and the runs below it: outputs, date, sweep, point.
 _MAX_DEPTH = 4

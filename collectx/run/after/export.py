@@ -16,10 +16,10 @@ from torch import nn
 from collectx.errors import ConfigError
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.stochastic import StochasticPolicy
-from collectx.run.files import write_atomically
+from collectx.run.after.trained import LoadedPolicy
 from collectx.run.folder import RunFolder
-from collectx.run.saved_config import run_config
-from collectx.run.trained import LoadedPolicy
+from collectx.run.folder.files import write_atomically
+from collectx.run.folder.saved_config import run_config
 
 # Rows of the example that a graph is recorded with; graphs take any number. One row would be taken for a constant.
 _ROWS = 2

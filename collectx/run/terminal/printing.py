@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.errors import DamagedFile, printable
 from collectx.run.folder import RunFolder
-from collectx.run.result import Status
+from collectx.run.folder.result import Status
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from collectx.run.files import JsonLines
 from collectx.run.folder import RunFolder
-from collectx.run.notices import Notices
+from collectx.run.folder.files import JsonLines
+from collectx.run.terminal.notices import Notices
 
 
 class EventLog:

@@ -19,7 +19,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-ci test-nightly test-slurm test-gpu gpu-bundle bench bench-compare learning docs check format clean
+.PHONY: help install run config test test-ci test-nightly test-slurm test-gpu gpu-bundle bench bench-compare learning docs check format clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,11 +72,15 @@ learning: install  ## Train the learning curves of the documentation, five seeds
 docs: install  ## Build the site of the documentation in site/, with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-check: install  ## Lint, formatting, style, types, tables of benchmarks
+config: install  ## Write the options in conf/ from the dataclasses of collectx/config/schema
+	$(BIN)/python .ci/conf.py
+
+check: install  ## Lint, formatting, style, types, conf/, tables of benchmarks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/style.py
 	$(BIN)/mypy
+	$(BIN)/python .ci/conf.py --check
 	$(BIN)/python -m benchmarks.tables --check
 
 format: install  ## Format, and apply automatic fixes

@@ -157,7 +157,6 @@ for _size in SIZES:
 
 def env_config(case: Case) -> Any:
     """The configuration of the env group."""
-    from collectx.config.registry import packaged_values
     from collectx.config.schema.env import EnvPoolEnvConfig, GymEnvConfig, TorchrlEnvConfig
 
     if case.torchrl:
@@ -167,7 +166,7 @@ def env_config(case: Case) -> Any:
     if case.envpool:
         return EnvPoolEnvConfig(kind="envpool", num_envs=case.num_envs, id=case.env_id, kwargs={}, num_threads=1)
     values = {"num_envs": case.num_envs, "id": case.env_id, "kwargs": dict(case.env_kwargs)}
-    return GymEnvConfig(**packaged_values("env", "gym") | values | {"wrappers": list(case.wrappers)})
+    return GymEnvConfig(kind="gym", **values, wrappers=list(case.wrappers))
 
 
 def counting_config() -> Any:
@@ -194,14 +193,12 @@ def policy_config(case: Case) -> Any:
         return ballast_config(0.001)
     if case.policy in _MLP_SIZES:
         return MlpPolicyConfig(kind="mlp", hidden_sizes=2 * [_MLP_SIZES[case.policy]], activation="tanh")
-    return CnnPolicyConfig(
-        kind="cnn", channels=[32, 64, 64], kernel_sizes=[8, 4, 3], strides=[4, 2, 1], hidden_size=512, scale=255.0
-    )
+    return CnnPolicyConfig(kind="cnn")
 
 
 def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_batch: int, **collector: Any) -> Any:
     """A complete configuration; `collector` replaces values of that group."""
-    from collectx.config.registry import group_from_dict, packaged_values
+    from collectx.config.registry import group_from_dict
     from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RayLauncherConfig
     from collectx.config.schema.run import RunConfig
     from collectx.config.schema.trainer import TrainerConfig
@@ -209,7 +206,7 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
     overlap, kind = int(kind in OVERLAPPED), kind.removesuffix(OVERLAP)
     inference = "server" if kind.endswith(SERVER) else "local"
     kind = kind.removesuffix(SERVER)
-    values = packaged_values("collector", "multi_sync") | {
+    values = {
         "kind": kind,
         "overlap": overlap,
         "num_workers": num_workers,
@@ -226,15 +223,15 @@ def run_config(env: Any, policy: Any, kind: str, num_workers: int, frames_per_ba
     launcher = LauncherConfig(kind="local", num_threads=1, pin_cores=env.kind == "envpool")
     if kind in RAY_KINDS:
         ray = {"ray_init_config": RAY, "queue_timeout_s": 120.0}
-        launcher = RayLauncherConfig(**packaged_values("launcher", "ray") | ray)
+        launcher = RayLauncherConfig(kind="ray", **ray)
     return RunConfig(
         env=env,
         policy=policy,
         collector=group_from_dict("collector", values),
-        inference=group_from_dict("inference", packaged_values("inference", inference)),
-        backend=BackendConfig(kind="auto", interface=None, port=None),
+        inference=group_from_dict("inference", {"kind": inference}),
+        backend=BackendConfig(kind="auto"),
         launcher=launcher,
-        devices=DevicesConfig(device="cpu", storing_device=None, policy_device=None, env_device=None),
-        trainer=TrainerConfig(kind="meter", digest=False),
+        devices=DevicesConfig(),
+        trainer=TrainerConfig(kind="meter"),
         seed=0,
     )

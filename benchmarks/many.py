@@ -52,11 +52,10 @@ def measure(kind: str, num_workers: int, inner: int, **_: Any) -> dict[str, floa
     from collectx import env as envs
     from collectx import policy as policies
     from collectx.collector import build
-    from collectx.config.registry import packaged_values
     from collectx.config.schema.env import GymEnvConfig
 
     torch.set_num_threads(1)
-    env = GymEnvConfig(**packaged_values("env", "gym") | {"num_envs": 1, "id": "benchmarks.many:Sleeper-v0"})
+    env = GymEnvConfig(kind="gym", num_envs=1, id="benchmarks.many:Sleeper-v0")
     policy = policy_config(CASES["cartpole_1"])
     groups = num_workers // inner
     frames = num_workers if "sync" in kind else inner

@@ -52,7 +52,7 @@ def command_s() -> float | None:
 
 def measure(began: float, **_: Any) -> dict[str, Any]:
     """The library's start in this process, which began at `began` (seconds of the wall clock)."""
-    from collectx.launcher.local import warm_up
+    from collectx.fork_server.start import warm_up
 
     # The fork server imports at the same time as this process.
     warm_up()

@@ -33,7 +33,7 @@ def _eval(arguments: Arguments) -> int:
     why_no_sweep = "eval evaluates one run: repeat it for each point of a sweep."
     files, words = run_folder(arguments, _USAGE, why_no_sweep)
     saved_config.check_folder(files)
-    saved = saved_config.read_config(saved_config.newest_config(files))
+    saved = saved_config.read_config(files.newest_config)
     overrides = [f"eval.{word}" if word.partition("=")[0] in _SHORT else word for word in words]
     _, cfg = compose_saved(files, saved, overrides, arguments)
     from collectx.run import evaluation, trained

@@ -16,7 +16,7 @@ from collectx.cli.compose import parsed
 from collectx.cli.overrides import quoted
 from collectx.cli.run import launch
 from collectx.cli.saved import compose_saved, run_folder
-from collectx.config.derived import SCHEDULES
+from collectx.config.schema.collector import SCHEDULES
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import Outcome
 from collectx.run import RunFolder, printing, saved_config, snapshot

@@ -38,7 +38,7 @@ def _resume(arguments: Arguments) -> int:
     if where := where_running(files):
         raise ConfigError(f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}")
     saved_config.check_folder(files)
-    saved = saved_config.read_config(saved_config.newest_config(files))
+    saved = saved_config.read_config(files.newest_config)
     if begins_anew(files):
         raise ConfigError(
             f"{files.path} has no checkpoint: there is nothing to continue from. To begin it anew, add resume=auto "

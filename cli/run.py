@@ -25,11 +25,11 @@ from collectx.cli.arguments import Arguments, call_hydra, subcommand
 from collectx.cli.compose import Composed, Composer, config_errors, folder_of, parsed
 from collectx.cli.overrides import Checked, quoted
 from collectx.cli.task import SweepStopped, Task
-from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.schema.run import RunConfig
-from collectx.config.warnings import warnings_of
 from collectx.errors import CollectxError, ConfigError, DamagedFile
 from collectx.jobs.status import Outcome, read_job, statuses
+from collectx.place import place_of
+from collectx.rules.warnings import warnings_of
 from collectx.run import RunFolder, Status, cores, foreign_code, preflight, printing, saved_config
 from collectx.run.folder import folder_errors, locked, removing_empty_folders
 from collectx.run.result import Result, exit_status
@@ -228,7 +228,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
         return
     (status,) = statuses([files])
     if (job := read_job(files)) is not None and not status.has_ended:
-        if cfg.launcher.kind in JOB_LAUNCHERS:
+        if place_of(cfg).is_job:
             return  # the command watches this job, unless its configuration differs
         known = f", as far as is known ({status.detail})" if status.status is Status.UNKNOWN else ""
         advice = f"cancel it with scancel {job}, or choose another folder."
@@ -239,9 +239,10 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
 
 def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
     """Checks a valid configuration against this machine; prints warnings."""
-    problems = [*preflight.launcher_problems(cfg), *preflight.process_problems(cfg)]
-    if cfg.launcher.kind not in JOB_LAUNCHERS:
-        problems += [*preflight.env_problems(cfg), *preflight.device_problems(cfg), *preflight.backend_problems(cfg)]
+    place = place_of(cfg)
+    problems = place.missing()
+    if not place.is_job:
+        problems += [*preflight.env_problems(cfg), *preflight.device_problems(cfg), *place.unreachable()]
     copies, is_refused = preflight.copies()
     problems += [copies] * is_refused
     if not problems and shows_warnings:

@@ -30,11 +30,11 @@ from collectx.cli import signatures
 from collectx.cli.compose import Composed, Composer, as_written, examine, folder_of, is_enumerated, overrides_of, parsed
 from collectx.cli.overrides import Checked
 from collectx.cli.task import PointFailed, SweepStopped, Task, objective, objectives, run_of
-from collectx.config.derived import JOB_LAUNCHERS
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.jobs.status import NamedRun
+from collectx.place import place_of
 from collectx.run import RunFolder, foreign_code, printing
 from collectx.run.folder import runs_below
 from collectx.run.saved_config import completed, config_text, saved_text
@@ -234,7 +234,7 @@ class PointRunner:
         jobs: list[NamedRun] = []
         for number, point in enumerate(points, start=1):
             if point.job is None:
-                if point.composed.cfg.launcher.kind not in JOB_LAUNCHERS:
+                if not place_of(point.composed.cfg).is_job:
                     print(f"\nsweep: point {number} of {len(points)}: {point.name}", flush=True)
                 point.job = self._start(point, jobs)
                 if task.is_interrupted:
@@ -288,7 +288,7 @@ class PointRunner:
         def start(node: DictConfig) -> None:
             try:
                 run = run_of(node, HydraConfig.get(), point.name)
-                if run.cfg.launcher.kind in JOB_LAUNCHERS:
+                if place_of(run.cfg).is_job:
                     jobs.append(run)
                 else:
                     self._task.execute([run])

@@ -18,9 +18,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from collectx.cli.compose import Composed, is_enumerated, typed
-from collectx.config.derived import JOB_LAUNCHERS
 from collectx.errors import CollectxError, ConfigError
 from collectx.jobs.status import NamedRun, Outcome
+from collectx.place import place_of
 from collectx.run import RunFolder, Status, foreign_code, preflight
 
 _HINTS = {
@@ -76,11 +76,11 @@ class Task:
         """
         hydra: Any = HydraConfig.get()
         run = run_of(node, hydra)
-        foreign_code.check_checkpoints(RunFolder(run.folder))
+        foreign_code.check_checkpoints(run.files)
         self.execute([run])
         if self.is_interrupted and self._is_in_command:
             raise SweepStopped
-        return objective(RunFolder(run.folder), run.name, objectives(node), hydra)
+        return objective(run.files, run.name, objectives(node), hydra)
 
     def alone(self, node: DictConfig) -> None:
         """Runs the only run of a command. Errors are kept, as Hydra would add text to them."""
@@ -92,7 +92,7 @@ class Task:
     def execute(self, runs: Sequence[NamedRun], sweep: Path | None = None) -> None:
         """Executes runs in this process, or submits those that are jobs together and watches them; blocks until they
         have ended. `sweep` is the folder of the sweep that they belong to."""
-        jobs = [run for run in runs if run.cfg.launcher.kind in JOB_LAUNCHERS]
+        jobs = [run for run in runs if place_of(run.cfg).is_job]
         if jobs:
             from collectx.jobs.submit import run_jobs
 
@@ -102,10 +102,10 @@ class Task:
         for run in runs:
             if run not in jobs:
                 open_launcher = None
-                if run.cfg.launcher.kind == "submitit":
+                if place_of(run.cfg).has_worker_jobs:
                     from collectx.jobs.submitted_workers import submitted_workers
 
-                    open_launcher = partial(submitted_workers, run.cfg, RunFolder(run.folder))
+                    open_launcher = partial(submitted_workers, run.cfg, run.files)
                 result = execute(run.cfg, run.folder, self.argv, open_launcher)
                 self.outcomes.append(Outcome(result.status, result.folder))
 

@@ -10,12 +10,13 @@ import shlex
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
+from collectx import tune
 from collectx.cli import run
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.compose import Composed, Composer, parsed
@@ -51,8 +52,6 @@ def _tune(arguments: Arguments) -> int:
         raise UsageError("tune: searches one configuration, without -m: give each option one value.")
     cfg, options = prepared.cfg, check_section("tune", prepared.node.tune)
     assert isinstance(options, TuneConfig)
-    from collectx import tune
-
     overrides = [each for each in parsed(checked.overrides) if not each.key_or_group.startswith("tune.")]
     words = [str(each.input_line) for each in overrides]
     exact = cfg.trainer.kind != "meter" if options.exact is None else options.exact
@@ -66,16 +65,12 @@ def _tune(arguments: Arguments) -> int:
         tried = composer.check([*words, *tune.words(values)])
         return not tried.problems and not composer.examine(tried.overrides).problems
 
-    flags = [
-        text for name in ("config-dir", "config-name") if name in arguments.flags for text in _flag(arguments, name)
-    ]
+    flags = [*_flag(arguments, "config-dir"), *_flag(arguments, "config-name")]
     with tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True) as folder:
         measure = tune.RunMeasure(cfg, [*flags, *words], options, Path(folder))
         result = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
     print()
-    printing.print_table(
-        [_row(point, result) for point in result.points if point.rates or point.status != "kept"], _HEAD
-    )
+    printing.print_table([_row(point, result) for point in result.points], _HEAD)
     changes = tune.changes(cfg, result.chosen.values)
     verdict = _verdict(result)
     for text in (verdict, *(f"changes for the trainer: {text}" for text in changes)):
@@ -85,14 +80,14 @@ def _tune(arguments: Arguments) -> int:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     config_dir = os.path.relpath(file.parent.parent)
-    name_flag = _flag(arguments, "config-name") if "config-name" in arguments.flags else []
-    command = ["collectx", "run", f"experiment={file.stem}", "--config-dir", config_dir, *name_flag, *rest]
+    named = [f"experiment={file.stem}", "--config-dir", config_dir, *_flag(arguments, "config-name")]
+    command = ["collectx", "run", *named, *rest]
     printing.say(f"written to {os.path.relpath(file)}; run it: {shlex.join(command)}")
     return 0
 
 
 def _flag(arguments: Arguments, name: str) -> list[str]:
-    return [f"--{name}", arguments.flags[name]]
+    return [f"--{name}", arguments.flags[name]] if name in arguments.flags else []
 
 
 def _output(arguments: Arguments) -> Path:
@@ -114,23 +109,18 @@ def _output(arguments: Arguments) -> Path:
     return file
 
 
-def _row(point: Any, result: Any) -> tuple[str, ...]:
+def _row(point: tune.Point, result: tune.SearchResult) -> tuple[str, ...]:
     rates = point.rates
-    marks = [*(["as given"] if point is result.points[0] else []), *(["chosen"] if point is result.chosen else [])]
-    rate = f"{point.rate:,.0f}" if rates else "-"
-    return (
-        str(point),
-        ", ".join([point.status.partition(":")[0], *marks]),
-        str(len(rates)),
-        rate,
-        f"{stdev(rates):,.0f}" if len(rates) > 1 else "-",
-    )
+    marks = [", as given"] * (point is result.points[0]) + [", chosen"] * (point is result.chosen)
+    status = point.status.partition(":")[0] + "".join(marks)
+    rate = f"{fmean(rates):,.0f}" if rates else "-"
+    return str(point), status, str(len(rates)), rate, f"{stdev(rates):,.0f}" if len(rates) > 1 else "-"
 
 
-def _verdict(result: Any) -> str:
+def _verdict(result: tune.SearchResult) -> str:
     if result.best is result.points[0]:
-        count = sum(bool(point.rates) for point in result.points) - 1
-        return f"the configuration as given is kept: none of {count} other points was faster"
+        count = sum(bool(point.rates) for point in result.points)
+        return f"the configuration as given is kept: the fastest of {count} points"
     if result.gain is None:
         return f"the configuration as given is kept: {result.best} failed when it was measured beside it"
     measured = "{:.2f} times as fast as given, in turns (95 %: {:.2f} to {:.2f})".format(*result.gain)

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collectx.config import registry
-from collectx.config.derived import NETWORK_BACKENDS
 from collectx.errors import ConfigError, LauncherError
-from collectx.launcher.local import MAX_TEMPORARY_PATH, descriptors
-from collectx.launcher.slurm import commands
+from collectx.fork_server.start import MAX_TEMPORARY_PATH
+from collectx.place.base import NETWORKS
+from collectx.place.processes import descriptors
+from collectx.place.slurm import commands
 from collectx.run import cores
 from collectx.transport.network.addresses import local_addresses
 
@@ -94,7 +95,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _backends() -> Iterator[Finding]:
-    for name in NETWORK_BACKENDS:
+    for name in NETWORKS:
         reason = registry.why_not(name)
         # Every other backend is optional.
         level = OK if reason is None else PROBLEM if name == "gloo" else ABSENT

@@ -19,15 +19,16 @@ import torch
 
 from collectx import collector, env, policy, trainer
 from collectx.batch import to_tensordict
-from collectx.config.derived import JOB_LAUNCHERS, backend_of, num_tasks_of, num_workers_of, processes_of, schedule_of
+from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig, SlurmResources, SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import arrays, script_text, with_requeue
-from collectx.launcher.slurm.array import worker_header
-from collectx.launcher.slurm.commands import largest_array
+from collectx.place import place_of
+from collectx.place.slurm.array import worker_header
+from collectx.place.slurm.commands import largest_array
 from collectx.run import RunFolder, cores
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
@@ -78,7 +79,7 @@ def _plan(run: NamedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
         size = (batch.rows, batch.steps)
         learner.shared_replay.extend(to_tensordict(batch.layout().tensors(zeros, size), size))
         replay_nbytes = learner.replay_buffers["replay"].nbytes
-    processes: Section = {**processes_of(cfg)}
+    processes: Section = {**place_of(cfg).processes()}
     processes["total"] = sum(processes.values())
     memory = _memory(cfg, batch, processes, replay_nbytes)
     traffic = _traffic(cfg, batch)
@@ -92,26 +93,26 @@ def _plan(run: NamedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
 
 
 def _cores(cfg: RunConfig) -> Section:
-    launcher = cfg.launcher
+    launcher, place = cfg.launcher, place_of(cfg)
     workers = num_workers_of(cfg.collector) * cfg.collector.num_workers_per_collector
-    threads = {"torch_threads_of_each_worker": launcher.num_threads} if backend_of(cfg) != "inline" else {}
+    threads = {"torch_threads_of_each_worker": launcher.num_threads} if not place.is_inline else {}
     if isinstance(launcher, SlurmResources):
-        tasks = 1 if isinstance(launcher, SubmititLauncherConfig) else num_tasks_of(cfg)
+        tasks = 1 if isinstance(launcher, SubmititLauncherConfig) else place.num_tasks
         default = launcher.num_threads if isinstance(launcher, SubmititLauncherConfig) else "the cluster's default"
         return {"tasks_of_a_job": tasks, "cores_of_a_task": launcher.cpus_per_task or default, **threads}
-    if launcher.kind == "ray":
+    if not place.is_local:
         return {"cores_of_each_worker": "launcher.remote_configs", **threads}
     usable = cores.num_cores()
-    busy = 1 if backend_of(cfg) == "inline" else workers * launcher.num_threads
+    busy = 1 if place.is_inline else workers * launcher.num_threads
     trainers = cores.trainer_threads(cfg)
     used = {"torch_threads_of_the_trainer": trainers, "threads_together": trainers + busy * bool(threads)}
     return {"usable_here": usable, **threads, **used}
 
 
 def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: int) -> Section:
-    backend, part, num_slots = backend_of(cfg), batch.layout().nbytes, batch.num_slots * batch.num_workers
+    place, part, num_slots = place_of(cfg), batch.layout().nbytes, batch.num_slots * batch.num_workers
     counted = {"slots_bytes": num_slots * part}
-    if backend in ("inline", "shared_memory"):
+    if place.network is None:
         slab = SlabLayout(batch)
         # Two versions; those of single workers are written by Python's `update_policy_weights_` alone.
         counted = {"slots_bytes": slab.nbytes - slab.regions_start, "weights_bytes": 2 * slab.weights_nbytes}
@@ -126,29 +127,29 @@ def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: 
         "frame_bytes": part // (batch.rows * batch.steps),
         "weights_of_the_policy_bytes": batch.weights_nbytes,
     }
-    if backend == "shared_memory":
+    if place.shares_memory:
         known["mapped_shared_memory_bytes"] = SlabLayout(batch).nbytes
     return known | counted | {"total_bytes": sum(counted.values())}
 
 
 def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
-    options, backend = cfg.collector, backend_of(cfg)
+    options, place = cfg.collector, place_of(cfg)
     parts = batch.num_workers if batch.stacked else 1
     num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
     if cfg.run.max_batches is not None:
         num_batches = min(num_batches or cfg.run.max_batches, cfg.run.max_batches)
-    is_network = backend not in ("inline", "shared_memory")
+    is_network = place.network is not None
     return {
         "frames": None if num_batches is None else num_batches * options.frames_per_batch,
         "batches": num_batches,
         "frames_of_a_batch": options.frames_per_batch,
         "rows_and_steps_of_a_part": f"{batch.rows} x {batch.steps}",
-        "backend": backend,
+        "backend": place.backend,
         "batch_bytes": parts * batch.layout().nbytes,
         "network_to_the_trainer_per_batch_bytes": parts * batch.layout().nbytes * is_network,
         # Async workers skip versions that come faster than they are sent.
         "network_to_the_workers_per_version_bytes": batch.num_workers * batch.weights_nbytes * is_network,
-        "schedule": schedule_of(options),
+        "schedule": options.schedule,
     }
 
 
@@ -174,7 +175,7 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     loggers = {name: getattr(cfg.logger, name) for name in ("tensorboard", "wandb", "mlflow", "csv", "custom")}
     if used := [name for name, each in loggers.items() if each is not None]:
         written["loggers"] = ", ".join(used)
-    if cfg.launcher.kind in JOB_LAUNCHERS or isinstance(cfg.launcher, SubmititLauncherConfig):
+    if isinstance(cfg.launcher, SlurmResources):
         written["jobs"] = "scripts of the jobs, and the task that they run"
     return written
 
@@ -184,15 +185,15 @@ def _scripts(runs: Sequence[NamedRun]) -> list[list[str]]:
     if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
         largest = largest_array()
         return [
-            [*worker_header(run.cfg.launcher, RunFolder(run.folder).logs), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
+            [*worker_header(run.cfg.launcher, run.files.logs), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
             for run in runs
             for first in range(0, run.cfg.collector.num_workers, largest)
             for size in [min(largest, run.cfg.collector.num_workers - first)]
         ]
     is_inside = "SLURM_JOB_ID" in os.environ
-    jobs = [run for run in runs if run.cfg.launcher.kind in JOB_LAUNCHERS]
+    jobs = [run for run in runs if place_of(run.cfg).is_job]
     if is_inside:
-        jobs = [run for run in jobs if run.cfg.launcher.kind != "slurm"]
+        jobs = [run for run in jobs if not place_of(run.cfg).can_be_step]
     texts = [script_text(group, ()) for group in arrays(with_requeue(jobs, is_inside))]
     return [[line for line in text.splitlines() if line.startswith("#SBATCH")] for text in texts]
 

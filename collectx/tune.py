@@ -1,13 +1,11 @@
-"""The search of `collectx tune`: measures points, sets of values of some options, and drops bad ones early.
+"""The search of `collectx tune`: measures points, each a set of values of some options, and keeps the faster half,
+until one is left (successive halving).
 
-    space --Optuna's sampler--> point --> a run of `seconds`, in a new process --> frames/s --Optuna's pruner--> dropped
-                                  ^------------- in turns with other points -------------'            or measured again
+    grid -- as many points as the time allows --> each is measured, in turns --> the faster half --> measured again ...
+         --> the fastest and the configuration as given, in turns
 
-Several points race at a time and are measured in turns, so that another program's load does not hit one point alone. A
-point is dropped after 2 measurements if it is not in the faster half of those that were measured twice, and so after 4
-(successive halving). At the end the fastest point and the configuration as given are measured again, in turns.
-
-A measurement is `collectx run` in a new process group.
+All points of a round are measured in turns, so that the load of another program does not hit one point alone. A
+measurement is `collectx run` in a new process group.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,21 +25,19 @@ from random import Random
 from statistics import fmean, stdev
 from typing import Any
 
-from collectx.config.derived import backend_of, schedule_of
 from collectx.config.schema.run import RunConfig, TuneConfig
 from collectx.config.schema.trainer import LearningTrainerConfig
 from collectx.errors import ConfigError
+from collectx.place import place_of
 from collectx.run import RunFolder, cores
 
 # Option, or group, -> value.
 Values = dict[str, Any]
-Measure = Callable[[Values], float]
 
-# The number of points that are measured in turns, and the measurements after which a point has stood the race.
-_NUM_RACING, _MOST = 3, 4
-# Measurements of both sides at the end.
+# Measurements of a point in one round, at most.
+_MOST = 2
+# Measurements of both sides at the end, and quantiles of Student's distribution for 95 %, two-sided, for each number.
 _FEWEST_TURNS, _MOST_TURNS = 3, 5
-# Quantiles of Student's distribution for 95 %, two-sided, by the number of turns.
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 _POLL_S = 0.05
 # Overrides of a run that is measured.
@@ -60,22 +55,17 @@ class Failed(Exception):
 
 @dataclass
 class Point:
-    """A point and its evidence.
+    """A point and its measurements.
 
     Attributes:
         values: of the options that are searched.
         rates: the measured frames/s.
-        status: "kept", "dropped", or "failed: ..." with the reason.
+        status: "kept", "dropped", "refused" by a rule between options, or "failed: ..." with the reason.
     """
 
     values: Values
     rates: list[float] = field(default_factory=list)
     status: str = "kept"
-
-    @property
-    def rate(self) -> float:
-        """The mean of the measurements; -inf without one."""
-        return fmean(self.rates) if self.rates else -math.inf
 
     def __str__(self) -> str:
         return " ".join(words(self.values))
@@ -86,10 +76,10 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
-        points: all, the configuration as given first.
+        points: those that were tried, the configuration as given first.
         best: the fastest.
         gain: how many times as fast `best` is as the configuration as given, by measurements in turns: the mean, and
-            the ends of the interval of 95 %. None where they are the same, or `best` failed.
+            the ends of the 95 % CI. None where they are the same, or one of them failed.
     """
 
     points: list[Point]
@@ -117,68 +107,64 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     Raises:
         ConfigError: nothing is left to search, or the workers are not processes of this machine.
     """
-    if cfg.launcher.kind not in ("local", "inline"):
+    place = place_of(cfg)
+    if not place.is_local:
         advice = "use launcher=local, within an allocation for a node of a cluster."
         raise ConfigError(f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs: {advice}")
-    collector, schedule = cfg.collector, schedule_of(cfg.collector)
-    now: Values = {"env.num_envs": cfg.env.num_envs}
-    # Numbers of envs that halve or double the configured one.
-    choices: dict[str, list[Any]] = {"env.num_envs": [cfg.env.num_envs * 2**power for power in range(4)]}
-    choices["env.num_envs"] += [cfg.env.num_envs // 2**power for power in range(1, cfg.env.num_envs.bit_length())]
-    usable, is_spread = cores.num_cores(), backend_of(cfg) != "inline"
+    collector, schedule, envs = cfg.collector, cfg.collector.schedule, cfg.env.num_envs
+    usable, is_spread = cores.num_cores(), not place.is_inline
+    powers = [2**power for power in range(16)]
+    # The configured value first.
+    grid: dict[str, list[Any]] = {
+        "env.num_envs": [*(envs * each for each in powers[:4]), *(envs // each for each in powers if each <= envs)]
+    }
     if schedule != "single":
-        now["collector.num_workers"] = collector.num_workers
-        doubled = [2**power for power in range(usable.bit_length() + 1) if 2**power <= 2 * usable]
-        choices["collector.num_workers"] = [*doubled, usable, max(1, usable - 1)]
+        doubled = (each for each in powers if each <= 2 * usable)
+        grid["collector.num_workers"] = [collector.num_workers, *doubled, usable, max(1, usable - 1)]
     if is_spread:
-        now["launcher.num_threads"] = cfg.launcher.num_threads
-        choices["launcher.num_threads"] = [threads for threads in (1, 2, 4) if threads <= usable]
-    if backend_of(cfg) == "shared_memory" and cfg.policy.kind != "random":
-        now["inference"], choices["inference"] = cfg.inference.kind, ["local", "server"]
+        grid["launcher.num_threads"] = [cfg.launcher.num_threads, *(each for each in (1, 2, 4) if each <= usable)]
+    if place.shares_memory and cfg.policy.kind != "random":
+        grid["inference"] = [cfg.inference.kind, "local", "server"]
     if schedule == "sync" and is_spread and not exact:
-        now["collector.overlap"], choices["collector.overlap"] = collector.overlap, [0, 1]
+        grid["collector.overlap"] = [collector.overlap, 0, 1]
     if schedule == "async" and not exact:
-        now["collector.num_slots"], choices["collector.num_slots"] = collector.num_slots, [1, 2, 4]
-    searched = {key: list(dict.fromkeys([now[key], *values])) for key, values in choices.items() if key not in fixed}
-    points = [dict(zip(searched, values, strict=True)) for values in itertools.product(*searched.values())]
-    rows = _rows(cfg, now)
-    fitting = [
-        point
-        for point in points
-        if cfg.collector.frames_per_batch % (count := _rows(cfg, now | point)) == 0 and (count == rows or not exact)
-    ]
-    varied = [key for key in searched if len({point[key] for point in fitting}) > 1]
+        grid["collector.num_slots"] = [collector.num_slots, 1, 2, 4]
+    grid = {key: list(dict.fromkeys(values)) for key, values in grid.items() if key not in fixed}
+    first, *others = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+
+    def fits(point: Values) -> bool:
+        rows, threads = _rows(cfg, point), point.get("launcher.num_threads", 1)
+        has_rows = rows == _rows(cfg, {}) if exact else collector.frames_per_batch % rows == 0
+        # Several threads for each worker help only while there are cores for them.
+        num_workers = point.get("collector.num_workers", collector.num_workers)
+        return has_rows and (threads == 1 or threads * num_workers <= 2 * usable)
+
+    points = [first, *filter(fits, others)]
+    varied = [key for key in grid if len({point[key] for point in points}) > 1]
     if not varied:
         left = f"nothing is left to search: {', '.join(map(str, fixed)) or 'no option'} is fixed by the command line"
-        more = (
-            "tune.exact=false also searches numbers of envs, collector.overlap and collector.num_slots."
-            if exact
-            else ""
-        )
-        raise ConfigError(f"{left}: {more or 'leave out some overrides.'}")
-    return [{key: point[key] for key in varied} for point in fitting]
+        more = "tune.exact=false also searches numbers of envs, collector.overlap and collector.num_slots."
+        raise ConfigError(f"{left}: {more if exact else 'leave out some overrides.'}")
+    return [{key: point[key] for key in varied} for point in points]
 
 
 def _rows(cfg: RunConfig, values: Mapping[str, Any]) -> int:
     """The rows of a batch."""
-    parts = values["collector.num_workers"] if schedule_of(cfg.collector) == "sync" else 1
-    return parts * values["env.num_envs"]
+    workers = values.get("collector.num_workers", cfg.collector.num_workers)
+    return (workers if cfg.collector.schedule == "sync" else 1) * values.get("env.num_envs", cfg.env.num_envs)
 
 
 def changes(cfg: RunConfig, values: Values) -> list[str]:
     """Returns the changes for the trainer with a point, in words."""
-    now = {"env.num_envs": cfg.env.num_envs, "collector.num_workers": cfg.collector.num_workers}
-    before, after = _rows(cfg, now), _rows(cfg, now | values)
-    frames = cfg.collector.frames_per_batch
+    before, after, frames = _rows(cfg, {}), _rows(cfg, values), cfg.collector.frames_per_batch
+    names = ("num_workers", "num_slots", "overlap")
+    changed = {name for name in names if values.get(f"collector.{name}", now := getattr(cfg.collector, name)) != now}
     texts = []
     if before != after:
         texts.append(f"a batch has {after} rows of {frames // after} steps, not {before} of {frames // before}")
-    if values.get("collector.overlap", cfg.collector.overlap) != cfg.collector.overlap:
+    if "overlap" in changed:
         texts.append(f"the lag of a batch is {values['collector.overlap']}, not {cfg.collector.overlap}")
-    workers, slots = cfg.collector.num_workers, cfg.collector.num_slots
-    has_other_workers = values.get("collector.num_workers", workers) != workers
-    has_other_slots = values.get("collector.num_slots", slots) != slots
-    if schedule_of(cfg.collector) == "async" and (has_other_workers or has_other_slots):
+    if cfg.collector.schedule == "async" and changed & {"num_workers", "num_slots"}:
         texts.append("more or fewer batches are on their way, and their lag changes with them")
     return texts
 
@@ -186,13 +172,16 @@ def changes(cfg: RunConfig, values: Values) -> list[str]:
 def search(
     points: Sequence[Values],
     is_valid: Callable[[Values], bool],
-    measure: Measure,
+    measure: Callable[[Values], float],
     options: TuneConfig,
     say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
     seed: int = 0,
 ) -> SearchResult:
-    """Races points until the time is over, then measures the fastest one beside the first. Blocks.
+    """Halves the points until one is left, then measures it beside the first. Blocks.
+
+    A round ends when half of the time that is left is over. So each has time for half as many points as the one before,
+    and of a large grid the first round tries as many as the time allows, in a random order.
 
     Args:
         points: the configuration as given first.
@@ -201,140 +190,63 @@ def search(
         say: called with a line for each measurement.
 
     Raises:
-        ConfigError: Optuna is not installed, or the configuration as given cannot be measured.
+        ConfigError: the configuration as given cannot be measured.
     """
-    race = _Race(points, is_valid, seed)
     began_s = clock()
     # The duration of every measurement, also of those that failed.
     costs_s: list[float] = []
 
-    def measured(point: Point) -> float | None:
+    def left_s(num_more: int) -> float:
+        """What `num_more` measurements leave of the time."""
+        return 60 * options.minutes - (clock() - began_s) - num_more * fmean(costs_s)
+
+    def measured(point: Point) -> bool:
         start_s = clock()
         try:
-            rate = measure(point.values)
+            point.rates.append(measure(point.values))
+            text = f"{point.rates[-1]:,.0f} frames/s"
         except Failed as error:
-            point.status = f"failed: {error}"
-            say(f"{clock() - began_s:5.0f} s  {point}: {point.status}")
-            return None
-        finally:
-            costs_s.append(clock() - start_s)
-        say(f"{clock() - began_s:5.0f} s  {point}: {rate:,.0f} frames/s")
-        return rate
+            text = point.status = f"failed: {error}"
+        costs_s.append(clock() - start_s)
+        say(f"{clock() - began_s:5.0f} s  {point}: {text}")
+        return point.status == "kept"
 
-    def has_time(num_more: int) -> bool:
-        return clock() - began_s + num_more * fmean(costs_s) <= 60 * options.minutes
-
-    for point in race:
-        rate = measured(point)
-        if rate is None and not race.points[0].rates:
-            raise ConfigError(f"the configuration as given cannot be measured: {point.status}")
-        race.add(point, rate)
-        num_left = 1 if race.best is race.points[0] else 1 + 2 * _FEWEST_TURNS
-        # The configuration as given and one other are measured in any case.
-        if len(costs_s) > 1 and not has_time(num_left):
-            break
-    given, best = race.points[0], race.best
+    given, *others = map(Point, points)
+    if not measured(given):
+        raise ConfigError(f"the configuration as given cannot be measured: {given.status}")
+    Random(seed).shuffle(others)
+    racing = [*others, given]
+    while len(racing) > 1:
+        until_s = left_s(2 * _FEWEST_TURNS) / 2
+        for point in (point for _ in range(_MOST) for point in racing if point.status == "kept"):
+            # One other than the configuration as given is measured in any case.
+            if len(costs_s) > 1 and left_s(2 * _FEWEST_TURNS) < until_s:
+                break
+            if point.rates or is_valid(point.values):
+                measured(point)
+            else:
+                point.status = "refused"
+        ranked = sorted((point for point in racing if point.rates and point.status == "kept"), key=_rate, reverse=True)
+        racing = ranked[: (len(ranked) + 1) // 2]
+        for point in ranked[len(racing) :]:
+            point.status = "dropped"
+    best = racing[0] if racing else given
+    given.status = "kept"
+    tried = [given, *(point for point in others if point.rates or point.status.startswith("failed"))]
     ratios: list[float] = []
-    while best is not given and (len(ratios) < _FEWEST_TURNS or (len(ratios) < _MOST_TURNS and has_time(2))):
+    while best is not given and (len(ratios) < _FEWEST_TURNS or (len(ratios) < _MOST_TURNS and left_s(2) > 0)):
         # The order changes, so that none of the two is always measured first.
-        first, second = (given, best) if len(ratios) % 2 == 0 else (best, given)
-        if (one := measured(first)) is None or (two := measured(second)) is None:
-            return SearchResult(race.points, best, None)
-        first.rates.append(one)
-        second.rates.append(two)
+        if not all(map(measured, (given, best) if len(ratios) % 2 == 0 else (best, given))):
+            return SearchResult(tried, best, None)
         ratios.append(math.log(best.rates[-1] / given.rates[-1]))
     if not ratios:
-        return SearchResult(race.points, best, None)
+        return SearchResult(tried, best, None)
     mean, half = fmean(ratios), _STUDENT[len(ratios)] * stdev(ratios) / math.sqrt(len(ratios))
-    return SearchResult(race.points, best, (math.exp(mean), math.exp(mean - half), math.exp(mean + half)))
+    return SearchResult(tried, best, (math.exp(mean), math.exp(mean - half), math.exp(mean + half)))
 
 
-class _Race:
-    """Iterates over the points to be measured next; `add` tells the result of the last one."""
-
-    def __init__(self, points: Sequence[Values], is_valid: Callable[[Values], bool], seed: int):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Optuna 2 uses old names of SQLAlchemy
-                import optuna
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                "collectx tune needs Optuna, which is not installed: pip install 'collectx[tune]'."
-            ) from error
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._states = optuna.trial.TrialState
-        self._study = optuna.create_study(
-            direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=8),
-            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=2),
-        )
-        self._choices = {key: list(dict.fromkeys(point[key] for point in points)) for key in points[0]}
-        self._untried = list(points)
-        self._is_valid = is_valid
-        self._random = Random(seed)
-        self._trials: dict[int, Any] = {}
-        self.points: list[Point] = []
-
-    @property
-    def best(self) -> Point:
-        """The fastest of those that were not dropped, or of all."""
-        measured = [point for point in self.points if point.rates and not point.status.startswith("failed")]
-        left = [point for point in measured if point.status == "kept"]
-        return max(left or measured or self.points, key=lambda point: point.rate)
-
-    def __iter__(self) -> Iterator[Point]:
-        racing: list[Point] = []
-        while True:
-            while len(racing) < _NUM_RACING and (point := self._next()) is not None:
-                racing.append(point)
-            if not racing:
-                return
-            yield from racing
-            racing = [point for point in racing if point.status == "kept" and len(point.rates) < _MOST]
-
-    def add(self, point: Point, rate: float | None) -> None:
-        """Adds a measurement of a point, None if it failed; sets its status."""
-        trial = self._trials[id(point)]
-        if rate is None:
-            self._study.tell(trial, state=self._states.FAIL)
-            return
-        point.rates.append(rate)
-        trial.report(point.rate, step=len(point.rates))
-        if trial.should_prune():
-            point.status = "dropped"
-            self._study.tell(trial, state=self._states.PRUNED)
-        elif len(point.rates) == _MOST:
-            self._study.tell(trial, point.rate)
-
-    def _next(self) -> Point | None:
-        """The next point: the first one, then what the sampler suggests, or a random one where that was tried; None if
-        all were tried."""
-        while self._untried:
-            trial = self._ask(None if self.points else self._untried[0])
-            if trial is None:
-                trial = self._ask(self._random.choice(self._untried))
-            values = trial.params
-            self._untried.remove(values)
-            if not self.points or self._is_valid(values):
-                self.points.append(point := Point(values))
-                self._trials[id(point)] = trial
-                return point
-            self._study.tell(trial, state=self._states.FAIL)
-        return None
-
-    def _ask(self, values: Values | None) -> Any:
-        """A trial of a point, or what the sampler suggests; None if that was tried."""
-        if values is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it is called experimental
-                self._study.enqueue_trial(values)
-        trial = self._study.ask()
-        for key, choices in self._choices.items():
-            trial.suggest_categorical(key, choices)
-        if trial.params in self._untried:
-            return trial
-        self._study.tell(trial, state=self._states.FAIL)
-        return None
+def _rate(point: Point) -> float:
+    return fmean(point.rates)
 
 
 class RunMeasure:
@@ -350,7 +262,7 @@ class RunMeasure:
         self._options = options
         self._folder = folder
         self._numbers = itertools.count()
-        self._start_s = cfg.collector.start_timeout_s
+        self._limit_s = cfg.collector.start_timeout_s + options.warmup_s + max(_PATIENCE_S, 20 * options.seconds)
         is_learning = isinstance(cfg.trainer, LearningTrainerConfig)
         self._last = [*_ENDLESS, *(["trainer.target_return=null"] if is_learning else [])]
 
@@ -364,11 +276,10 @@ class RunMeasure:
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
         try:
-            self._wait_for(process, RunFolder(folder).metrics.exists, self._start_s, output)
-            time.sleep(self._options.warmup_s + self._options.seconds)
-            return self._wait_for(
-                process, lambda: self._rate(folder), max(_PATIENCE_S, 20 * self._options.seconds), output
-            )
+            if (rate := self._wait(process, RunFolder(folder))) is not None:
+                return rate
+            said = output.read_text(errors="replace").strip().splitlines()
+            raise Failed(said[-1].strip() if said else f"the run ended with status {process.returncode}")
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -378,24 +289,22 @@ class RunMeasure:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _wait_for(
-        self, process: subprocess.Popen[bytes], result: Callable[[], Any], timeout_s: float, output: Path
-    ) -> Any:
-        """The first result that is true; `output` is that of the process."""
-        deadline = time.monotonic() + timeout_s
-        while True:
+    def _wait(self, process: subprocess.Popen[bytes], run: RunFolder) -> float | None:
+        """Frames/s; None if the process ended before they could be measured."""
+        warmup_s, seconds = self._options.warmup_s, self._options.seconds
+        deadline = time.monotonic() + self._limit_s
+        # The metrics are read from then on, as reading them takes time from the run.
+        ready = math.inf
+        while (now := time.monotonic()) < deadline:
             is_over = process.poll() is not None
-            if value := result():
-                return value
+            if ready == math.inf and run.metrics.exists():
+                ready = now + warmup_s + seconds
+            if now >= ready and (rate := window_rate(run.read_metrics(), warmup_s, seconds)):
+                return rate
             if is_over:
-                said = output.read_text(errors="replace").strip().splitlines()
-                raise Failed(said[-1].strip() if said else f"the run ended with status {process.returncode}")
-            if time.monotonic() > deadline:
-                raise Failed(f"no two batches in {timeout_s:g} s: use a higher tune.seconds")
+                return None
             time.sleep(_POLL_S)
-
-    def _rate(self, folder: Path) -> float | None:
-        return window_rate(RunFolder(folder).read_metrics(), self._options.warmup_s, self._options.seconds)
+        raise Failed(f"no two batches in {self._limit_s:g} s: use a higher tune.seconds")
 
 
 def window_rate(lines: Iterable[Mapping[str, Any]], warmup_s: float, seconds: float) -> float | None:

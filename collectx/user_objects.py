@@ -57,6 +57,23 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     return target
 
 
+def named_call(item: Any) -> tuple[Any, Any]:
+    """The callable that an entry of env.wrappers names, and its keyword arguments.
+
+    Args:
+        item: a name, `{name: {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a
+            dot or colon is a class of gymnasium.wrappers.
+    """
+    name, arguments = item, None
+    if isinstance(item, Mapping):
+        name, arguments = next(iter(item.items()), ("", None))
+        if "_target_" in item:
+            name, arguments = item["_target_"], {key: value for key, value in item.items() if key != "_target_"}
+    if isinstance(name, str) and name.isidentifier():
+        name = f"gymnasium.wrappers:{name}"
+    return name, arguments or {}
+
+
 def place_of(error: SyntaxError) -> str:
     """The file and the line of an error in the source of a module, with its text."""
     return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}: {(error.text or '').strip()}"

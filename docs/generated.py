@@ -1,10 +1,11 @@
 """A hook of MkDocs: the pages of the site that are generated from the code.
 
 `reference/configuration.md` has every option with type, range, default and meaning, from the dataclasses of
-`collectx/config/schema` and the comments of `conf/`. `reference/commands.md` has the help of every subcommand. Drawings
+`collectx/config/schema`. `reference/commands.md` has the help of every subcommand. Drawings
 become part of their page, so that their lines and texts have its colour (`currentColor`).
 """
 
+import inspect
 import json
 import re
 import subprocess
@@ -12,11 +13,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 
 from collectx.cli.main import SUBCOMMANDS
 from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS, KEPT_GROUPS, marked
+from collectx.library import keywords
+
+
+class KeywordTexts(griffe.Extension):
+    """Gives the classes of keywords their docstrings of run time, which have the texts of the options."""
+
+    def on_class_instance(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Replaces the docstring that the source has."""
+        if cls.path.startswith("collectx.library.keywords.") and cls.docstring:
+            cls.docstring.value = inspect.getdoc(getattr(keywords, cls.name)) or ""
+
 
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
 _CONF = Path(__file__).parents[1] / "conf"
@@ -114,7 +127,7 @@ def _group(group: str, choices: dict[str, dict[str, Any]]) -> str:
     }
     named = ", ".join(f"`{group}={path.stem}`" for path in sorted((_CONF / group).glob("*.yaml")))
     kept = " A resume may not change any of these options." if group in KEPT_GROUPS else ""
-    if "kind" in marked(group, "is_kept"):
+    if "kind" in marked(group, "kept"):
         kept = " A resume may not choose another kind."
     return _section(group, merged, where, f"Choices: {named}.{kept}\n")
 

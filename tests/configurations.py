@@ -9,8 +9,8 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
-from collectx.config.registry import group_from_dict, packaged_values
-from collectx.config.schema.collector import CollectorConfig, EitherCollectorConfig
+from collectx.config.registry import group_from_dict, schemas
+from collectx.config.schema.collector import EitherCollectorConfig
 from collectx.config.schema.env import CountingEnvConfig, GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RayLauncherConfig
 from collectx.config.schema.policy import CustomPolicyConfig, MlpPolicyConfig, PolicyConfig
@@ -25,11 +25,10 @@ torch.set_num_threads(1)
 RAY = {"num_cpus": 2, "num_gpus": 2, "address": "local", "include_dashboard": False}
 
 _COLLECTOR = {"frames_per_batch": 12, "total_frames": 120, "start_timeout_s": 200.0, "close_timeout_s": 60.0}
-COLLECTOR = EitherCollectorConfig(**packaged_values("collector", "multi_sync") | _COLLECTOR, sync=False)
+COLLECTOR = EitherCollectorConfig(kind="multi_sync", **_COLLECTOR)
 _LAUNCHER = {"kind": "local", "ray_init_config": RAY, "remote_configs": {"num_cpus": 0.1}, "queue_timeout_s": 240.0}
-LAUNCHER = RayLauncherConfig(**packaged_values("launcher", "ray") | _LAUNCHER)
-SERVER = packaged_values("inference", "server")
-DEVICES = DevicesConfig(device=None, storing_device=None, policy_device=None, env_device=None)
+LAUNCHER = RayLauncherConfig(**_LAUNCHER)
+DEVICES = DevicesConfig(device=None)
 
 
 def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):
@@ -39,7 +38,7 @@ def counting(num_envs=1, episode_length=7, observation_size=5, step_s=0.0):
 
 def gym(num_envs=1, id="CartPole-v1", entry_point=None, **kwargs):
     values = {"num_envs": num_envs, "id": None if entry_point else id, "entry_point": entry_point, "kwargs": kwargs}
-    return GymEnvConfig(**packaged_values("env", "gym") | values)
+    return GymEnvConfig(kind="gym", **values)
 
 
 def faulty(fault, at_step=5, num_envs=1, **kwargs):
@@ -48,7 +47,7 @@ def faulty(fault, at_step=5, num_envs=1, **kwargs):
 
 def gym_vector(num_envs, mode=None, vectorization="vector_entry_point", id="CartPole-v1"):
     values = {"num_envs": num_envs, "id": id, "vectorization_mode": vectorization, "autoreset_mode": mode}
-    return GymVectorEnvConfig(**packaged_values("env", "gym_vector") | values)
+    return GymVectorEnvConfig(kind="gym_vector", **values)
 
 
 def mlp():
@@ -86,17 +85,19 @@ def config(
     if either in ("rpc", "ray"):
         collector = replace(COLLECTOR, kind=either, sync=kind != either, **knobs)
     else:
-        collector = _as(CollectorConfig, replace(COLLECTOR, kind=kind, **knobs))
+        collector = _as(schemas("collector")[kind], replace(COLLECTOR, kind=kind, **knobs))
     return RunConfig(
         env=env or counting(),
         policy=policy or PolicyConfig(kind="random"),
         collector=collector,
-        backend=BackendConfig(kind=backend, interface=None, port=None),
+        backend=BackendConfig(kind=backend),
         launcher=launcher if place == "ray" else _as(LauncherConfig, launcher),
         devices=devices,
-        trainer=TrainerConfig(kind="meter", digest=False),
+        trainer=TrainerConfig(kind="meter"),
         seed=seed,
-        inference=group_from_dict("inference", {"kind": "local"} if inference is None else SERVER | inference),
+        inference=group_from_dict(
+            "inference", {"kind": "local"} if inference is None else {"kind": "server"} | inference
+        ),
     )
 
 

@@ -96,13 +96,15 @@ def pytest_testnodedown(node, error):
 @pytest.fixture(scope="session", autouse=True)
 def fork_server():
     """Workers of tests are forked from a process that has imported what they need."""
-    from collectx.launcher import local  # not at the top: the process that only distributes tests has no use for torch
+    from collectx.fork_server import (
+        start,  # not at the top: the process that only distributes tests has no use for torch
+    )
 
-    local.PRELOAD += PRELOAD
+    start.PRELOAD += PRELOAD
     with pytest.MonkeyPatch.context() as patch:
         # The server of Python 3.11 preloads with the path of its environment only.
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        local.warm_up()
+        start.warm_up()
     # What was imported is no garbage: a collection without it takes milliseconds.
     gc.freeze()
 

@@ -30,7 +30,6 @@ NEEDS = [
     ("torchrl", "run env=torchrl env.target=torchrl.envs:GymEnv"),
     ("mpi", "run collector=distributed backend=mpi"),
     ("ray", "run collector=ray launcher=ray"),
-    ("tune", "tune env=cartpole"),
 ]
 # What LeRobot's reader imports of the packages that LeRobot requires, as its other ones are for robots; the newest
 # release that has Python 3.11.

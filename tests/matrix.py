@@ -169,7 +169,7 @@ class Value:
 
 def values() -> list[Value]:
     """Every choice and every value, in the order of the schema."""
-    from collectx.config.registry import GROUPS, KINDS, packaged_values, schemas
+    from collectx.config.registry import GROUPS, KINDS, schemas
     from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, RunConfig
 
     found: list[Value] = []
@@ -185,7 +185,7 @@ def values() -> list[Value]:
         by_path: dict[str, list[Any]] = {}
         for kind in kinds:
             choice = (f"{group}={kind}",) if KINDS[group] else ()
-            for path, *rest in _options(group, schemas(group)[kind], packaged_values(group, kind)):
+            for path, *rest in _options(group, schemas(group)[kind]):
                 by_path.setdefault(path, []).append((rest, (*_needs(*choice), *choice)))
         for path, places in by_path.items():
             (hint, limits, default), needs = places[0]
@@ -195,7 +195,7 @@ def values() -> list[Value]:
     (seed,) = (each for each in fields(RunConfig) if each.name == "seed")
     found += _values("seed", int, seed.metadata, 0, ())
     for name, section in {**SECTIONS, **COMMAND_SECTIONS}.items():
-        for path, hint, limits, default in _options(name, section, {}):
+        for path, hint, limits, default in _options(name, section):
             logger = f"logger={path.split('.')[1]}" if name == "logger" and path.count(".") == 2 else ""
             needs = (*_needs(logger), logger) if logger else ()
             found += _values(path, hint, limits, default, needs)
@@ -206,17 +206,17 @@ def _needs(*choices: str) -> tuple[str, ...]:
     return tuple(word for choice in choices for word in NEEDS.get(choice, "").split())
 
 
-def _options(prefix: str, cls: Any, defaults: dict[str, Any]) -> Iterator[tuple[str, Any, Any, Any]]:
+def _options(prefix: str, cls: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     """Path, type, limits and default of every option of a section, and of those within it."""
-    from collectx.config.schema.fields import section_of
+    from collectx.config.schema.fields import default_of, section_of
 
     hints = typing.get_type_hints(cls)
     for each in fields(cls):
         path, hint = f"{prefix}.{each.name}", hints[each.name]
         if (section := section_of(hint)) is not None:
-            yield from _options(path, section, defaults.get(each.name) or {})
+            yield from _options(path, section)
         else:
-            yield path, hint, each.metadata, defaults.get(each.name)
+            yield path, hint, each.metadata, default_of(each)
 
 
 def _values(path: str, hint: Any, limits: Any, default: Any, needs: tuple[str, ...]) -> Iterator[Value]:
@@ -280,7 +280,7 @@ def _numbers(kind: type, limits: Any, default: Any) -> tuple[list[str], list[str
         right = [number for number in right if least <= number <= most or number in limits.get("also", ())]
     else:
         right = [least + 1e-9 if "above" in limits else least, least + 0.5, min(least + 1, most), most]
-        if "below" in limits:
+        if "finite" in limits:
             right.pop()
             wrong = [math.inf]
         else:
@@ -528,10 +528,10 @@ def _become(argv: list[str], folder: Path) -> typing.NoReturn:
         sys.argv = [COMMAND, *argv]
         sys.path[0] = str(Path(COMMAND).parent)
         from collectx.cli.main import main
-        from collectx.launcher import local
+        from collectx.fork_server import start
 
-        # As in a process that has imported what workers need; see `collectx.launcher.local.preload`.
-        local.reuse_imports()
+        # As in a process that has imported what workers need; see `collectx.fork_server.start.preload`.
+        start.reuse_imports()
         try:
             main()
         except SystemExit as end:
@@ -1036,10 +1036,10 @@ def main() -> int:
 
 def _import_what_a_run_imports() -> None:
     import_module("collectx.cli.run")
-    from collectx.launcher import local
+    from collectx.fork_server import start
 
-    with local.environment(OPENBLAS_NUM_THREADS="1"):
-        for module in local.PRELOAD:
+    with start.environment(OPENBLAS_NUM_THREADS="1"):
+        for module in start.PRELOAD:
             import_module(module)
 
 

@@ -11,7 +11,7 @@ from composed_overrides import composed
 from collectx.errors import LauncherError
 from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import run_jobs
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 
 
 def write_result(folder: Path, status: str, reason: str = "", **fields) -> None:

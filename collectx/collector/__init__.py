@@ -3,6 +3,7 @@ process; the collector of a nested worker runs in the worker's (`collectx/worker
 """
 
 from collectx.collector.batch_info import BatchInfo as BatchInfo
+from collectx.collector.batch_info import WrittenBatch as WrittenBatch
 from collectx.collector.collector import CollectorCore as CollectorCore
 from collectx.collector.compose import batch_of as batch_of
 from collectx.collector.compose import build as build

@@ -24,6 +24,17 @@ def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class WrittenBatch:
+    """A batch that a worker has written to a replay buffer.
+
+    Attributes:
+        frames: how many frames it has.
+    """
+
+    frames: int
+
+
+@dataclass(frozen=True)
 class DeliverySpec:
     """The form of batches.
 
@@ -36,6 +47,8 @@ class DeliverySpec:
         total_frames: frames of the whole run, or -1.
         zero_copy: whether batches are views of the transport's memory, valid until the next batch is requested.
         storing_device: the device of batches; None: as the transport's memory, and batches have no device.
+        is_written: whether the workers write batches to a replay buffer (`Hooks.write_batch`), so that only their
+            number of frames is delivered.
     """
 
     slots: SlotSpec
@@ -45,6 +58,7 @@ class DeliverySpec:
     total_frames: int
     zero_copy: bool
     storing_device: torch.device | None
+    is_written: bool = False
 
     def batch(self, memory: torch.Tensor, num_parts: int) -> TensorDict:
         """A batch of `num_parts` parts over its bytes."""

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector import saved_state
-from collectx.collector.batch_info import BatchInfo, DeliverySpec
+from collectx.collector.batch_info import BatchInfo, DeliverySpec, WrittenBatch
 from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
@@ -25,9 +25,10 @@ from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, 
 from collectx.worker.spec import env_seed
 
 
-class CollectorCore(Iterator[TensorDict], AbstractContextManager["CollectorCore"]):
-    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), until `total_frames` are delivered. A sync
-    batch is smaller while workers are missing. A part that ended early has undefined values in its last steps.
+class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
+    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), until `total_frames` are delivered; where
+    workers write them elsewhere, a `WrittenBatch` for each. A sync batch is smaller while workers are missing. A part
+    that ended early has undefined values in its last steps.
 
     Attributes:
         delivery: the metadata of the last batch.
@@ -67,7 +68,7 @@ class CollectorCore(Iterator[TensorDict], AbstractContextManager["CollectorCore"
         # behind and does not block. Does not run in a forked process.
         self._finalizer = Finalize(self, transport.close, exitpriority=0)
 
-    def __next__(self) -> TensorDict:
+    def __next__(self) -> Any:
         """Blocks until the next batch is complete.
 
         Raises:
@@ -77,6 +78,10 @@ class CollectorCore(Iterator[TensorDict], AbstractContextManager["CollectorCore"
         spec = self._spec
         with self.owner:
             parts, waited_s = self._wait_for_parts()
+            if spec.is_written:
+                self._count(parts, waited_s)
+                self._release_slots()
+                return WrittenBatch(self.delivery.frames)
             memory = self._gather(parts, copy=self._copies)
             if self._copy_to is not None:
                 memory = memory.to(self._copy_to, copy=True)
@@ -101,16 +106,9 @@ class CollectorCore(Iterator[TensorDict], AbstractContextManager["CollectorCore"
         if self._next_parts is None and not self.pool.must_wait_for_workers:
             self._grant(self._schedule.batch_requested())
 
-    def advance(self) -> None:
-        """Counts the next batch as delivered without reading its memory, for workers with `Hooks.write_batch`."""
-        with self.owner:
-            parts, waited_s = self._wait_for_parts()
-            self._count(parts, waited_s)
-            self._release_slots()
-
     def wait_until_idle(self) -> None:
-        """After `advance`: waits until the workers have filled their granted slots, and counts these batches as
-        delivered. The next `advance` grants slots again. Raises what `next` raises."""
+        """Where workers write batches elsewhere: waits until they have filled their granted slots, and counts these
+        batches as delivered. `next` grants slots again. Raises what `next` raises."""
         with self.owner:
             while (parts := self._take_parts()) or self._has_granted_slots:
                 if parts:

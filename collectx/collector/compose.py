@@ -1,4 +1,4 @@
-"""Composes a collector from a configuration: a schedule, a transport and a launcher, each chosen by itself."""
+"""Composes a collector from a configuration: a schedule, and workers in a place, each chosen by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,14 +17,12 @@ from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests
-from collectx.collector.worker_record import FailurePolicy, Role
+from collectx.collector.worker_record import FailurePolicy
 from collectx.config.derived import (
-    backend_of,
     frames_per_part,
     is_elastic,
     num_workers_of,
     resolve_devices,
-    schedule_of,
 )
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
@@ -34,9 +31,10 @@ from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
-from collectx.launcher import make_launcher
-from collectx.launcher.base import Entry, Launcher
 from collectx.memory import total_memory
+from collectx.place import place_of
+from collectx.place.launcher import Launcher
+from collectx.place.workers import open_workers
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 from collectx.policy.recurrent import spec_with_states
@@ -47,9 +45,8 @@ from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.base import Schedule
 from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
-from collectx.transport.base import SlotSpec, Transport
+from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
-from collectx.user_objects import Sealed
 from collectx.worker.spec import Placement, WorkerExtras, WorkerOverrides, WorkerSpec
 
 
@@ -87,9 +84,9 @@ def build(
     options, num_workers = cfg.collector, num_workers_of(cfg.collector)
     devices = resolve_devices(cfg.devices)
     is_joining = is_elastic(options) and recorded is None
+    is_written = any(each.hooks.write_batch is not None for each in overrides)
     # A batch that a worker has written elsewhere has to be delivered.
-    wait_for_all = any(each.hooks.write_batch is not None for each in overrides)
-    schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all)
+    schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all=is_written)
     ends_early = any(each.should_end is not None for each in overrides)
     spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
     if options.max_policy_lag is not None and spec.ragged:
@@ -112,30 +109,28 @@ def build(
         slots=batch,
         shape=part_shape(spec, options),
         nested_dims=nested_dims(spec.nested_dims, batch.leaves),
-        stacked=schedule_of(options) == "sync",
+        stacked=options.schedule == "sync",
         total_frames=options.total_frames,
         zero_copy=options.zero_copy,
         storing_device=None if devices.storing_device is None else torch.device(devices.storing_device),
+        is_written=is_written,
     )
-    launcher = launcher or make_launcher(cfg, log_dir)
+    place = place_of(cfg)
     specs = SpecMaker(cfg, overrides, spec.num_envs, outer, _served(cfg, actor))
-    transport, role, server_role = _connect(cfg, batch, specs, launcher, events, spec)
+    workers = open_workers(place, batch, specs, spec, events, build, launcher, log_dir)
     if isinstance(schedule, PreemptiveSchedule):
-        schedule.preempt = transport.preempt
+        schedule.preempt = workers.transport.preempt
     pool = WorkerPool(
-        role,
-        launcher,
-        transport,
+        workers,
         schedule,
-        FailurePolicy(options.on_worker_failure, options.max_restarts, options.min_workers or 1, launcher.max_requeues),
+        FailurePolicy(options.on_worker_failure, options.max_restarts, options.min_workers or 1, workers.max_requeues),
         events,
         num_workers,
         options.min_workers or num_workers,
         {} if resume is None else first_incarnations(resume),
         partial(first_requests, resume) if is_joining else None,
-        server_role,
     )
-    collector = CollectorCore(transport, schedule, delivery, pool)
+    collector = CollectorCore(workers.transport, schedule, delivery, pool)
     try:
         if resume is None:
             collector.publish(policy if isinstance(policy, nn.Module) else actor.module)
@@ -145,7 +140,7 @@ def build(
     except BaseException:
         collector.close()
         raise
-    events("workers_started", num_workers=num_workers, backend=backend_of(cfg), launcher=cfg.launcher.kind)
+    events("workers_started", num_workers=num_workers, backend=place.backend, launcher=cfg.launcher.kind)
     return collector
 
 
@@ -163,7 +158,7 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
                 f"devices.{name}={value}: the env returns tensors on {there}, where policy and batches must be too: "
                 f"use {there} for all, as devices.device={there} with the others null, in Python device='{there}'."
             )
-    if there.type != "cpu" and schedule_of(cfg.collector) != "single":
+    if there.type != "cpu" and cfg.collector.schedule != "single":
         raise ConfigError(
             f"collector={cfg.collector.kind}: the env returns tensors on {there}, which only this process steps: use "
             "collector=single, in Python Collector."
@@ -204,7 +199,7 @@ class SpecMaker:
         outer: Placement | None = None,
         served: ServedActor | None = None,
     ):
-        self.served = served
+        self._served = served
         self._cfg = _config_of_workers(cfg)
         self._overrides = overrides
         self._num_envs = num_envs
@@ -212,6 +207,11 @@ class SpecMaker:
         self._visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
         num_processes = self._num_workers * cfg.collector.num_workers_per_collector
         self._outer = outer or Placement(worker=0, index=0, num_workers=num_processes)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether an inference server acts for the workers."""
+        return self._served is not None
 
     def make(self, worker: int, incarnation: int) -> WorkerSpec:
         """The spec of a new process of a worker."""
@@ -227,7 +227,7 @@ class SpecMaker:
             collector=collector,
         )
         extras = {field.name: getattr(overrides, field.name) for field in dataclasses.fields(WorkerExtras)}
-        return WorkerSpec(cfg, self._placement(worker, incarnation), self._num_envs, self.served, **extras)
+        return WorkerSpec(cfg, self._placement(worker, incarnation), self._num_envs, self._served, **extras)
 
     def make_server(self, index: int, incarnation: int) -> WorkerSpec:
         """The spec of the inference server, with the envs and the device of the first worker."""
@@ -294,7 +294,7 @@ def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> N
     """The slots fit in the memory of this machine, which over a network receives as many bytes."""
     nbytes, available = SlabLayout(batch).nbytes, total_memory()
     if spec.device is None and nbytes > available:
-        fewer = f", or collector.num_slots below {batch.num_slots}" if schedule_of(options) == "async" else ""
+        fewer = f", or collector.num_slots below {batch.num_slots}" if options.schedule == "async" else ""
         raise ConfigError(
             f"collector.frames_per_batch={options.frames_per_batch}: the slots of these batches take "
             f"{nbytes / 1e9:,.0f} GB, and this machine has {available / 1e9:,.0f} GB of memory: use fewer frames"
@@ -306,7 +306,7 @@ def _make_schedule(
     options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, wait_for_all: bool
 ) -> Schedule:
     num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
-    if schedule_of(options) != "async":
+    if options.schedule != "async":
         if options.preemptive_threshold is not None:
             return PreemptiveSchedule(num_workers, options.preemptive_threshold)
         return SyncSchedule(num_workers, options.overlap, num_batches)
@@ -315,88 +315,3 @@ def _make_schedule(
     if options.max_policy_lag is not None:
         return BoundedLagSchedule(num_workers, options.num_slots, num_batches, wait_for_all, options.max_policy_lag)
     return AsyncSchedule(num_workers, options.num_slots, num_batches, wait_for_all)
-
-
-def _connect(
-    cfg: RunConfig,
-    batch: SlotSpec,
-    specs: SpecMaker,
-    launcher: Launcher,
-    events: Callable[..., None],
-    env_spec: EnvSpec,
-) -> tuple[Transport, Role, Role | None]:
-    """Makes the transport, the role of its workers, and the role of the inference server, if there is one.
-
-    Args:
-        env_spec: of one worker's envs.
-    """
-    backend, options = backend_of(cfg), cfg.collector
-    if backend == "inline":
-        from collectx.transport.inline import InlineTransport
-        from collectx.worker.entry import inline_worker
-
-        inline = InlineTransport(batch, env_spec.device)
-        role = Role("worker", specs.make, lambda spec: (inline_worker, (spec, inline.link(spec.placement.worker))))
-        return inline, role, None
-    from collectx.launcher.local import allow_descriptors
-    from collectx.transport.supervisor import Supervisor
-
-    num_processes = options.num_workers * (1 if specs.served is None else 2)
-    allow_descriptors(num_processes, launcher.is_local)
-    supervisor: Supervisor[Any] = Supervisor(
-        options.start_timeout_s,
-        options.worker_timeout_s,
-        options.close_timeout_s,
-        launcher.describe,
-        launcher.join_timeout,
-    )
-    if backend == "shared_memory":
-        from collectx.transport.inference import InferenceChannel
-        from collectx.transport.shared_memory import SharedMemoryTransport
-        from collectx.worker.entry import run_worker
-        from collectx.worker.inference_server import run_inference_server
-
-        channel = None if specs.served is None else InferenceChannel(options.num_workers)
-        shared = SharedMemoryTransport(batch, supervisor, channel)
-
-        def run(spec: WorkerSpec) -> Entry:
-            return run_worker, (Sealed.of(spec), shared.link(spec.worker, spec.placement.incarnation))
-
-        role = Role("worker", specs.make, run)
-        if channel is None:
-            return shared, role, None
-        launcher.names[options.num_workers] = name = "inference server"
-        served, end = dataclasses.replace(env_spec, draw=None), channel.server()
-
-        def serve(spec: WorkerSpec) -> Entry:
-            return run_inference_server, (Sealed.of((spec, served)), shared.link(spec.worker), end)
-
-        return shared, role, Role(name, specs.make_server, serve)
-    from collectx.transport.network.addresses import local_addresses
-    from collectx.transport.network.handshake import Endpoint, new_secret
-    from collectx.transport.network.transport import NetworkTransport
-    from collectx.worker.entry import run_remote_worker
-
-    devices, interface = resolve_devices(cfg.devices), cfg.backend.interface
-    # Other backends move bytes between the CPUs of both ends.
-    ends = (devices.storing_device or "cpu", devices.policy_device or "cpu") if backend == "nccl" else ("cpu", "cpu")
-    addresses = ("127.0.0.1",) if launcher.is_local and interface is None else local_addresses(interface)
-    network = NetworkTransport(
-        batch,
-        supervisor,
-        Endpoint(addresses, cfg.backend.port or 0, new_secret()),
-        options.worker_timeout_s,
-        events,
-        backend,
-        ends,
-        cfg.backend.tensorpipe if isinstance(cfg.backend, RpcBackendConfig) else None,
-        interface,
-    )
-    endpoint, start_timeout_s = network.endpoint, options.start_timeout_s
-    build_nested = build if options.num_workers_per_collector > 1 else None
-
-    def entry(spec: WorkerSpec) -> Entry:
-        objects = Sealed.of(spec.user_objects)
-        return run_remote_worker, (endpoint, spec.worker, start_timeout_s, objects, build_nested)
-
-    return network, Role("worker", specs.make, entry, endpoint), None

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from collectx.collector.worker_record import Action, FailurePolicy, Role, WorkerRecord, WorkerState
+from collectx.collector.worker_record import Action, FailurePolicy, WorkerRecord, WorkerState
 from collectx.errors import set_worker, text_of
-from collectx.launcher.base import Launcher
+from collectx.place.workers import Workers
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import Departure, Joined, Reply, Request, Transport
+from collectx.transport.base import Departure, Joined, Reply, Request
 
 
 class WorkerPool:
@@ -31,7 +31,6 @@ class WorkerPool:
         first_incarnations: the incarnations with which workers begin, by index; 0 where there is none.
         first_requests: returns the first requests to a worker, at least one. `None` if workers are ready as soon
             as they are started.
-        server_role: of the inference server, which has the index after the last worker's; `None` if there is none.
 
     Attributes:
         records: of all workers that were ever started, by index, and of the inference server.
@@ -42,9 +41,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        role: Role,
-        launcher: Launcher,
-        transport: Transport,
+        workers: Workers,
         schedule: Schedule,
         failure_policy: FailurePolicy,
         events: Callable[..., None],
@@ -52,14 +49,11 @@ class WorkerPool:
         min_workers: int,
         first_incarnations: Mapping[int, int],
         first_requests: Callable[[int], Sequence[Request]] | None = None,
-        server_role: Role | None = None,
     ):
         self.records: list[WorkerRecord] = []
-        self.server = None if server_role is None else WorkerRecord(num_workers, server_role, 0)
+        self.server = WorkerRecord(num_workers, 0, is_server=True) if workers.has_server else None
         self.num_ready = self.num_starting = self.num_awaited = 0
-        self._role = role
-        self._launcher = launcher
-        self._transport = transport
+        self._workers = workers
         self._schedule = schedule
         self._failure_policy = failure_policy
         self._events = events
@@ -73,8 +67,7 @@ class WorkerPool:
         # All are expected before any of them can find the trainer: another program may have started them already.
         for _ in range(self._num_workers):
             self._expect_next()
-        if self._role.endpoint is not None:
-            self._launcher.announce(self._role.endpoint)
+        self._workers.announce()
         for worker in self.records:
             self._start_first(worker)
         if self.server is not None:
@@ -99,15 +92,14 @@ class WorkerPool:
         """Makes the record of the next worker, of the lowest unused index."""
         index = len(self.records)
         incarnation = index // self._num_workers * self._failure_policy.max_incarnations
-        worker = WorkerRecord(index, self._role, self._first_incarnations.get(index, incarnation))
+        worker = WorkerRecord(index, self._first_incarnations.get(index, incarnation))
         self.records.append(worker)
         self._expect(worker)
         return worker
 
     def _expect(self, worker: WorkerRecord) -> None:
         """Lets a process of the worker's incarnation connect."""
-        worker.spec = worker.role.make_spec(worker.index, worker.incarnation)
-        self._transport.expect(worker.index, worker.spec.to_json)
+        worker.spec = self._workers.expect(worker.index, worker.incarnation, worker.is_server)
 
     def _start_first(self, worker: WorkerRecord) -> None:
         self._start(worker)
@@ -119,15 +111,13 @@ class WorkerPool:
     def _start(self, worker: WorkerRecord) -> None:
         """Starts the process that is expected."""
         restarts = worker.num_restarts + worker.num_requeues
-        worker.handle = self._launcher.start(worker.index, worker.role.entry(worker.spec), restarts, worker.handle)
+        worker.handle = self._workers.start(worker.index, worker.spec, restarts, worker.handle, worker.is_server)
         worker.has_replied = False
-        if worker.handle is not None:
-            self._transport.attach(worker.index, worker.handle)
 
     def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
         self._set_state(worker, WorkerState.STARTING)
         worker.first_requests = first_requests
-        self._transport.send_request(worker.index, first_requests[0])
+        self._workers.request(worker.index, first_requests[0])
 
     def _set_state(self, worker: WorkerRecord, state: WorkerState) -> None:
         self.num_ready += (state is WorkerState.READY) - (worker.state is WorkerState.READY)
@@ -189,7 +179,7 @@ class WorkerPool:
         worker = self.records[reply.worker]
         worker.has_replied, worker.first_requests = True, worker.first_requests[1:]
         if worker.first_requests:
-            self._transport.send_request(worker.index, worker.first_requests[0])
+            self._workers.request(worker.index, worker.first_requests[0])
             return
         if reply.value is None:
             worker.reset = None  # its envs are restored, or new
@@ -254,7 +244,7 @@ class WorkerPool:
     def tell_server(self, name: str, *arguments: Any) -> None:
         """Sends a request to the inference server, if there is one. Does not wait for the reply."""
         if self.server is not None:
-            self._transport.send_request(self.server.index, Request(name, arguments))
+            self._workers.request(self.server.index, Request(name, arguments))
             self.server.num_pending += 1
 
     def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
@@ -269,7 +259,7 @@ class WorkerPool:
         self.num_awaited = 0
         for worker in [self.records[index] for index in sorted(self.askable & arguments.keys())]:
             # Raises for arguments that cannot be pickled; a worker without the request owes no reply.
-            self._transport.send_request(worker.index, Request(name, arguments[worker.index]))
+            self._workers.request(worker.index, Request(name, arguments[worker.index]))
             worker.num_pending += 1
             worker.is_awaited = True
             self.num_awaited += 1

@@ -4,14 +4,13 @@ worker is gone (`collector.on_worker_failure`). `WorkerPool` keeps the records, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from collectx.errors import JobEnded
-from collectx.launcher.base import AnyHandle, Entry
+from collectx.place.launcher import AnyHandle
 from collectx.transport.base import Reply, Request, Reset
-from collectx.transport.network.handshake import Endpoint
 from collectx.worker.spec import WorkerSpec
 
 
@@ -24,30 +23,12 @@ class WorkerState(Enum):
     DROPPED = "dropped"
 
 
-@dataclass(frozen=True)
-class Role:
-    """The task of processes of one kind.
-
-    Attributes:
-        name: what messages call such a process.
-        make_spec: `make_spec(index, incarnation)` returns the spec of a new process.
-        entry: `entry(spec)` returns what the process calls.
-        endpoint: where the trainer listens for such processes; None if they do not connect over a network.
-    """
-
-    name: str
-    make_spec: Callable[[int, int], WorkerSpec]
-    entry: Callable[[WorkerSpec], Entry]
-    endpoint: Endpoint | None = None
-
-
 @dataclass(eq=False)
 class WorkerRecord:
     """A worker: its newest process, and what the trainer's process expects of it.
 
     Attributes:
         index: among the workers of the collector.
-        role: what its processes do.
         incarnation: of its newest process; see `collectx.worker.spec.Placement`.
         spec: of its newest process.
         handle: its newest process; None if its end cannot be observed.
@@ -62,10 +43,10 @@ class WorkerRecord:
         reply: its reply to that request; None while it is awaited.
         has_replied: whether its newest process has replied to any request: it has made its envs and policy.
         reset: goes with the next slot that it is granted.
+        is_server: whether it is the inference server.
     """
 
     index: int
-    role: Role
     incarnation: int
     spec: WorkerSpec = field(init=False)
     state: WorkerState | None = None
@@ -80,11 +61,12 @@ class WorkerRecord:
     reply: Reply | None = None
     has_replied: bool = False
     reset: Reset | None = None
+    is_server: bool = False
 
     @property
     def name(self) -> str:
         """The name of the worker in messages."""
-        return f"{self.role.name} {self.index}"
+        return "inference server" if self.is_server else f"worker {self.index}"
 
     def take_reset(self) -> Reset | None:
         """The reset that goes with a slot which is granted now."""

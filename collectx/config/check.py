@@ -10,8 +10,8 @@ from typing import Any
 
 from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
-from collectx.config.registry import DEFAULTS, GROUPS, KINDS, limits_of, packaged_values, schemas
-from collectx.config.schema.fields import incomplete, section_of
+from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
+from collectx.config.schema.fields import default_of, incomplete, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, RunConfig
 
 # The value in a YAML file where the user has to choose.
@@ -43,7 +43,7 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
         else:
             default = {"kind": DEFAULTS[group]} if group in DEFAULTS else None
             sections[group] = check_group(group, values.get(group, default), problems)
-    seed = check_option("seed", values.get("seed", ABSENT), int, limits_of("seed"))
+    seed = check_option("seed", values.get("seed", ABSENT), int, field_of("seed").metadata)
     if isinstance(seed, Problem):
         problems.append(seed)
     else:
@@ -86,7 +86,7 @@ def _paths(name: str, cls: Any) -> Iterator[str]:
 
 
 def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
-    """One group as its dataclass; adds its problems. Options that are left out have the packaged values."""
+    """One group as its dataclass; adds its problems. Options that are left out have their defaults."""
     cls = _class_of(group, section)
     if isinstance(cls, Problem):
         problems.append(cls)
@@ -97,8 +97,6 @@ def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
         if key not in names:
             choice = f"{group}={kind}" if KINDS[group] else group
             problems += [_unknown(path, choice, names) for path in _leaves(f"{group}.{key}", section[key])]
-    if not section.keys() >= set(names):
-        section = packaged_values(group, kind or "cpu") | dict(section)
     return incomplete(cls, **_options(f"{group}.", cls, section, problems))
 
 
@@ -121,31 +119,28 @@ def _class_of(group: str, section: Any) -> Any:
 
 
 def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
-    """A section such as `launcher.trainer`, whose options are null or have their defaults where they are left out."""
+    """A section such as `launcher.trainer`, whose options have their defaults where they are left out."""
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)
         problems.append(Problem(path, "must be a mapping.", value) if is_resolved else Problem(path, value.reason))
         return incomplete(cls)
-    fields = dataclasses.fields(cls)
-    names = [field.name for field in fields]
+    names = [field.name for field in dataclasses.fields(cls)]
     for key in value:
         if key not in names:
             problems.append(Problem(f"{path}.{key}", f"no such key{did_you_mean(str(key), names, prefix=f'{path}.')}"))
-    nulls = {field.name: None for field in fields if _default(field) is ABSENT}
-    return incomplete(cls, **_options(f"{path}.", cls, nulls | dict(value), problems))
+    return incomplete(cls, **_options(f"{path}.", cls, value, problems))
 
 
 def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """The options of a section that are right; adds the problems of the others."""
     right = {}
     for field in dataclasses.fields(cls):
-        value = values.get(field.name, ABSENT)
-        if value is ABSENT:
-            value = _default(field)
         hint = _hints(cls)[field.name]
-        if (section := section_of(hint)) is not None and (value is not None or section is hint):
+        if (section := section_of(hint)) is not None and (section is hint or values.get(field.name) is not None):
+            value = values.get(field.name, {})
             right[field.name] = _part(f"{prefix}{field.name}", section, value, problems)
             continue
+        value = values[field.name] if field.name in values else default_of(field)
         converted = check_option(f"{prefix}{field.name}", value, hint, field.metadata)
         if isinstance(converted, Problem):
             problems.append(converted)
@@ -168,12 +163,6 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
     if violated := out_of_range(converted, limits):
         return Problem(path, f"must be {violated}", value)
     return converted
-
-
-def _default(field: dataclasses.Field) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return ABSENT if field.default is dataclasses.MISSING else field.default
 
 
 def _unknown(path: str, section: str | None = None, names: Collection[str] = ()) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import types
 import typing
@@ -18,14 +19,14 @@ _LIMITS = {
     "minimum": operator.ge,
     "maximum": operator.le,
     "above": operator.gt,
-    "below": operator.lt,
+    "finite": lambda number, _: number < math.inf,
     "bits": lambda number, bits: number < 2**bits,
 }
 _WORDS = {
     "above": "greater than {}",
     "minimum": "at least {}",
     "maximum": "at most {}",
-    "below": "finite",
+    "finite": "finite",
     "bits": "below 2**{}",
 }
 

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ABSENT: Any = object()
+from collectx.config.schema.fields import ABSENT
+
+# A word between backticks that languages write in their own ways: `null`, `group.option`, `group=choice`.
+_WORD = re.compile(r"`(null|true|false|\w+[.=][^` ]*(?: or \w+)*)`")
 
 
 @dataclass(frozen=True)
 class Language:
-    """How values are written.
+    """How options and values are written.
 
     Attributes:
         types: names of types, as in "must be an integer".
         null: the word for no value.
         show: a value as the user wrote it.
         reads_text: whether a text may stand for a number, as an environment variable gives it.
+        name: an option `collector.overlap`, one with a value `collector.overlap=0`, `null`, `true` or `false`, as users
+            write it; None if they have no such option.
     """
 
     types: Mapping[type, str]
     null: str
     show: Callable[[Any], str]
     reads_text: bool
+    name: Callable[[str], str | None] = str
+
+    def words(self, text: str) -> str:
+        """A text in which the words that `name` takes stand between backticks."""
+        return _WORD.sub(lambda found: self.name(found[1]) or found[1], text)
 
 
 def _yaml_value(value: Any) -> str:
@@ -43,6 +54,7 @@ PYTHON = Language(
     "None",
     repr,
     reads_text=False,
+    name={"null": "None", "true": "True", "false": "False"}.get,
 )
 
 
@@ -53,7 +65,7 @@ class Problem:
     Attributes:
         path: the option, as `collector.num_slots`, or `collector` where the choice of the group is wrong.
         rule: what the value must be, with the arithmetic; or a predicate of the option, which begins with "is ", "has "
-            or "cannot ".
+            or "cannot ". Options in it stand between backticks, as each `Language` has its own names for them.
         value: what the option was set to; ABSENT: the message names the option alone.
         advice: what to do. Begins with a small letter and ends with a full stop, as does a rule without advice.
     """
@@ -65,9 +77,13 @@ class Problem:
 
     def text(self, language: Language = YAML) -> str:
         """The message."""
-        subject = self.path if self.value is ABSENT else f"{self.path}={language.show(self.value)}"
+        name = language.name(self.path) or self.path
+        subject = name if self.value is ABSENT else f"{name}={language.show(self.value)}"
         is_sentence = self.rule.startswith(("is ", "has ", "cannot "))
-        return f"{subject}{' ' if is_sentence else ': '}{self.rule}" + (f": {self.advice}" if self.advice else "")
+        advice = f": {language.words(self.advice)}" if self.advice else ""
+        if None in map(language.name, _WORD.findall(self.advice)):
+            advice = ": leave it out."
+        return f"{subject}{' ' if is_sentence else ': '}{language.words(self.rule)}{advice}"
 
 
 def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: str = "") -> str:

@@ -1,23 +1,18 @@
 """Every `kind` of every group: the dataclass of its options, and the function or class that builds it. A new kind is
-its module, its dataclass, its YAML file and an entry here.
+its module, its dataclass, an entry here, and its YAML file, of which `make config` writes all but the first comment.
 
     env        build(cfg, first_index, incarnation) -> collectx.env.base.Env
     policy     build(cfg, spec) -> torch.nn.Module or another callable
     backend    a module with make(...) -> Pair and why_not(), see collectx.transport.network.p2p
-    launcher   build(cfg, log_dir) -> collectx.launcher.base.Launcher, with `cfg` a RunConfig
     trainer    build(cfg, policy, spec, seed, device) -> collectx.trainer.base.Trainer
 """
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from importlib import import_module, resources
+from dataclasses import Field, dataclass, fields
+from importlib import import_module
 from typing import Any, get_type_hints
-
-import yaml
 
 from collectx.config.schema import collector, env, launcher, policy, trainer
 from collectx.config.schema.fields import section_of
@@ -38,8 +33,8 @@ class Kind:
     Attributes:
         schema: the dataclass of its options.
         implementation: "module:name" or "module", imported when it is built. Empty where nothing is built by it: random
-            actions, backends within one machine, `launcher=inline`, launchers that submit jobs, and collectors, which
-            choose among the schedules.
+            actions, backends within one machine, collectors, which choose among the schedules, and launchers: those are
+            places (`collectx.place`), and Ray's module is named because it imports ray.
     """
 
     schema: type
@@ -65,7 +60,7 @@ KINDS: dict[str, dict[str, Kind]] = {
         "custom": Kind(policy.CustomPolicyConfig, "collectx.policy.custom:build"),
     },
     "collector": {
-        "single": Kind(collector.CollectorConfig),
+        "single": Kind(collector.SingleCollectorConfig),
         "multi_sync": Kind(collector.CollectorConfig),
         "multi_async": Kind(collector.CollectorConfig),
         "distributed": Kind(collector.CollectorConfig),
@@ -88,12 +83,12 @@ KINDS: dict[str, dict[str, Kind]] = {
         "rpc": Kind(launcher.RpcBackendConfig, "collectx.transport.network.rpc"),
     },
     "launcher": {
+        "local": Kind(launcher.LauncherConfig),
         "inline": Kind(launcher.LauncherConfig),
-        "local": Kind(launcher.LauncherConfig, "collectx.launcher.local:build"),
         "slurm": Kind(launcher.SlurmLauncherConfig),
         "submitit": Kind(launcher.SubmititLauncherConfig),
         "submitit_delayed": Kind(launcher.SubmititDelayedLauncherConfig),
-        "ray": Kind(launcher.RayLauncherConfig, "collectx.launcher.ray:build"),
+        "ray": Kind(launcher.RayLauncherConfig, "collectx.place.ray_actors"),
     },
     "devices": {},
     "trainer": {
@@ -138,22 +133,6 @@ def why_not(kind: str, group: str = "backend") -> str | None:
     return module.why_not() if group == "backend" else None
 
 
-def packaged_values(group: str, name: str) -> dict[str, Any]:
-    """The values of `conf/<group>/<name>.yaml` and of the choices that it inherits; empty if there is no such file."""
-    return copy.deepcopy(_packaged_values(group, name))
-
-
-@functools.cache
-def _packaged_values(group: str, name: str) -> dict[str, Any]:
-    file = resources.files("collectx.conf") / group / f"{name}.yaml"
-    content = yaml.safe_load(file.read_text()) if file.is_file() else {}
-    values: dict[str, Any] = {}
-    for entry in content.pop("defaults", []):
-        if isinstance(entry, str) and entry != "_self_":
-            values |= _packaged_values(group, entry)
-    return values | content
-
-
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """The inverse of `dataclasses.asdict`; checks nothing."""
     missing = {group: {"kind": kind} for group, kind in DEFAULTS.items()}
@@ -179,10 +158,13 @@ def _from_dict(cls: Any, values: Mapping[str, Any]) -> Any:
     )
 
 
-def limits_of(path: str) -> Mapping[str, Any]:
-    """The range of an option, as `limits_of("collector.num_slots")`; see `collectx.config.schema.fields`."""
+def field_of(path: str) -> Field:
+    """The field of an option, as `field_of("collector.num_slots")`: that of the most general dataclass."""
     group, _, name = path.rpartition(".")
-    return next(field.metadata for cls in _classes(group) for field in fields(cls) if field.name == name)
+    fields_of_kinds = [
+        cls.__dataclass_fields__.get(name) for cls in sorted(_classes(group), key=lambda cls: len(cls.__mro__))
+    ]
+    return next(filter(None, fields_of_kinds))
 
 
 def _classes(group: str) -> Iterable[Any]:
@@ -190,7 +172,7 @@ def _classes(group: str) -> Iterable[Any]:
 
 
 def marked(group: str, mark: str) -> list[str]:
-    """The options of a group, of all its kinds, with a mark of `collectx.config.schema.fields`, such as "is_kept"; of
+    """The options of a group, of all its kinds, with a mark of `collectx.config.schema.fields`, such as "kept"; of
     the group "", those of `RunConfig`: sections and `seed`."""
     options = (field for cls in _classes(group) for field in fields(cls))
     return list(dict.fromkeys(field.name for field in options if field.metadata.get(mark)))

@@ -7,7 +7,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import NoneType
 from typing import Any
 
 import gymnasium
@@ -15,7 +14,7 @@ import gymnasium
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.env.mujoco_warnings import show_once
 from collectx.errors import ConfigError
-from collectx.user_objects import extra_advice, place_of, raise_missing, resolve
+from collectx.user_objects import extra_advice, named_call, place_of, raise_missing, resolve
 
 
 def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
@@ -63,21 +62,28 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
     """A function that wraps an env.
 
     Args:
-        item: a name, `{name: {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a
-            dot or colon is a class of gymnasium.wrappers.
+        item: see `named_call`.
         where: the configuration key, for messages.
     """
-    name, arguments = item, {}
-    if isinstance(item, Mapping):
-        if "_target_" in item:
-            name, arguments = item["_target_"], {key: value for key, value in item.items() if key != "_target_"}
-        elif len(item) == 1 and isinstance(next(iter(item.values())), Mapping | NoneType):
-            name, arguments = next(iter(item.items()))
-        else:
-            raise ConfigError(f"{where}={dict(item)}: expected a name, or {{name: {{argument: value}}}}")
-    if isinstance(name, str) and name.isidentifier():
-        name = f"gymnasium.wrappers:{name}"
-    return partial(resolve(name, where), **{str(key): value for key, value in (arguments or {}).items()})
+    name, arguments = named_call(item)
+    is_one = not isinstance(item, Mapping) or "_target_" in item or len(item) == 1
+    if not is_one or not isinstance(arguments, Mapping):
+        raise ConfigError(f"{where}={item}: expected a name, or {{name: {{argument: value}}}}")
+    make = partial(resolve(name, where), **{str(key): value for key, value in arguments.items()})
+    is_gymnasiums = str(getattr(make.func, "__module__", "")).startswith("gymnasium.wrappers")
+    return partial(_wrap, make, where) if is_gymnasiums else make
+
+
+def _wrap(make: Callable[[gymnasium.Env], gymnasium.Env], where: str, env: gymnasium.Env) -> gymnasium.Env:
+    """Wraps an env in one of Gymnasium's wrappers. They refuse envs that do not fit them by errors of many types; a
+    user's own wrapper may have a bug, whose traceback is needed."""
+    try:
+        return make(env)
+    except gymnasium.error.DependencyNotInstalled:
+        raise
+    except (TypeError, ValueError, AssertionError, AttributeError, gymnasium.error.Error) as error:
+        name = make.func.__name__  # type: ignore[attr-defined]
+        raise ConfigError(f"{where}={name} does not fit {env}: {error}") from error
 
 
 @contextlib.contextmanager

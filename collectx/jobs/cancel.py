@@ -17,7 +17,7 @@ import psutil
 
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs.status import NamedRun, named_run, query_workers, read_job, statuses
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 from collectx.run import RunFolder, printing
 from collectx.run.folder import holder
 
@@ -79,7 +79,7 @@ def _wait(named: Sequence[NamedRun]) -> bool:
     """Waits until the runs have ended, and cancels the jobs of those that take too long; returns whether all have
     ended."""
     grace_s = max((run.grace_s for run in named), default=0.0)
-    runs = [RunFolder(run.folder) for run in named]
+    runs = [run.files for run in named]
     begin_s, is_cancelled = time.monotonic(), False
     while runs:
         known = list(zip(runs, statuses(runs), strict=True))

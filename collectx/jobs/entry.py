@@ -23,17 +23,17 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 
-from collectx.checkpoints import Checkpoints
-from collectx.config.derived import backend_of, num_workers_of
+from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, JobEnded, LauncherError, WorkerDied, WorkerTimeout
 from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
-from collectx.launcher.local import leave_signals_to_trainer
-from collectx.launcher.slurm import commands, requeue
-from collectx.launcher.slurm.array import note_of_end
-from collectx.launcher.slurm.job import JobTasksLauncher
-from collectx.launcher.slurm.script import WORKERS
+from collectx.place import place_of
+from collectx.place.processes import leave_signals_to_trainer
+from collectx.place.slurm import commands, requeue
+from collectx.place.slurm.array import note_of_end
+from collectx.place.slurm.job import JobTasksLauncher
+from collectx.place.slurm.script import WORKERS
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT)
     status = _run_worker(spec.cfg, files, rank - 1, token)
     # Ranks of one MPI job wait for each other at their exit.
-    if arguments.worker is None and status == 0 and backend_of(spec.cfg) != "mpi":
+    if arguments.worker is None and status == 0 and place_of(spec.cfg).backend != "mpi":
         _wait_for_trainer(spec.cfg, files)
     return status
 
@@ -100,7 +100,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     cfg, slurm = spec.cfg, spec.cfg.launcher
     assert isinstance(slurm, SlurmLauncherConfig)
     if requeue.num_requeues(os.environ):
-        resume = "auto" if Checkpoints(files.checkpoints).all() else "never"
+        resume = "auto" if files.has_checkpoint else "never"
         cfg = replace(cfg, run=replace(cfg.run, resume=resume))
     _begin_mpi(cfg)
     # SLURM's state of the job has to agree with the result, also where it signals a run that has just ended.
@@ -220,7 +220,7 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
 
 def _begin_mpi(cfg: RunConfig) -> None:
     """Initialises MPI where srun made the tasks ranks of one MPI job. The preflight check reports what is missing."""
-    if backend_of(cfg) == "mpi" and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
+    if place_of(cfg).backend == "mpi" and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
         from collectx.transport.network.mpi import initialize_ranks
 
         initialize_ranks(cfg.collector.start_timeout_s, "collector.start_timeout_s")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from collectx.config.derived import num_tasks_of
 from collectx.jobs.status import named_run, statuses
+from collectx.place import place_of
 from collectx.run import RunFolder, printing
 from collectx.run.files import LinesTail
 
@@ -17,7 +17,7 @@ _STATUS_S = 2.0
 
 def roles(run: RunFolder) -> list[str]:
     """The roles of a run, by its configuration and its logs. One that has written nothing has no log."""
-    workers = [f"worker-{worker}" for worker in range(num_tasks_of(named_run(run).cfg) - 1)]
+    workers = [f"worker-{worker}" for worker in range(place_of(named_run(run).cfg).num_tasks - 1)]
     job = ["job"] if run.job_note.exists() else []
     return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))
 

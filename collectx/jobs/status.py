@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from collectx.checkpoints import Checkpoints
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import DamagedFile, LauncherError
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.commands import JobState
+from collectx.place.slurm import commands
+from collectx.place.slurm.commands import JobState
 from collectx.run import Status, printing, snapshot
 from collectx.run.files import write_json
 from collectx.run.folder import RunFolder, holder, is_locked
@@ -84,6 +83,11 @@ class NamedRun:
     cfg: RunConfig
 
     @property
+    def files(self) -> RunFolder:
+        """The files of the run."""
+        return RunFolder(self.folder)
+
+    @property
     def launcher(self) -> SlurmLauncherConfig:
         """The launcher of a run that is a job."""
         assert isinstance(self.cfg.launcher, SlurmLauncherConfig)
@@ -112,8 +116,8 @@ def named_run(run: RunFolder) -> NamedRun:
 def begin_submitted(run: NamedRun, argv: Sequence[str]) -> None:
     """Prepares the folder of a run that a job will begin, or continue (`run.resume=auto`) where it has a checkpoint;
     prints that an earlier run in the folder begins anew."""
-    files, is_auto = RunFolder(run.folder), run.cfg.run.resume == "auto"
-    resumes = is_auto and bool(Checkpoints(files.checkpoints).all())
+    files, is_auto = run.files, run.cfg.run.resume == "auto"
+    resumes = is_auto and files.has_checkpoint
     if is_auto and files.has_run and not resumes:
         printing.message(f"{files.path} {NO_CHECKPOINT}")
     files.begin(keep_run=resumes)
@@ -241,9 +245,7 @@ def status_of_process(files: RunFolder) -> RunStatus:
     while jobs of its workers exist."""
     if (result := files.read_result()) is not None:
         return _from_result(result)
-    try:
-        host = json.loads(files.meta.read_text())["host"]
-    except (OSError, ValueError, KeyError, TypeError):
+    if (host := files.read_meta().get("host")) is None:
         if is_locked(files):
             return RunStatus(Status.RUNNING, "it is starting")
         return RunStatus(Status.FAILED, "it left neither a snapshot nor a result")

@@ -13,16 +13,15 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from collectx.config.derived import num_tasks_of
 from collectx.errors import ConfigError
 from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import NamedRun, Outcome, begin_submitted
 from collectx.jobs.watcher import Watcher
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.commands import JobState
-from collectx.launcher.slurm.log_watcher import role_command
+from collectx.place import place_of
+from collectx.place.slurm import commands
+from collectx.place.slurm.commands import JobState
+from collectx.place.slurm.log_watcher import role_command
 from collectx.run import Status, printing
-from collectx.run.folder import RunFolder
 
 _POLL_S = 0.1
 
@@ -54,7 +53,7 @@ class _Step:
     """One run as a step, started at construction; its states and `cancel` are those of its job for `Watcher`."""
 
     def __init__(self, run: NamedRun, job: str, argv: Sequence[str]):
-        launcher, files = run.launcher, RunFolder(run.folder)
+        launcher, files = run.launcher, run.files
         self._job = job
         self._grace_s = run.workers_grace_s
         self._exit_status = files.jobs / f"exit_status.{job}"
@@ -69,7 +68,7 @@ class _Step:
             "jobid": job,
             # A shell of `srun --pty` is a step too, and occupies the cores.
             "overlap": True,
-            "ntasks": num_tasks_of(run.cfg),
+            "ntasks": place_of(run.cfg).num_tasks,
             "nodes": launcher.nodes,
             "cpus_per_task": launcher.cpus_per_task,
             "distribution": "block",
@@ -116,7 +115,7 @@ class _Step:
 
 def _size_problems(run: NamedRun, job: str) -> list[str]:
     text = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
-    cores, tasks, each = sum(commands.per_node(text)), num_tasks_of(run.cfg), run.launcher.cpus_per_task or 1
+    cores, tasks, each = sum(commands.per_node(text)), place_of(run.cfg).num_tasks, run.launcher.cpus_per_task or 1
     if not cores or tasks * each <= cores:
         return []
     return [

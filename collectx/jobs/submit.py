@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from collectx.config.derived import num_tasks_of
 from collectx.config.schema.launcher import SubmititDelayedLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
@@ -26,9 +25,10 @@ from collectx.jobs.cancel import end_jobs
 from collectx.jobs.rendezvous import JobSpec
 from collectx.jobs.status import NamedRun, Outcome, begin_submitted, query_slurm, read_job, status_of_job, write_job
 from collectx.jobs.watcher import Watcher, sigterm_raises
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm import script as slurm_script
-from collectx.launcher.slurm.requeue import is_requeue_wanted
+from collectx.place import place_of
+from collectx.place.slurm import commands
+from collectx.place.slurm import script as slurm_script
+from collectx.place.slurm.requeue import is_requeue_wanted
 from collectx.run import Status, printing
 from collectx.run.folder import RunFolder, locked
 from collectx.run.saved_config import config_text
@@ -72,7 +72,7 @@ def _submit_and_watch(
     missing = [run for run in runs if run.folder not in unfinished]
     if problems := [problem for run in missing for problem in _folder_problems(run)]:
         raise ConfigError(*problems)
-    inside = [run for run in missing if run.launcher.kind == "slurm"] if allocation else []
+    inside = [run for run in missing if place_of(run.cfg).can_be_step] if allocation else []
     if allocation and inside:
         steps.run_steps(inside, argv, allocation, results)
         if len(inside) == len(runs):
@@ -112,7 +112,7 @@ def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
     preempts = functools.cache(commands.preempts)
     decided = []
     for run in runs:
-        is_step = is_inside and run.launcher.kind == "slurm"
+        is_step = is_inside and place_of(run.cfg).can_be_step
         requeue = bool(run.launcher.requeue) if is_step else is_requeue_wanted(run.launcher, preempts)
         cfg = replace(run.cfg, launcher=replace(run.launcher, requeue=requeue))
         decided.append(replace(run, cfg=cfg))
@@ -121,16 +121,16 @@ def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
 
 def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
     """Returns the jobs of earlier submissions that have not ended, by run folder; prints a line for each."""
-    submitted = {run.folder: job for run in runs if (job := read_job(RunFolder(run.folder))) is not None}
+    submitted = {run.folder: job for run in runs if (job := read_job(run.files)) is not None}
     states = query_slurm(submitted.values())
     if isinstance(states, LauncherError):
         raise ConfigError(f"cannot tell whether earlier jobs still run: {states}")
     unfinished = {}
     for run in runs:
-        job, files = submitted.get(run.folder), RunFolder(run.folder)
-        if job is None or (status := status_of_job(files, job, states)).has_ended:
+        job = submitted.get(run.folder)
+        if job is None or (status := status_of_job(run.files, job, states)).has_ended:
             continue
-        if not _has_same_config(files, run.cfg):
+        if not _has_same_config(run.files, run.cfg):
             text = f"job {job} has not ended and writes to {run.folder} with another configuration"
             raise ConfigError(f"{text}: choose another folder.")
         unfinished[run.folder] = job
@@ -153,7 +153,7 @@ def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
 def _folder_problems(run: NamedRun) -> Sequence[str]:
     """Reasons why the run's folder cannot be written to."""
     try:
-        with locked(RunFolder(run.folder), run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
+        with locked(run.files, run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
             return ()
     except ConfigError as error:
         return error.problems
@@ -178,11 +178,10 @@ def _submit(
         jobs |= {run.folder: job for run, job in zip(group, submitted, strict=True)}
         limit.add(len(group), submitted[0].partition("_")[0])
         for run, job in zip(group, submitted, strict=True):
-            files = RunFolder(run.folder)
             begin_submitted(run, argv)
-            JobSpec(run.cfg, tuple(argv)).write(files)
-            write_job(files, job)
-            print(f"{run.name}: job {job}, {num_tasks_of(run.cfg)} tasks", flush=True)
+            JobSpec(run.cfg, tuple(argv)).write(run.files)
+            write_job(run.files, job)
+            print(f"{run.name}: job {job}, {place_of(run.cfg).num_tasks} tasks", flush=True)
         if not launcher.sbatch.get("hold"):
             commands.release(submitted)
     return refusals
@@ -190,7 +189,7 @@ def _submit(
 
 def _remove_traces(runs: Iterable[NamedRun]) -> None:
     """Removes what Hydra has written to the folders of refused runs, unless they have an earlier run."""
-    for files in (RunFolder(run.folder) for run in runs):
+    for files in (run.files for run in runs):
         if not files.has_run:
             shutil.rmtree(files.hydra, ignore_errors=True)
             files.lock.unlink(missing_ok=True)
@@ -229,7 +228,9 @@ def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
     """The script of runs with equal resources; `after` are jobs that must end before."""
     run, folders = group[0], [run.folder for run in group]
     survives_nodes = run.cfg.collector.on_worker_failure != "raise"
-    return slurm_script.script(folders, run.launcher, num_tasks_of(run.cfg), survives_nodes, run.workers_grace_s, after)
+    return slurm_script.script(
+        folders, run.launcher, place_of(run.cfg).num_tasks, survives_nodes, run.workers_grace_s, after
+    )
 
 
 def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
@@ -237,7 +238,7 @@ def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
     equal: dict[str, list[NamedRun]] = {}
     for run in runs:
         collector = run.cfg.collector
-        resources = [asdict(run.launcher), num_tasks_of(run.cfg)]
+        resources = [asdict(run.launcher), place_of(run.cfg).num_tasks]
         request = [*resources, collector.on_worker_failure, collector.close_timeout_s]
         equal.setdefault(json.dumps(request, sort_keys=True), []).append(run)
     for group in equal.values():
@@ -250,6 +251,6 @@ def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
 def _script_path(runs: Sequence[NamedRun]) -> Path:
     """The path of a new script; scripts of earlier submissions are kept."""
     if len(runs) == 1:
-        return RunFolder(runs[0].folder).jobs / "run.sh"
+        return runs[0].files.jobs / "run.sh"
     paths = (runs[0].folder.parent / "jobs" / f"array-{number}.sh" for number in itertools.count())
     return next(path for path in paths if not path.exists())

@@ -15,7 +15,7 @@ from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.jobs.rendezvous import JobSpec, announce_trainer
-from collectx.launcher.base import Launcher, WaitingWorkers
+from collectx.place.launcher import Launcher
 from collectx.run.folder import RunFolder
 from collectx.user_objects import UserObjects
 
@@ -35,9 +35,9 @@ def submitted_workers(
     """Submits workers as jobs. At the end of the block all of these jobs have ended, or are cancelled; that may take
     `collector.close_timeout_s`. `show` is called with messages for the user, from any thread; `objects` are env, policy
     and hooks of each worker that plain data cannot hold."""
-    from collectx.launcher.slurm.array import JobArray
-    from collectx.launcher.slurm.job_watcher import JobWatcher
-    from collectx.launcher.slurm.requeue import is_requeue_wanted
+    from collectx.place.slurm.array import JobArray
+    from collectx.place.slurm.job_watcher import JobWatcher
+    from collectx.place.slurm.requeue import is_requeue_wanted
 
     launcher = cfg.launcher
     assert isinstance(launcher, SubmititLauncherConfig)
@@ -93,7 +93,7 @@ def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequen
     """Writes what workers run whose jobs were submitted before (see `submitted_workers`). They are not replaced."""
     files, token = jobs.files(), secrets.token_hex(8)
     JobSpec(cfg, token=token).write(files, objects)
-    return WaitingWorkers(
+    return Launcher(
         files.worker_log,
         lambda endpoint: announce_trainer(files, endpoint, token),
         ("queue_timeout_s", jobs.queue_timeout_s),

@@ -15,7 +15,6 @@ from collectx.jobs.status import NamedRun, RunStatus
 from collectx.run import Status
 from collectx.run.display import NUM_WORKERS_SHOWN, PLAIN_S, clock, format_line, number, render_panel
 from collectx.run.files import JsonLinesTail
-from collectx.run.folder import RunFolder
 from collectx.run.printing import print_line, table
 from collectx.run.statistics import MetricsTail, Sampler
 
@@ -37,7 +36,7 @@ class WatchedRun:
     """
 
     def __init__(self, run: NamedRun, job: str | None):
-        self.name, self.job, self.files = run.name, job, RunFolder(run.folder)
+        self.name, self.job, self.files = run.name, job, run.files
         target_return = getattr(run.cfg.trainer, "target_return", None)
         self.statistics = MetricsTail(self.files.metrics, run.cfg.collector.total_frames, target_return)
         self.events = JsonLinesTail(self.files.events)

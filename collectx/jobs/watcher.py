@@ -18,7 +18,7 @@ from collectx.errors import LauncherError
 from collectx.jobs.cancel import end_jobs
 from collectx.jobs.status import JobStates, NamedRun, Outcome, RunStatus, numbers_of, query_slurm, status_of
 from collectx.jobs.views import RunsDisplay, WatchedRun
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 from collectx.run import printing
 from collectx.run.display import REFRESH_S
 from collectx.run.events import format_event

@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import CollectorCore
-from collectx.config.derived import frames_per_part, resolve_devices, schedule_of
+from collectx.config.derived import frames_per_part, resolve_devices
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.library import refused
@@ -228,7 +228,7 @@ class ReadableCollector:
         return self._by_worker(self._keywords.policy_factory, None)
 
     def _by_worker(self, value: Any, default: Any) -> Any:
-        if schedule_of(self._cfg.collector) == "single":
+        if self._cfg.collector.schedule == "single":
             return value
         # A list has no entries for workers that were added.
         values = value if isinstance(value, list | tuple) else [value] * self.num_workers

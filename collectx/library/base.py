@@ -28,7 +28,7 @@ from collectx.batch import POLICY_VERSION
 from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import build
 from collectx.collector.saved_state import CollectorState
-from collectx.config.derived import backend_of, schedule_of, surplus_note
+from collectx.config.derived import surplus_note
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background
@@ -43,6 +43,7 @@ from collectx.library.step_thread import StepThread
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.library.workers import overrides_of_workers, trainers_policy
+from collectx.place import place_of
 from collectx.policy.random import RandomPolicy
 from collectx.standard_streams import open_closed
 from collectx.transport.base import Reset
@@ -100,7 +101,7 @@ class BaseCollector(ReadableCollector):
                 warnings.warn(note, stacklevel=3)
         self._spec = spec
         policy: Any = policies.build(cfg.policy, spec, cfg.seed)
-        self.policy = RandomPolicy() if policy is None and schedule_of(cfg.collector) == "single" else policy
+        self.policy = RandomPolicy() if policy is None and cfg.collector.schedule == "single" else policy
         if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
@@ -108,7 +109,7 @@ class BaseCollector(ReadableCollector):
             self._core: CollectorCore = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
             stack.callback(self._core.close)
             check_keys(keywords, self._core.leaves)
-            if cfg.launcher.kind == "local" and has_workers:
+            if place_of(cfg).is_local and has_workers:
                 self._core.wait_until_ready()
             self._exit_stack = stack.pop_all()
         if isinstance(keywords, WorkerKeywords) and keywords.num_threads is not None:
@@ -237,7 +238,7 @@ class BaseCollector(ReadableCollector):
         """Waits for the current batch of the background thread, unless weights are in shared memory and the next batch
         is not being filled with older ones."""
         self._core.owner.check_process()
-        if backend_of(self._cfg) != "shared_memory" or self._cfg.collector.overlap:
+        if not place_of(self._cfg).shares_memory or self._cfg.collector.overlap:
             return self._exclusive()
         self._background.check()
         return contextlib.nullcontext()

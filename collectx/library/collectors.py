@@ -213,8 +213,8 @@ class RayCollector(BaseCollector):
                 changed then.
             LauncherError: the cluster has not the resources for them, even when idle.
         """
-        from collectx.launcher.ray import objections
-        from collectx.launcher.ray_cluster import check_resources
+        from collectx.place.ray_actors import objections
+        from collectx.place.ray_cluster import check_resources
 
         self._core.owner.check_process()
         launcher = self._cfg.launcher
@@ -275,7 +275,7 @@ class RayCollector(BaseCollector):
         """
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
-            from collectx.launcher import ray_cluster
+            from collectx.place import ray_cluster
 
             ray_cluster.disconnect()
 

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from collectx.collector.batch_info import part_shape
-from collectx.config.derived import schedule_of
-from collectx.config.problem import ABSENT, PYTHON, Problem
-from collectx.config.registry import KINDS, limits_of, packaged_values
+from collectx.config.problem import ABSENT, Problem
+from collectx.config.registry import KINDS
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.fields import incomplete
 from collectx.config.schema.launcher import DevicesConfig, LauncherConfig
@@ -23,25 +21,12 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.jobs.submitted_workers import PresubmittedJobs
-from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords
+from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords, names_of
 from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
 from collectx.library.submitit import slurm_resources
 from collectx.library.values import exploration_name
 from collectx.worker.spec import WorkerOverrides
-
-# Choices of the configuration that Python writes in another way.
-CHOICES = {
-    "collector=multi_sync": "MultiSyncCollector",
-    "collector=multi_async": "MultiAsyncCollector",
-    "collector=distributed": "DistributedCollector",
-    "launcher=local or slurm": "launcher='mp'",
-    "launcher=local": "launcher='mp'",
-    "launcher.sbatch": "slurm_kwargs",
-    "use launcher.requeue": "leave it out",
-    "backend=auto or gloo": "backend='gloo'",
-    "null": "None",
-}
 
 
 def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
@@ -77,26 +62,19 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
     )
 
 
-def in_python(problem: Problem, keywords: Keywords) -> str:
-    """The message of a problem of the configuration with the names that Python has for options and choices."""
-    names = dict(CHOICES)
-    # Messages name the first one of two keywords for one option.
-    for field in reversed([field for field in dataclasses.fields(keywords) if "path" in field.metadata]):
-        path, convert = field.metadata["path"], field.metadata["convert"]
-        choices = field.metadata.get("choices") or limits_of(path).get("choices", ())
-        values = convert if isinstance(convert, dict) else {choice: choice for choice in choices}
-        names |= {f"{path}={choice}": f"{field.name}={value!r}" for value, choice in values.items()}
-        names[path] = field.name
-    keyword = names.get(problem.path, "")
-    if problem.value is not ABSENT and hasattr(keywords, keyword):
-        problem = dataclasses.replace(problem, path=keyword, value=getattr(keywords, keyword))
-    whole_names = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    return re.sub(rf"(?<![\w.])(?:{whole_names})(?!\w)", lambda found: names[found[0]], problem.text(PYTHON))
+def as_message(problem: Problem, keywords: Keywords) -> str:
+    """The message of a problem of the configuration, with the names and values that Python has for options."""
+    language = names_of(keywords)
+    if problem.value is not ABSENT:
+        problem = dataclasses.replace(
+            problem, value=getattr(keywords, language.name(problem.path) or "", problem.value)
+        )
+    return problem.text(language)
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:
-    """A group with the packaged values of the options that no keyword sets."""
-    return KINDS[group][kind].schema(**packaged_values(group, kind) | {"kind": kind} | options.get(group, {}))
+    """A group with the defaults of the options that no keyword sets."""
+    return KINDS[group][kind].schema(**{"kind": kind} | options.get(group, {}))
 
 
 def _launcher(keywords: Keywords, options: dict[str, dict[str, Any]], problems: list[str]) -> LauncherConfig:
@@ -134,7 +112,7 @@ def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[WorkerOverrid
             along another dimension than time.
     """
     collector, per_worker = cfg.collector, keywords.frames_per_worker
-    stacked, num_envs = schedule_of(collector) == "sync", spec.num_envs
+    stacked, num_envs = collector.schedule == "sync", spec.num_envs
     shape = part_shape(spec, collector)
     if stacked and isinstance(keywords.cat_results, int):
         is_uneven = per_worker is not None or collector.preemptive_threshold is not None

@@ -13,7 +13,6 @@ from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key
 from collectx.collector.collector import CollectorCore
-from collectx.config.derived import schedule_of
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
@@ -38,7 +37,7 @@ class Delivery:
         self._collector = collector
         self._cuts = [("truncated",), ("done",), *(spec.observation[index].key for index in spec.agents_cuts)]
         # Whether the first dimension of a batch is that of the workers.
-        self._stacked = schedule_of(options) == "sync"
+        self._stacked = options.schedule == "sync"
         # Whether a stacked batch may have places without a frame.
         self._has_gaps = options.preemptive_threshold is not None and not keywords.is_concatenated
         # The TensorDict that every batch is copied into, with `return_same_td`.
@@ -59,7 +58,7 @@ class Delivery:
         """
         keywords = self._keywords
         if keywords.shared_buffer is not None:
-            self._collector.advance()
+            next(self._collector)
             self.num_collected += 1
             return None
         if keywords.trajs_per_batch is not None:

@@ -6,8 +6,10 @@
 # ruff: noqa: RUF009, the calls in defaults make a `field`
 from __future__ import annotations
 
+import functools
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +18,9 @@ import torch
 from gymnasium.vector import VectorEnv
 from tensordict.nn import InteractionType as ExplorationType
 
-from collectx.config.derived import GROUP_BACKENDS
-from collectx.config.registry import limits_of
+from collectx.config.problem import PYTHON, Language
+from collectx.config.registry import field_of
+from collectx.config.schema.fields import ABSENT, default_of
 from collectx.library.nested import user_class
 from collectx.library.values import (
     exploration_name,
@@ -27,6 +30,7 @@ from collectx.library.values import (
     positive,
     visible_names,
 )
+from collectx.place.base import NETWORKS
 from collectx.replay.buffer import ReplayBuffer
 from collectx.user_objects import Hooks
 
@@ -34,22 +38,73 @@ CreateEnv = Callable[..., Any] | gymnasium.Env | VectorEnv | Sequence[Any]
 BACKENDS = ("direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
 
 
-def option(path: str, default: Any, convert: Any = None, **limits: Any) -> Any:
+def option(path: str, default: Any = ..., convert: Any = None, note: str | None = None, **limits: Any) -> Any:
     """A keyword that sets an option of the configuration.
 
     Args:
         path: path of the option, as `collector.num_slots`. Messages about the option have the name of the keyword.
-        convert: the option's value for a value of the keyword, as a function or a dict; None: the same value.
+        default: ...: that of the option.
+        convert: the option's value for a value of the keyword, as a function or a dict. None: the same value, and the
+            option's default for a None that the option does not take.
+        note: what Python adds to the text of the option, "" for nothing. None: the docstring has a text of its own.
         limits: limits in place of the option's; see `collectx.config.schema.fields`.
     """
-    return field(default=default, metadata={**(limits or limits_of(path)), "path": path, "convert": convert})
+    option = field_of(path)
+    packaged = default_of(option)
+    if convert is None and default is None and packaged not in (None, ABSENT):
+        convert = functools.partial(_given, packaged)
+    metadata = {**(limits or option.metadata), "path": path, "convert": convert, "note": note}
+    return field(default=packaged if default is ... else default, metadata=metadata)
 
 
-def limited(default: Any, **limits: Any) -> Any:
-    """A keyword of Python alone, with limits as in `collectx.config.schema.fields`."""
-    return field(default=default, metadata=limits)
+def _given(default: Any, value: Any) -> Any:
+    return default if value is None else value
 
 
+def documented(cls: Any) -> Any:
+    """Adds to the docstring of a dataclass of keywords the texts of those that are options."""
+    language = names_of(cls)
+    head, _, own = cls.__doc__.partition("\n    Args:\n")
+    lines = [own.rstrip()] if own else []
+    for name in cls.__annotations__:
+        keyword = cls.__dataclass_fields__.get(name)
+        if keyword and keyword.metadata.get("note") is not None:
+            text = language.words(f"{name}: {field_of(keyword.metadata['path']).metadata['text']}")
+            text = " ".join(f"{text} {keyword.metadata['note']}".split())
+            lines.append(textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12))
+    cls.__doc__ = "\n".join([head.rstrip(), "\n    Args:", *lines, "    "])
+    return cls
+
+
+def names_of(keywords: Any) -> Language:
+    """How users of Python write the options of the configuration.
+
+    Args:
+        keywords: of a constructor, or their class.
+    """
+    of_paths = {each.metadata["path"]: each for each in reversed(fields(keywords)) if "path" in each.metadata}
+
+    def name(word: str) -> str | None:
+        path, has_value, value = word.partition("=")
+        if path == "collector" and has_value:
+            return "".join(map(str.capitalize, value.split("_"))) + "Collector"
+        if path.startswith("launcher.sbatch."):
+            return path.replace("launcher.sbatch", "slurm_kwargs")
+        if path not in of_paths:
+            return PYTHON.name(word)
+        keyword = of_paths[path]
+        if not has_value:
+            return keyword.name
+        choices, convert = keyword.metadata.get("choices") or (), keyword.metadata["convert"]
+        values = convert if isinstance(convert, dict) else {each: each for each in choices}
+        values |= {"mp": "local"} if path == "launcher" else {}
+        shown = [repr(each) for each, option in values.items() if option in value.split(" or ")]
+        return f"{keyword.name}={' or '.join(shown) or PYTHON.name(value) or value}"
+
+    return replace(PYTHON, name=name)
+
+
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Keywords:
     """The keywords of all constructors.
@@ -92,12 +147,6 @@ class Keywords:
             `MultiAsyncCollector` such a list counts as its sum.
         total_frames: the collector ends with the batch that reaches this number; -1 or None: never. The constructor
             warns if it is not a multiple of `frames_per_batch`.
-        max_frames_per_traj: longer trajectories are cut: the last frame is marked truncated, and the env is reset.
-            Batches then have `step_count`. None or negative: no limit.
-        init_random_frames: number of first frames with random actions, without a call of the policy; rounded up to
-            whole batches. None or negative: 0.
-        reset_at_each_iter: whether every batch begins with a reset of all envs.
-        set_truncated: whether the last frame of each row of a batch is marked truncated.
         reset_when_done: must be True: envs that are done are always reset, as in TorchRL.
         device, storing_device, policy_device, env_device: `device` is the default of the others. With several workers
             each may be a list with one device per worker, except `storing_device`, the device of the batches. An env
@@ -111,7 +160,6 @@ class Keywords:
         cat_results: for a sync collector. None or "stack": the parts of its workers are stacked, `[workers, ...]`. An
             int: the parts are concatenated along that dimension.
         return_same_td: whether every batch is the same TensorDict with new values, as long as the shape is the same.
-        zero_copy: whether batches are views of the transport's memory, valid until the next one is requested.
         track_traj_ids: whether batches have `("collector", "traj_ids")`.
         track_policy_version: whether batches have TorchRL's `policy_version` and `("next", "policy_version")`, besides
             `("collector", "policy_version")`, which they always have.
@@ -121,17 +169,7 @@ class Keywords:
             `extend_buffer`) or `overlap=1`. `split_trajs` needs a buffer that stores trajectories.
         extend_buffer: False: the frames are written step by step, by `add`; with several envs, one of each at once.
         use_buffers: ignored (accepted for TorchRL compatibility): batches are written into memory allocated once.
-        compact_obs: whether to leave out the observation below `next`, which within a trajectory is that of the next
-            frame.
-        check_finite: whether NaN or an infinity in an observation or a reward raises `ShapeError`, which names worker,
-            env, key and step. Every batch is checked once, in its worker; batches of a user-defined `collector_class`
-            are not. With False such values are delivered; returns in statistics leave out such rewards.
-        trajs_per_batch: number of trajectories of a batch, in the order in which they ended; those left at the end of
-            the run are dropped. With a replay buffer they are written there as soon as they end. A `UserWarning` says
-            if no batch is complete after 10 s of frames. None: batches have `frames_per_batch` frames.
         trajs_per_write: maximal number of trajectories that one write to the replay buffer has; None: no maximum.
-        traj_format: "padded" or None: `[trajectories, longest]`, as with `split_trajs`; "cat": `[time]`, trajectories
-            concatenated.
         update_at_each_batch, update_after_each_batch: whether the policy's weights are published after every batch.
             Without these and the intervals, call `update_policy_weights_`.
         max_weight_update_interval, update_interval: number of batches after which they are published; -1: never.
@@ -172,10 +210,12 @@ class Keywords:
 
     frames_per_batch: int | Sequence[int] = option("collector.frames_per_batch", 200)
     total_frames: int | None = option("collector.total_frames", -1, lambda total: -1 if total is None else total)
-    max_frames_per_traj: int | None = option("collector.max_frames_per_traj", None, positive)
-    init_random_frames: int | None = option("collector.init_random_frames", None, positive)
-    reset_at_each_iter: bool = option("collector.reset_at_each_iter", False)
-    set_truncated: bool = option("collector.set_truncated", False)
+    max_frames_per_traj: int | None = option(
+        "collector.max_frames_per_traj", convert=positive, note="0 and negative: None."
+    )
+    init_random_frames: int | None = option("collector.init_random_frames", convert=positive, note="Negative: None.")
+    reset_at_each_iter: bool = option("collector.reset_at_each_iter", note="")
+    set_truncated: bool = option("collector.set_truncated", note="")
     reset_when_done: bool = True
 
     device: Any = option("devices.device", None, only_device)
@@ -189,22 +229,28 @@ class Keywords:
     post_traj: Callable[[Any], Any] | None = None
     cat_results: str | int | None = None
     return_same_td: bool = False
-    zero_copy: bool = option("collector.zero_copy", False)
+    zero_copy: bool = option("collector.zero_copy", note="")
     track_traj_ids: bool = True
     track_policy_version: bool = False
     replay_buffer: Any = None
     extend_buffer: bool = True
     use_buffers: bool | None = None
-    compact_obs: bool = option("collector.compact_obs", False)
-    check_finite: bool = option("collector.check_finite", True)
-    trajs_per_batch: int | None = option("collector.trajs_per_batch", None)
-    trajs_per_write: int | None = limited(None, minimum=1)
-    traj_format: str | None = option("collector.traj_format", None, lambda name: name or "padded")
+    compact_obs: bool = option("collector.compact_obs", note="")
+    check_finite: bool = option(
+        "collector.check_finite", note="Batches of a user-defined `collector_class` are not checked."
+    )
+    trajs_per_batch: int | None = option(
+        "collector.trajs_per_batch",
+        note="""With a replay buffer they are written there as soon as they end. A `UserWarning` says if no batch is
+        complete after 10 s of frames.""",
+    )
+    trajs_per_write: int | None = field(default=None, metadata={"minimum": 1})
+    traj_format: str | None = option("collector.traj_format", None, note="")
 
     update_at_each_batch: bool = False
     update_after_each_batch: bool = False
-    max_weight_update_interval: int = limited(-1, minimum=1, also=(-1,))
-    update_interval: int | None = limited(None, minimum=1, also=(-1,))
+    max_weight_update_interval: int = field(default=-1, metadata={"minimum": 1, "also": (-1,)})
+    update_interval: int | None = field(default=None, metadata={"minimum": 1, "also": (-1,)})
     update_weights_between_steps: bool = option("collector.refresh", False, {False: "batch", True: "step"})
     weight_updater: Callable[[], Any] | None = None
     weight_sync_schemes: Mapping[str, Any] | None = None
@@ -307,12 +353,13 @@ class SingleKeywords(Keywords):
     kinds = ("single", "single")
 
     interruptor: Any = None
-    backend: str | None = limited(None, choices=BACKENDS)
+    backend: str | None = field(default=None, metadata={"choices": BACKENDS})
     num_collectors: int | None = None
     sync: bool | None = None
     backend_options: dict[str, Any] | None = None
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class WorkerKeywords(Keywords):
     """The keywords of constructors of collectors with workers.
@@ -320,46 +367,36 @@ class WorkerKeywords(Keywords):
     Args:
         num_workers: None: as many as `create_env_fn` has callables.
         num_threads: torch threads of this process; None: unchanged.
-        num_sub_threads: torch threads of each worker.
-        num_slots: batches that an async worker may have filled or in progress at once.
-        overlap: 1: sync workers fill the next batch while this process learns from the last one, with the weights from
-            before the last one was requested; see docs/explanation/overlap.md.
-        on_worker_failure: "raise", "restart" or "drop"; see docs/how-to/worker-failures.md.
-        max_restarts: maximal number of restarts, over all workers.
-        min_workers: with `on_worker_failure="drop"`, the number of workers that must be left, and with which collection
-            begins; the others join when they are ready. None: collection begins with all, and continues with one.
-        start_timeout_s, worker_timeout_s, close_timeout_s: seconds within which a worker must start, send a batch, and
-            stop.
     """
 
     num_workers: int | None = option("collector.num_workers", None)
-    num_threads: int | None = limited(None, minimum=1)
-    num_sub_threads: int = option("launcher.num_threads", 1)
-    num_slots: int = option("collector.num_slots", 2)
-    overlap: int = option("collector.overlap", 0)
-    on_worker_failure: str = option("collector.on_worker_failure", "raise")
-    max_restarts: int = option("collector.max_restarts", 10)
-    min_workers: int | None = option("collector.min_workers", None)
-    start_timeout_s: float = option("collector.start_timeout_s", 60.0)
-    worker_timeout_s: float = option("collector.worker_timeout_s", 120.0)
-    close_timeout_s: float = option("collector.close_timeout_s", 10.0)
+    num_threads: int | None = field(default=None, metadata={"minimum": 1})
+    num_sub_threads: int = option("launcher.num_threads", note="")
+    num_slots: int = option("collector.num_slots", note="")
+    overlap: int = option("collector.overlap", note="")
+    on_worker_failure: str = option("collector.on_worker_failure", note="")
+    max_restarts: int = option("collector.max_restarts", note="")
+    min_workers: int | None = option("collector.min_workers", note="")
+    start_timeout_s: float = option("collector.start_timeout_s", note="")
+    worker_timeout_s: float = option("collector.worker_timeout_s", note="")
+    close_timeout_s: float = option("collector.close_timeout_s", note="")
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class MultiSyncKeywords(WorkerKeywords):
     """The keywords of `MultiSyncCollector`.
 
     Args:
-        preemptive_threshold: for a sync collector: once this share of the workers, 0 to 1, has finished its part, the
-            others end theirs with the frames that they have, at least one step. With `cat_results=-1` a batch then has
-            fewer frames; a stacked one has `("collector", "mask")`, and zeros and -1 as `traj_ids` in empty places.
         collector_class: None or `Collector`; or a user's class, see docs/reference/library.md,
             "User-defined collector classes".
     """
 
     kinds = ("multi_sync", "multi_sync")
 
-    preemptive_threshold: float | None = option("collector.preemptive_threshold", None)
+    preemptive_threshold: float | None = option(
+        "collector.preemptive_threshold", note="With `cat_results=-1` a batch has fewer frames in place of these."
+    )
     collector_class: Any = None
 
 
@@ -379,14 +416,12 @@ class MultiKeywords(MultiSyncKeywords):
     sync: bool
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class AsyncBatchedKeywords(WorkerKeywords):
     """The keywords of `AsyncBatchedCollector`.
 
     Args:
-        max_batch_size: the maximum number of envs in one call of the policy; None: no maximum.
-        min_batch_size: the number of envs that a call waits for, for `server_timeout` seconds at most; None: 1.
-        server_timeout: see `min_batch_size`; None: 0.01.
         backend, env_backend, policy_backend: "multiprocessing" or "threading", with the same effect: envs and policy
             are in processes of this machine.
         transport, env_exchange, transition_chunk_size, weight_sync_model_id, verbose: ignored (accepted for TorchRL
@@ -404,14 +439,12 @@ class AsyncBatchedKeywords(WorkerKeywords):
 
     kinds = ("multi_async", "multi_async")
 
-    max_batch_size: int | None = option("inference.max_batch", None)
-    min_batch_size: int | None = option("inference.min_batch", None, lambda count: 1 if count is None else count)
-    server_timeout: float | None = option(
-        "inference.timeout_s", None, lambda seconds: 0.01 if seconds is None else seconds
-    )
-    backend: str | None = limited(None, choices=("threading", "multiprocessing"))
-    env_backend: str | None = limited(None, choices=("threading", "multiprocessing"))
-    policy_backend: str | None = limited(None, choices=("threading", "multiprocessing"))
+    max_batch_size: int | None = option("inference.max_batch", note="")
+    min_batch_size: int | None = option("inference.min_batch", None, note="")
+    server_timeout: float | None = option("inference.timeout_s", None, note="")
+    backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
+    env_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
+    policy_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
     transport: Any = None
     env_exchange: str = "auto"
     envs_per_worker: int = 1
@@ -432,12 +465,12 @@ class AsyncBatchedKeywords(WorkerKeywords):
         return "server"
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class RemoteKeywords(WorkerKeywords):
     """The keywords of constructors of collectors with workers on any host.
 
     Args:
-        num_workers_per_collector: processes of each worker; more than one make it a collector itself.
         collector_class: its kind: "single" (one process), "sync" (a batch has a part of each process) or "async" (a
             batch comes from one process), or the class of that kind, of this package or TorchRL; or a user's class, see
             docs/reference/library.md, "User-defined collector classes". None: "single" for one process, otherwise
@@ -448,7 +481,7 @@ class RemoteKeywords(WorkerKeywords):
             any that it takes.
     """
 
-    num_workers_per_collector: int = option("collector.num_workers_per_collector", 1)
+    num_workers_per_collector: int = option("collector.num_workers_per_collector", note="")
     collector_class: Any = option("collector.inner", None, choices=None)
     collector_kwargs: Any = None
 
@@ -469,7 +502,7 @@ class NetworkKeywords(RemoteKeywords):
             folder below `outputs/`.
     """
 
-    backend: str = option("backend", "gloo", choices=GROUP_BACKENDS)
+    backend: str = option("backend", "gloo", choices=[name for name in NETWORKS if name != "rpc"])
     launcher: str = option("launcher", "submitit", choices=("mp", "submitit", "submitit_delayed"))
     slurm_kwargs: dict[str, Any] | None = None
     tcp_port: int | str | None = option("backend.port", None, port_number)
@@ -494,50 +527,38 @@ class DistributedSyncKeywords(NetworkKeywords):
     default_interval = 1
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class RpcKeywords(NetworkKeywords):
-    """The keywords of `RPCCollector`; `backend` is ignored.
-
-    Args:
-        visible_devices: for each worker the only GPU that its process sees, by its index on the host; its policy uses
-            that name or "cuda". "cpu": no GPU. Bytes are sent from the CPU. None: every worker sees all GPUs.
-        tensorpipe_options: `num_worker_threads`, `rpc_timeout` (seconds), `_transports` and `_channels` of
-            `torch.distributed.rpc.TensorPipeRpcBackendOptions`.
-    """
+    """The keywords of `RPCCollector`; `backend` is ignored."""
 
     kinds = ("rpc", "rpc")
 
-    sync: bool = option("collector.sync", False)
-    visible_devices: Any = option("backend.visible_devices", None, visible_names)
-    tensorpipe_options: Mapping[str, Any] | None = option(
-        "backend.tensorpipe", None, lambda options: dict(options or {})
-    )
+    sync: bool = option("collector.sync", note="")
+    visible_devices: Any = option("backend.visible_devices", convert=visible_names, note="")
+    tensorpipe_options: Mapping[str, Any] | None = option("backend.tensorpipe", None, note="")
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class RayKeywords(RemoteKeywords):
     """The keywords of `RayCollector`.
 
     Args:
-        ray_init_config: arguments of `ray.init`, such as `{"address": "auto"}` for the cluster that runs on this host;
-            ignored if this process is connected to Ray. Without an address, here or in RAY_ADDRESS: a cluster of this
-            machine alone, until this process ends.
         remote_configs: arguments of `ray.remote` for the workers' actors, such as `num_cpus` and `num_gpus`; one dict
             for all, or one per worker. None: one core.
         num_collectors: TorchRL's name for `num_workers`.
         use_env_creator: ignored (accepted for TorchRL compatibility).
-        queue_timeout_s: seconds within which Ray must start a worker's process, its first imports included. Ray waits
-            for resources that others use, or, with `autoscaling`, for a new node.
-        autoscaling: whether the cluster adds nodes by itself. Otherwise missing resources are an error before anything
-            starts.
     """
 
     kinds = ("ray", "ray")
 
-    sync: bool = option("collector.sync", False)
-    ray_init_config: dict[str, Any] | None = option("launcher.ray_init_config", None, lambda config: dict(config or {}))
+    sync: bool = option("collector.sync", note="")
+    ray_init_config: dict[str, Any] | None = option(
+        "launcher.ray_init_config", None, note="Ignored if this process is connected to Ray."
+    )
     remote_configs: Any = option("launcher.remote_configs", None)
     num_collectors: int | None = None
     use_env_creator: bool = False
-    queue_timeout_s: float = option("launcher.queue_timeout_s", 180.0)
-    autoscaling: bool = option("launcher.autoscaling", False)
+    queue_timeout_s: float = option("launcher.queue_timeout_s", note="")
+    autoscaling: bool = option("launcher.autoscaling", note="")

@@ -14,19 +14,16 @@ from typing import Any
 import torch
 from tensordict.nn import CudaGraphModule
 
+from collectx import rules as config_rules
 from collectx.batch import Leaf
-from collectx.config import rules as config_rules
 from collectx.config.convert import out_of_range
-from collectx.config.derived import REMOTE
-from collectx.config.registry import limits_of, why_not
-from collectx.config.rules.backends import device_names, visible_devices, visible_problems
-from collectx.config.rules.launchers import gpu_problems, ray_gpus
+from collectx.config.registry import field_of, why_not
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
 from collectx.jobs.submitted_workers import PresubmittedJobs
-from collectx.library.configuration import in_python
+from collectx.library.configuration import as_message
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
     Keywords,
@@ -40,15 +37,18 @@ from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kin
 from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
 from collectx.library.weights import MODELS, unknown_models
 from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
+from collectx.place import place_of
+from collectx.place.base import visible_problems
+from collectx.place.ray import gpu_problems
 from collectx.replay.buffer import ReplayBuffer
-from collectx.run.preflight import missing_device, network_backend
+from collectx.run.preflight import missing_device
 from collectx.user_objects import UserCollector
 
 Messages = Iterator[str]
 
 DEVICES = ("device", "storing_device", "policy_device", "env_device")
-# In Python the workers may have different devices; `devices`, `gpus` and `ray_actors` are the same rules for them.
-CONFIG_RULES = [rule for rule in config_rules.RULES if rule not in (device_names, visible_devices, ray_gpus)]
+# In Python the workers may have different devices: `_devices`, `_gpus` and `_ray_actors` are the rules for them.
+CONFIG_RULES = [rule for rule in config_rules.RULES if rule is not config_rules.devices]
 
 # Keywords that may be a list with an entry for each worker.
 LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "remote_configs")
@@ -90,8 +90,8 @@ def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The rules that the command line checks too."""
     broken = [*config_rules.problems(cfg, CONFIG_RULES)]
     if not any(problem.path == "backend" for problem in broken):
-        broken += config_rules.problems(cfg, [network_backend])
-    return (in_python(problem, keywords) for problem in broken)
+        broken += place_of(cfg).network_problems()
+    return (as_message(problem, keywords) for problem in broken)
 
 
 def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -160,7 +160,7 @@ def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages
 
 
 def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
-    if cfg.collector.kind not in REMOTE:
+    if not cfg.collector.needs_network:
         for name in DEVICES:
             value = getattr(keywords, name)
             names = {device_name(each) or "cpu" for each in entries(value)}
@@ -178,7 +178,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
         if keywords.launcher == "mp" and (missing := next(filter(None, map(missing_device, visible or ())), None)):
             yield f"visible_devices={keywords.visible_devices!r}: {missing}"
         else:
-            yield from (in_python(problem, keywords) for problem in visible_problems(visible, acting))
+            yield from (as_message(problem, keywords) for problem in visible_problems(visible, acting))
     others = sorted({device for device in acting if not device.startswith("cuda")})
     if keywords.cudagraph_policy and others:
         yield (
@@ -315,7 +315,7 @@ def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Map
     if unknown := sorted(kwargs.keys() - set(PER_WORKER)):
         yield f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(PER_WORKER + SAME_FOR_ALL)}."
     exploration = exploration_name(kwargs.get("exploration_type"))
-    if violated := out_of_range(exploration, limits_of("collector.exploration_type")):
+    if violated := out_of_range(exploration, field_of("collector.exploration_type").metadata):
         yield f"collector_kwargs: exploration_type={exploration!r}: must be {violated}"
 
 
@@ -344,14 +344,15 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"remote_configs={keywords.remote_configs!r}: must be a dict, or one for each worker."
         return
     if reason is None:
-        from collectx.launcher.ray import objections
+        from collectx.place.ray_actors import objections
 
         yield from (f"remote_configs: {text}" for text in objections(configs))
     if keywords.num_collectors is not None and keywords.num_collectors != num_workers:
         yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}: give one of them."
     acting = [device or "cpu" for device in policy_devices(keywords, num_workers)]
     yield from (
-        in_python(problem, keywords) for problem in gpu_problems(for_each(keywords.remote_configs, num_workers), acting)
+        as_message(problem, keywords)
+        for problem in gpu_problems(for_each(keywords.remote_configs, num_workers), acting)
     )
 
 

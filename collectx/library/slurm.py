@@ -20,13 +20,13 @@ from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
-from collectx.launcher.base import Launcher
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.array import JobArray
 from collectx.library.keywords import Keywords, NetworkKeywords
 from collectx.library.submitit import slurm_resources
 from collectx.library.values import port_number
-from collectx.run import preflight
+from collectx.place import place_of
+from collectx.place.launcher import Launcher
+from collectx.place.slurm import commands
+from collectx.place.slurm.array import JobArray
 from collectx.run.events import EventLog
 from collectx.run.folder import RunFolder, locked, new_folder
 from collectx.user_objects import UserObjects
@@ -65,7 +65,7 @@ def open_launcher(
         events = EventLog(presubmitted.files())
         stack.callback(events.close)
         return presubmitted_workers(cfg, presubmitted, objects), events
-    if problems := preflight.launcher_problems(cfg):
+    if problems := place_of(cfg).missing():
         raise ConfigError(*problems)
     files = new_folder() if keywords.folder is None else RunFolder(keywords.folder)
     stack.enter_context(locked(files, replace=False))

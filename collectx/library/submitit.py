@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from collectx.config.registry import packaged_values
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.errors import ConfigError
 
@@ -38,22 +37,22 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
     ]
     if wrong:
         raise ConfigError(*wrong)
-    values = packaged_values("launcher", "submitit") | {"num_threads": num_threads}
+    launcher = SubmititLauncherConfig(kind="submitit", num_threads=num_threads)
     for name, value in requested.items():
         if name in _UNSUPPORTED:
             continue
         if name in ("gpus_per_node", "num_gpus"):
-            values["gpus"] = value
+            launcher.gpus = value
         elif name == "srun_args":
             options = (word.removeprefix("--").partition("=") for word in value)
-            values["srun"] = {option: setting if has_value else True for option, has_value, setting in options}
+            launcher.srun = {option: setting if has_value else True for option, has_value, setting in options}
         elif name == "additional_parameters":
-            values["sbatch"] |= value
-        elif name in values and not (name == "exclusive" and isinstance(value, str)):
-            values[name] = str(value) if name == "time" else value
+            launcher.sbatch |= value
+        elif name in vars(launcher) and not (name == "exclusive" and isinstance(value, str)):
+            setattr(launcher, name, str(value) if name == "time" else value)
         else:
-            values["sbatch"][name.replace("_", "-")] = value
-    return SubmititLauncherConfig(**values)
+            launcher.sbatch[name.replace("_", "-")] = value
+    return launcher
 
 
 def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:

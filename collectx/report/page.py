@@ -19,7 +19,6 @@ from collectx.run import Status
 from collectx.run.files import write_atomically
 from collectx.run.folder import RunFolder
 from collectx.run.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
-from collectx.run.snapshot import read_meta
 
 # Groups of which curves are drawn, and timelines, in one page.
 _MOST_CURVES = 10
@@ -102,7 +101,7 @@ def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _origin(files: RunFolder) -> dict[str, Any]:
-    meta = read_meta(files)
+    meta = files.read_meta()
     git = (meta.get("git") or {}).get("cwd") or {}
     commit = f"{git.get('commit')}{' and changes' if git.get('dirty') else ''}" if git else ""
     return {

@@ -16,11 +16,11 @@ import numpy as np
 
 from collectx.config.schema.run import OBJECTIVES
 from collectx.errors import ConfigError, DamagedFile
-from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
+from collectx.jobs.status import RunStatus, numbers_of, statuses
 from collectx.run import RunFolder, Status, snapshot
 from collectx.run.events import format_event
 from collectx.run.folder import runs_below
-from collectx.run.saved_config import flat, newest_config, read_config
+from collectx.run.saved_config import flat, read_config
 from collectx.run.statistics import TIMES, bootstrap_interval
 
 Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -160,15 +160,12 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
             raise ConfigError(f"{folder}: {reason}.")
         found |= {files.path: files for files in below}
     root = _common_folder(list(found))
-    jobs = [read_job(files) for files in found.values()]
-    states = query_slurm(job for job in jobs if job is not None)
     runs = []
-    for files, job in zip(found.values(), jobs, strict=True):
-        run = Run(str(files.path.relative_to(root)), files, RunStatus(Status.UNKNOWN))
+    for files, status in zip(found.values(), statuses([*found.values()]), strict=True):
+        run = Run(str(files.path.relative_to(root)), files, status)
         try:
             snapshot.check_format(files)
-            run.status = status_of(files, job, states)
-            run.options = flat(read_config(newest_config(files)))
+            run.options = flat(read_config(files.newest_config))
             events = [(each, float(each["time"]), format_event(each["event"], each)) for each in files.read_events()]
             run.events = [each for each, _, _ in events]
             run.messages = [(time, text) for _, time, text in events if text is not None]

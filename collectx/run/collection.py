@@ -56,7 +56,6 @@ class RunCollection:
         clock: Callable[[], float] = time.monotonic,
         masked: bool = False,
         assembler: Assembler | None = None,
-        batches: Iterator[Any] | None = None,
         max_batches: int | None = None,
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
         evaluator: Evaluator | None = None,
@@ -71,7 +70,6 @@ class RunCollection:
             masked: batches may have places without a frame, which a mask marks.
             assembler: makes the trainer's batches out of complete trajectories. The collector's batches are counted,
                 digested and logged. None: the trainer gets the collector's batches.
-            batches: what the trainer gets for each of the collector's batches; None: the batches.
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
             loggers: called with each line of `metrics.jsonl`.
             evaluator: the next line gets a result of it.
@@ -83,7 +81,6 @@ class RunCollection:
         self.mean_return = statistics.mean_return
         self.num_episodes = statistics.num_episodes
         self._collector = collector
-        self._batches = batches
         self._digest = digest
         self._check = check
         self._hold = hold
@@ -126,9 +123,7 @@ class RunCollection:
         # The line of the last batch is written while the workers fill the next one.
         self._collector.grant_next_batch()
         self._write_line()
-        if self._batches is None:
-            self._batches = iter(self._collector)
-        batch = next(self._batches)
+        batch: Any = next(self._collector)
         if self._masked:
             mask(batch, self._collector.steps)
         with self._hold():

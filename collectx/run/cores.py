@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from collectx.config.derived import processes_of
-from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.launcher.slurm import commands
+from collectx.place import place_of
+from collectx.place.slurm import commands
 
 _CGROUP_FILE = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -47,9 +46,10 @@ def shortage(num_processes: int) -> str | None:
 
 def note(cfg: RunConfig) -> str | None:
     """The note about a run whose processes share the few cores of this machine; None if they do not."""
-    if cfg.launcher.kind != "local":
+    place = place_of(cfg)
+    if not place.is_local:
         return None
-    counts = processes_of(cfg)
+    counts = place.processes()
     busy = sum(counts.values()) - counts["fork_server_and_tracker"]
     if (advice := shortage(busy)) is None:
         return None
@@ -75,21 +75,9 @@ def trainer_threads(cfg: RunConfig) -> int:
     import torch
 
     now = torch.get_num_threads()
-    return now if "OMP_NUM_THREADS" in os.environ else max(1, min(now, num_cores() - _num_worker_threads(cfg)))
-
-
-def _num_worker_threads(cfg: RunConfig) -> int:
-    """Threads of the workers that share this process's cores; other SLURM tasks and jobs do not."""
-    if isinstance(cfg.launcher, RayLauncherConfig):
-        from collectx.launcher import ray_cluster
-
-        timeout_s = cfg.collector.start_timeout_s
-        ray_cluster.connect(cfg.launcher.ray_init_config, timeout_s)
-        is_beside = ray_cluster.is_single_host(timeout_s)
-    else:
-        is_beside = cfg.launcher.kind in ("inline", "local")
-    processes = cfg.collector.num_workers * cfg.collector.num_workers_per_collector
-    return processes * cfg.launcher.num_threads if is_beside else 0
+    return (
+        now if "OMP_NUM_THREADS" in os.environ else max(1, min(now, num_cores() - place_of(cfg).num_threads_beside()))
+    )
 
 
 def _slurm_cores(environment: Mapping[str, str]) -> int | None:

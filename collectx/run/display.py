@@ -24,7 +24,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from collectx.checkpoints import Checkpoints
 from collectx.errors import CollectxError, printable, text_of, traceback_of
 from collectx.run import printing
 from collectx.run.folder import RunFolder
@@ -257,7 +256,7 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
 
 def _how_to_continue(folder: Path) -> str:
     """Returns the command that continues a failed run from its checkpoint, or how to write checkpoints."""
-    if Checkpoints(RunFolder(folder).checkpoints).all():
+    if RunFolder(folder).has_checkpoint:
         return f"from its newest checkpoint, the run continues with: collectx resume {folder}"
     options = "checkpoint.every_batches or checkpoint.every_min"
     return f"the run has no checkpoint to continue from; {options} set when there is one"

@@ -20,7 +20,7 @@ import numpy as np
 from torch import nn
 
 from collectx import collector as collectors
-from collectx.config.registry import group_from_dict, packaged_values
+from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import GymEnvConfig, GymnasiumConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
@@ -94,14 +94,14 @@ def evaluate(
         "max_frames_per_traj": cfg.collector.max_frames_per_traj,
         "compact_obs": True,
     }
-    groups = {"inference": "local", "backend": "auto", "launcher": "local", "devices": "cpu"}
+    groups = {"inference": {"kind": "local"}, "backend": {"kind": "auto"}, "launcher": {"kind": "local"}, "devices": {}}
     cfg = dataclasses.replace(
         cfg,
         env=env,
         policy=cfg.policy if policy is None else UserPolicyConfig(kind="python", policy=policy),
-        collector=group_from_dict("collector", packaged_values("collector", "single") | options),
+        collector=group_from_dict("collector", {"kind": "single"} | options),
         seed=cfg.eval.seed,
-        **{group: group_from_dict(group, packaged_values(group, name)) for group, name in groups.items()},
+        **{group: group_from_dict(group, values) for group, values in groups.items()},
     )
     first = {key: value[: env.num_envs] for key, value in spec.example_observation.items()}
     spec = dataclasses.replace(spec, num_envs=env.num_envs, example_observation=first)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from collectx.config.schema.run import RunConfig
-from collectx.launcher.local import LocalLauncher
+from collectx.place.processes import LocalLauncher
 from collectx.policy.weights import FlatWeights
 from collectx.run.evaluation import evaluate
 from collectx.run.folder import RunFolder

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from collectx import signal_handlers
-from collectx.config.derived import JOB_LAUNCHERS, backend_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.limits import limited
+from collectx.place import place_of
 from collectx.run import cores, display, preflight, printing, saved_config, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_json
@@ -34,8 +34,8 @@ from collectx.run.signals import Signals
 
 if TYPE_CHECKING:
     from collectx.collector import CollectorCore
-    from collectx.launcher.base import Launcher
     from collectx.loggers import Logger
+    from collectx.place.launcher import Launcher
     from collectx.run.checkpointer import Checkpointer
     from collectx.run.collection import RunCollection
     from collectx.run.evaluator import Evaluator
@@ -66,7 +66,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     """
     files = RunFolder(folder)
     # The command that submits a job has made the folder, and the job's log is open.
-    is_job = cfg.launcher.kind in JOB_LAUNCHERS
+    is_job = place_of(cfg).is_job
     resumes = cfg.run.resume == "auto" and files.has_run
     with locked(files, cfg.run.overwrite or resumes, force=is_job):
         if resumes and (done := saved_config.completed_result(files, cfg)) is not None:
@@ -118,14 +118,15 @@ def _run(
     point: ResumePoint | None,
 ) -> None:
     """Runs from the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
-    has_processes = cfg.launcher.kind == "local" and backend_of(cfg) != "inline"
+    place = place_of(cfg)
+    has_processes = place.is_local and not place.is_inline
     if has_processes or cfg.eval.every_batches is not None:
-        from collectx.launcher import local
+        from collectx.fork_server import start
 
         if has_processes:
-            local.preload()
+            start.preload()
         with signals.ignored_by_children():
-            local.warm_up()
+            start.warm_up()
     if point is None:
         snapshot.write(cfg, files, argv)
     else:
@@ -166,7 +167,7 @@ class _Execution:
         events: EventLog,
         point: ResumePoint | None,
     ):
-        self._cfg = cfg
+        self._cfg, self._place = cfg, place_of(cfg)
         self._files = files
         self._record = record
         self._signals = signals
@@ -174,7 +175,6 @@ class _Execution:
         self._point = point
         self._trainer: Trainer
         self._policy: Any = None
-        self._workers_write = False
         self._close_note: threading.Timer | None = None
         self._make_loggers: dict[str, Callable[[], Logger]]
         self._loggers: LoggerThreads | None = None
@@ -191,7 +191,7 @@ class _Execution:
         from collectx.trainer.base import replay_overrides
 
         cfg = self._cfg
-        if problems := preflight.device_problems(cfg) + preflight.backend_problems(cfg):
+        if problems := preflight.device_problems(cfg) + self._place.unreachable():
             raise ConfigError(*problems)
         # The trainer computes on the device of the batches.
         device = torch.device(cfg.devices.storing_device or cfg.devices.device or "cpu")
@@ -212,8 +212,7 @@ class _Execution:
         if self._point is not None:
             self._point.load_trainer(self._trainer)
         overrides = replay_overrides(self._trainer, cfg)
-        self._workers_write = bool(overrides)
-        if self._workers_write:
+        if overrides:  # workers write batches, which this process does not read
             self._record.digest = None
         order: Sequence[tuple[int, int, int]] = ()
         if cfg.collector.order_of is not None:
@@ -223,7 +222,7 @@ class _Execution:
         recorded = [collector.RecordedBatch(*batch) for batch in order] or None
         resume = None if self._point is None else self._point.collector
         # A job of `collector=single` has no tasks for workers.
-        starter = None if backend_of(cfg) == "inline" else launcher
+        starter = None if self._place.is_inline else launcher
         return collector.build(
             cfg, module, spec, self._add_event, self._files.logs, starter, overrides, recorded, resume
         )
@@ -245,7 +244,6 @@ class _Execution:
         from collectx.run.checkpointer import Checkpointer
         from collectx.run.collection import RunCollection
         from collectx.run.logger_threads import LoggerThreads
-        from collectx.trainer.base import written_batches
         from collectx.trajectories import Assembler
 
         options = self._cfg.collector
@@ -283,7 +281,6 @@ class _Execution:
             self._signals.hold,
             masked=options.preemptive_threshold is not None,
             assembler=assembler,
-            batches=written_batches(collector) if self._workers_write else None,
             max_batches=self._cfg.run.max_batches,
             loggers=self._loggers,
             evaluator=self._evaluator,
@@ -297,13 +294,13 @@ class _Execution:
             self._record.end(None, reason)
         except BaseException as error:
             self._record.end(error)
-            if backend_of(self._cfg) == "inline":
+            if self._place.is_inline:
                 self._report_before_close(error)
         finally:
             try:
                 self.finish(collector, collection, checkpointer)
             finally:
-                if backend_of(self._cfg) == "inline":
+                if self._place.is_inline:
                     self._close_envs(collector)
 
     def _resume(self, point: ResumePoint, collector: CollectorCore) -> None:

@@ -31,11 +31,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from collectx.checkpoints import INCOMPLETE
+from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import lock
 from collectx.run.files import decode, read_lines
-from collectx.run.result import ENDED
+from collectx.run.result import ENDED, Status
 
 # Folders between a folder and the runs below it: outputs, date, sweep, point.
 _MAX_DEPTH = 4
@@ -87,6 +87,25 @@ class RunFolder:
         which it was resumed."""
         resumed = sorted(self.snapshot.glob("config-" + "[0-9]" * 9 + ".yaml"))
         return [(0, self.config), *((int(path.stem.rpartition("-")[2]), path) for path in resumed)]
+
+    @property
+    def newest_config(self) -> Path:
+        """The configuration with which the run was begun or resumed last."""
+        return self.configs[-1][1]
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to continue the run from; it may be damaged."""
+        return bool(Checkpoints(self.checkpoints).all())
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the run has delivered all batches.
+
+        Raises:
+            DamagedFile: `result.json` cannot be read.
+        """
+        return (self.read_result() or {}).get("status") == Status.COMPLETED
 
     def resumed_config(self, batches: int) -> Path:
         """The configuration of a run that was resumed with another one after `batches` batches."""
@@ -194,6 +213,12 @@ class RunFolder:
         if result.get("status") not in ENDED:
             raise DamagedFile(f"{self.result}: its status is {result.get('status')!r}, not one of {', '.join(ENDED)}")
         return result
+
+    def read_meta(self) -> dict[str, Any]:
+        """The content of `snapshot/meta.json`; empty where it cannot be read."""
+        with suppress(OSError, DamagedFile):
+            return decode(self.meta, "the file", self.meta.read_bytes())
+        return {}
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """The lines of `metrics.jsonl`; see `read_lines`.

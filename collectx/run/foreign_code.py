@@ -59,8 +59,8 @@ def check_checkpoints(files: RunFolder) -> None:
 
 def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
     """Yields key, value and origin of every reference to code in a configuration."""
-    for key, target in sources.targets(cfg):
-        yield key, target, _origin(target)
+    for target in sources.targets(cfg):
+        yield target.key, target.name, _origin(target.name)
     parts = {f"launcher.{name}": getattr(cfg.launcher, name, None) for name in ("trainer", "worker")}
     for path, part in {"launcher": cfg.launcher, **parts}.items():
         for name, origin in _EXECUTED_BY_LAUNCHER.items():
@@ -71,8 +71,6 @@ def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
 def _origin(target: str) -> str:
     """The file of an import path's first package: finding a submodule would execute its parents."""
     package = target.partition(":")[0].partition(".")[0]
-    if target.isidentifier():
-        package = "gymnasium"  # one of its wrappers
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):

@@ -1,5 +1,5 @@
 """Checks of a configuration that depend on this machine (commands, devices, networks), or on the folder of another run.
-The others are in `collectx/config/rules/`.
+The others are in `collectx/rules/`.
 
 They are made before any worker starts. torch is imported only where it is needed.
 """
@@ -7,48 +7,20 @@ They are made before any worker starts. torch is imported only where it is neede
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from collectx.config import registry, rules
-from collectx.config.derived import JOB_LAUNCHERS, NETWORK_BACKENDS, backend_of, processes_of, schedule_of
+from collectx import rules
 from collectx.config.problem import Problem
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
-from collectx.config.schema.fields import Unset
-from collectx.config.schema.launcher import RayLauncherConfig, SlurmResources
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
-from collectx.errors import ConfigError, DamagedFile, LauncherError
+from collectx.errors import DamagedFile
+from collectx.place import place_of
 from collectx.run.reproduce import recorded_order, why_not_recorded
 
 # Launchers of parallel programs, and the variable in which each passes the number of processes.
 _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun": "SLURM_STEP_NUM_TASKS"}
-
-
-def launcher_problems(cfg: RunConfig) -> list[str]:
-    """Commands of the launcher that this machine does not have."""
-    if isinstance(cfg.launcher, SlurmResources) and shutil.which("sbatch") is None:
-        return [
-            f"launcher={cfg.launcher.kind}: this machine has no sbatch on its PATH: start it where SLURM's commands "
-            'are, or use launcher=local (in Python: launcher="mp").'
-        ]
-    return []
-
-
-def process_problems(cfg: RunConfig) -> list[str]:
-    """More local workers than this process may open files for."""
-    if cfg.launcher.kind != "local":
-        return []
-    from collectx.launcher.local import check_descriptors
-
-    try:
-        check_descriptors(processes_of(cfg)["workers"])
-    except LauncherError as error:
-        return [str(error)]
-    except Unset:
-        pass  # a point of a sweep, in which another option failed its check
-    return []
 
 
 def copies() -> tuple[str, bool]:
@@ -84,7 +56,7 @@ def device_problems(cfg: RunConfig) -> list[str]:
     """Devices of the trainer, or of workers on this machine, that do not exist. Imports torch unless all are the
     CPU."""
     chosen = {name: value for name, value in vars(cfg.devices).items() if value not in (None, "cpu")}
-    if cfg.launcher.kind not in ("inline", "local"):
+    if not place_of(cfg).is_local:
         chosen.pop("policy_device", None)
     if not chosen:
         return []
@@ -103,38 +75,27 @@ def missing_device(device: str) -> str | None:
     return f"no such device; torch sees {', '.join(['cpu', *(f'cuda:{each}' for each in range(gpus))])}."
 
 
-def backend_problems(cfg: RunConfig) -> list[str]:
-    """Reasons why the backend cannot connect this machine to its workers. Imports torch for network backends."""
-    backend = backend_of(cfg)
-    if backend not in NETWORK_BACKENDS:
-        return []
-    from collectx.transport.network.addresses import local_addresses
-
-    reason = registry.why_not(backend)
-    problems = [] if reason is None else [f"backend={backend} cannot work on this machine: {reason}."]
-    if backend == "mpi" and cfg.launcher.kind in JOB_LAUNCHERS and "PMIX_NAMESPACE" not in os.environ:
-        problems = [
-            f"backend=mpi: launcher={cfg.launcher.kind} has started the roles without MPI's PMIx: "
-            "use launcher.srun.mpi=pmix where `srun --mpi=list` names it, or backend=gloo."
-        ]
-    try:
-        local_addresses(cfg.backend.interface)
-    except ConfigError as error:
-        problems.extend(error.problems)
-    return problems
-
-
 def rule_problems(cfg: RunConfig) -> list[str]:
     """The messages of all rules that `cfg` breaks; empty if it can run."""
     broken = rules.problems(cfg)
     is_backend_wrong = any(problem.path == "backend" for problem in broken)
-    machine_rules = (_recorded_order, _ray, _loggers, _data_format, *(() if is_backend_wrong else (network_backend,)))
+    machine_rules = (_recorded_order, _launcher, _loggers, _data_format, *(() if is_backend_wrong else (_network,)))
     return [problem.text() for problem in (*broken, *rules.problems(cfg, machine_rules))]
+
+
+def _network(cfg: RunConfig) -> Iterator[Problem]:
+    """The backend works on this machine, if the trainer runs here."""
+    yield from place_of(cfg).network_problems()
+
+
+def _launcher(cfg: RunConfig) -> Iterator[Problem]:
+    """This machine knows the launcher, and takes its options."""
+    yield from place_of(cfg).launcher_problems()
 
 
 def _loggers(cfg: RunConfig) -> Iterator[Problem]:
     """The packages of the loggers are installed, if the trainer runs on this machine."""
-    if cfg.launcher.kind in JOB_LAUNCHERS:
+    if place_of(cfg).is_job:
         return
     for name in ("tensorboard", "wandb", "mlflow"):
         if getattr(cfg.logger, name) is not None and find_spec(name) is None:
@@ -143,7 +104,7 @@ def _loggers(cfg: RunConfig) -> Iterator[Problem]:
 
 def _data_format(cfg: RunConfig) -> Iterator[Problem]:
     """The packages of the data set's format are installed, if the trainer runs on this machine."""
-    if not isinstance(cfg.trainer, RecordTrainerConfig) or cfg.launcher.kind in JOB_LAUNCHERS:
+    if not isinstance(cfg.trainer, RecordTrainerConfig) or place_of(cfg).is_job:
         return
     if missing := [name for name in DATA_PACKAGES[cfg.trainer.format] if find_spec(name) is None]:
         rule = f"the package {missing[0]} is not installed"
@@ -156,7 +117,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
     if folder is None:
         return
     path, advice = "collector.order_of", "use collector.order_of=null."
-    if schedule_of(collector) != "async":
+    if collector.schedule != "async":
         rule = f"collector={collector.kind} is sync, and its order is always the same"
         yield Problem(path, rule, folder, advice)
         return
@@ -173,28 +134,3 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
             f"collector.num_workers={collector.num_workers}"
         )
         yield Problem(path, rule, folder, "use as many as that run had.")
-
-
-def network_backend(cfg: RunConfig) -> Iterator[Problem]:
-    """The backend works on this machine, if the trainer runs here."""
-    backend = cfg.backend.kind
-    if backend not in NETWORK_BACKENDS or backend == "gloo" or cfg.launcher.kind in JOB_LAUNCHERS:
-        return
-    if reason := registry.why_not(backend):
-        yield Problem("backend", f"cannot work on this machine: {reason}.", backend)
-
-
-def _ray(cfg: RunConfig) -> Iterator[Problem]:
-    """Ray is installed and takes the arguments of the actors."""
-    launcher = cfg.launcher
-    if not isinstance(launcher, RayLauncherConfig):
-        return
-    if reason := registry.why_not("ray", "launcher"):
-        yield Problem("launcher", f"cannot work on this machine: {reason}.", "ray")
-        return
-    from collectx.launcher.ray import objections
-
-    configs = launcher.remote_configs
-    per_worker = configs if isinstance(configs, list) else [configs]
-    if all(isinstance(one, dict) for one in per_worker):
-        yield from (Problem("launcher.remote_configs", text) for text in objections(per_worker))

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from collectx.checkpoints import Checkpoint, Checkpoints
-from collectx.config.derived import is_elastic, schedule_of
+from collectx.config.derived import is_elastic
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import saved_config
 from collectx.run.digest import Digest
 from collectx.run.folder import RunFolder
 from collectx.run.reproduce import order_of
-from collectx.run.result import LOSSES, ResultBuilder, Status
+from collectx.run.result import LOSSES, ResultBuilder
 
 if TYPE_CHECKING:
     from collectx.collector.saved_state import CollectorState
@@ -33,9 +33,7 @@ NO_CHECKPOINT = "has no checkpoint: the run begins anew"
 
 def begins_anew(files: RunFolder) -> bool:
     """Whether the run in a folder has not completed and left no checkpoint, so that there is nothing to continue."""
-    result = files.read_result()
-    is_complete = result is not None and result["status"] == Status.COMPLETED
-    return not is_complete and not Checkpoints(files.checkpoints).all()
+    return not files.is_completed and not files.has_checkpoint
 
 
 class ResumePoint:
@@ -99,9 +97,9 @@ class ResumePoint:
         return digest
 
     def _order(self, files: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, int, int]]:
-        if schedule_of(cfg.collector) != "async":
+        if cfg.collector.schedule != "async":
             return []
-        if is_elastic(cfg.collector) or not saved_config.is_equal_run(saved_config.newest_config(files), cfg):
+        if is_elastic(cfg.collector) or not saved_config.is_equal_run(files.newest_config, cfg):
             return []
         if any("reason" in each["rollout"] for each in self.collector["workers"].values()):
             return []

@@ -8,14 +8,14 @@ change, and how configurations are compared.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from collectx.checkpoints import Checkpoints
 from collectx.config.check import check_config, check_group
 from collectx.config.problem import YAML
-from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, packaged_values, schemas
+from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, schemas
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run import snapshot
@@ -23,17 +23,12 @@ from collectx.run.folder import RunFolder, runs_below
 from collectx.run.result import Result, Status
 
 
-def newest_config(files: RunFolder) -> Path:
-    """The configuration with which the run was begun or resumed last."""
-    return files.configs[-1][1]
-
-
 def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: int) -> None:
     """Writes the snapshot of a run that continues after `batches` batches. Earlier configurations are kept."""
     for before, path in files.configs[1:]:
         if before >= batches:
             path.unlink()
-    if _read(newest_config(files)) != _plain(cfg):
+    if _read(files.newest_config) != _plain(cfg):
         snapshot.write_config(cfg, files.resumed_config(batches))
     snapshot.write_meta(cfg, files, argv)
 
@@ -75,7 +70,7 @@ def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
     result = files.read_result()
     if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
         return None
-    saved, new = _read(newest_config(files)), _plain(cfg)
+    saved, new = _read(files.newest_config), _plain(cfg)
     ends = [(each.get("run", {}).get("max_batches"), each["collector"].get("total_frames")) for each in (saved, new)]
     if ends[0] != ends[1] or _effects(saved, new):
         return None
@@ -84,13 +79,13 @@ def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
 
 def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
     """The options of `cfg` that do not fit the saved state of the run in a folder."""
-    if not files.config.is_file() or not Checkpoints(files.checkpoints).all():
+    if not files.config.is_file() or not files.has_checkpoint:
         return []
-    saved, new = _read(newest_config(files)), _plain(cfg)
+    saved, new = _read(files.newest_config), _plain(cfg)
     changed = [f"seed={new['seed']}: is {saved['seed']}"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
-        names = (*after, *before) if group in KEPT_GROUPS else marked(group, "is_kept")
+        names = (*after, *before) if group in KEPT_GROUPS else marked(group, "kept")
         changed += [
             f"{group}.{name}={YAML.show(after.get(name))}: is {YAML.show(before.get(name))}"
             for name in dict.fromkeys(names)
@@ -140,7 +135,7 @@ def saved_config(files: RunFolder) -> RunConfig:
     Raises:
         ConfigError: it cannot be read, or has problems.
     """
-    cfg, problems = check_config(read_config(newest_config(files)))
+    cfg, problems = check_config(read_config(files.newest_config))
     if problems:
         raise ConfigError(*[problem.text() for problem in problems])
     return cfg
@@ -150,14 +145,13 @@ def readable_config(files: RunFolder) -> RunConfig:
     """Returns the same as `saved_config`; options that cannot be read, or that this version of collectx refuses, have
     the packaged defaults. For commands that follow or end a run, whatever has written its folder."""
     try:
-        content = read_config(newest_config(files))
+        content = read_config(files.newest_config)
     except DamagedFile:
         content = {}
     cfg, problems = check_config(content)
     for group in {problem.path.partition(".")[0] for problem in problems}.intersection(GROUPS):
         right = vars(getattr(cfg, group))
-        values = packaged_values(group, right.get("kind") or next(iter(schemas(group))))
-        section = check_group(group, values, [])
+        section = check_group(group, {"kind": right.get("kind") or next(iter(schemas(group)))}, [])
         vars(section).update(right)
         setattr(cfg, group, section)
     return cfg
@@ -192,13 +186,9 @@ def completed(root: Path) -> dict[str, Path]:
     """The folder of each completed run below `root`, by its configuration as `config_text`."""
     folders = {}
     for files in runs_below(root, includes_root=False):
-        try:
-            result = files.read_result()
-        except DamagedFile:
-            continue
-        text = saved_text(files)
-        if result is not None and result["status"] == Status.COMPLETED and text is not None:
-            folders[text] = files.path
+        with suppress(DamagedFile):
+            if files.is_completed and (text := saved_text(files)) is not None:
+                folders[text] = files.path
     return folders
 
 
@@ -206,7 +196,7 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The options of `other` that differ from those of `one` and have an effect on the content of the batches."""
     # A trainer that anneals its learning rate learns otherwise if the run has another length.
     is_length_free = not (other.get("trainer") or {}).get("anneal")
-    mark = "is_without_effect"
+    mark = "without_effect"
     no_effect = {"": marked("", mark), "collector": [*marked("collector", mark), *["total_frames"] * is_length_free]}
     differences = []
     for section in {**one, **other}:
@@ -226,7 +216,7 @@ def _read(config: Path) -> dict[str, Any]:
     """A saved configuration for comparison, with the defaults of options that are newer than it."""
     content = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | read_config(config)
     complete = {
-        group: packaged_values(group, section.get("kind", "cpu")) | section
+        group: vars(check_group(group, {"kind": section.get("kind")}, [])) | section
         for group in GROUPS
         if isinstance(section := content.get(group), dict)
     }

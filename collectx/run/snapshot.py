@@ -5,7 +5,6 @@ Written before workers start or, for a job, when the job is submitted.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -21,7 +20,7 @@ import xxhash
 
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.launcher.slurm import requeue
+from collectx.place.slurm import requeue
 from collectx.run import sources
 from collectx.run.cores import num_cores
 from collectx.run.files import write_atomically, write_json
@@ -94,12 +93,12 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
-    write_json(folder.meta, {**read_meta(folder), "numerics": numerics})
+    write_json(folder.meta, {**folder.read_meta(), "numerics": numerics})
 
 
 def differences(old: RunFolder, new: RunFolder) -> list[str]:
     """Differences between two snapshots that may change the results of equal configurations; one line each."""
-    before, after = (_circumstances(read_meta(folder)) for folder in (old, new))
+    before, after = (_circumstances(folder.read_meta()) for folder in (old, new))
     return [
         f"{name}: {before.get(name)} there, {after.get(name)} here"
         for name in dict.fromkeys([*before, *after])
@@ -109,7 +108,7 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
 
 def check_format(folder: RunFolder) -> None:
     """Checks that this version of collectx reads the run folder. It reads its own format and earlier ones."""
-    meta = read_meta(folder)
+    meta = folder.read_meta()
     if (found := meta.get("format", 1)) > FORMAT:
         version = (meta.get("packages") or {}).get("collectx", "a newer one")
         reads = f"collectx {sys.modules['collectx'].__version__} reads formats up to {FORMAT}"
@@ -119,7 +118,7 @@ def check_format(folder: RunFolder) -> None:
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:
     """The import paths in a configuration, with their keys, whose source files differ from those of the snapshot."""
-    before = read_meta(folder).get("sources") or {}
+    before = folder.read_meta().get("sources") or {}
     return [name for name, digest in sources.digests(cfg).items() if before.get(name, digest) != digest]
 
 
@@ -133,14 +132,6 @@ def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:
         **git,
         **(meta.get("packages") or {}),
     }
-
-
-def read_meta(folder: RunFolder) -> dict[str, Any]:
-    """The content of `snapshot/meta.json`; empty where it cannot be read."""
-    try:
-        return json.loads(folder.meta.read_text())
-    except (OSError, ValueError):
-        return {}
 
 
 def processor() -> str:

@@ -9,29 +9,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import xxhash
 
-from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import RunConfig
 from collectx.installed import is_installed
+from collectx.user_objects import named_call
 
 
-def targets(cfg: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yields key and import path of every object of user code that a configuration names."""
-    sections = {name: getattr(cfg, name) for name in ("env", "policy", "trainer")} | {
-        "logger.custom": cfg.logger.custom
-    }
+class Target(NamedTuple):
+    """A class or function that a configuration names.
+
+    Attributes:
+        key: the option that names it.
+        name: its import path.
+        kwargs_key: the option of its keyword arguments.
+        kwargs: the keyword arguments.
+    """
+
+    key: str
+    name: str
+    kwargs_key: str
+    kwargs: Mapping[str, Any]
+
+
+def targets(cfg: RunConfig) -> Iterator[Target]:
+    """Yields the classes and functions of user code and Gymnasium that a configuration names by import path. Options
+    that failed their check are left out."""
+    sections = {name: getattr(cfg, name, None) for name in ("env", "policy", "trainer", "logger")}
+    sections["logger.custom"] = getattr(sections.pop("logger"), "custom", None)
     for path, section in sections.items():
         for name in ("entry_point", "target"):
             if target := getattr(section, name, None):
-                yield f"{path}.{name}", target
-    if isinstance(cfg.env, (GymEnvConfig, GymVectorEnvConfig)):
-        if ":" in (cfg.env.id or ""):
-            yield "env.id", str(cfg.env.id)
-        for index, item in enumerate(cfg.env.wrappers):
-            target = item.get("_target_", next(iter(item), "")) if isinstance(item, Mapping) else item
-            yield f"env.wrappers[{index}]", str(target)
+                yield Target(f"{path}.{name}", target, f"{path}.kwargs", getattr(section, "kwargs", {}))
+    if isinstance(env := sections["env"], GymnasiumConfig):
+        if ":" in (name := getattr(env, "id", None) or ""):
+            yield Target("env.id", name, "env.kwargs", {})
+        for index, item in enumerate(getattr(env, "wrappers", ())):
+            target, arguments = named_call(item)
+            kwargs = arguments if isinstance(arguments, Mapping) else {}
+            yield Target(f"env.wrappers[{index}]", str(target), f"env.wrappers[{index}]", kwargs)
 
 
 def digests(cfg: RunConfig) -> dict[str, str]:
@@ -40,7 +59,7 @@ def digests(cfg: RunConfig) -> dict[str, str]:
 
     Leaves out those of installed packages, and those without a source file.
     """
-    modules = {f"{key}={target}": _module(target) for key, target in targets(cfg)}
+    modules = {f"{each.key}={each.name}": _module(each.name) for each in targets(cfg)}
     return {name: _digest(path) for name, path in modules.items() if path is not None}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,24 +11,14 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.batch import REWARD, Key, as_key
-from collectx.config.derived import backend_of, schedule_of
+from collectx.collector.batch_info import WrittenBatch
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import RETURN_WINDOW, LearningTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
+from collectx.place import place_of
 from collectx.user_objects import Hooks
 from collectx.worker.spec import WorkerOverrides
-
-
-@dataclass(frozen=True)
-class WrittenBatch:
-    """A batch that a worker has written to the trainer's `shared_replay`.
-
-    Attributes:
-        frames: how many frames it has.
-    """
-
-    frames: int
 
 
 class Collection(Protocol):
@@ -172,22 +161,12 @@ def remaining_fraction(collection: Collection) -> float:
     return max(0.0, 1.0 - collection.frames / collection.total_frames)
 
 
-def written_batches(collector: Any) -> Iterator[WrittenBatch]:
-    """The batches of a `Collector` whose workers write them to a replay buffer. Blocks for each until it is written."""
-    while True:
-        try:
-            collector.advance()
-        except StopIteration:
-            return
-        yield WrittenBatch(collector.delivery.frames)
-
-
 def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[WorkerOverrides]:
     """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty where the trainer's
     process writes: an option reads the batches before, or their order is reproducible."""
     options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
     is_read = cfg.trainer.digest or options.trajs_per_batch is not None
-    is_ordered = schedule_of(options) != "async" or options.order_of is not None
-    if replay is None or backend_of(cfg) != "shared_memory" or is_read or is_ordered:
+    is_ordered = options.schedule != "async" or options.order_of is not None
+    if replay is None or not place_of(cfg).shares_memory or is_read or is_ordered:
         return []
     return [WorkerOverrides(hooks=Hooks(write_batch=replay.extend))] * options.num_workers

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from collectx.errors import RendezvousError
-from collectx.launcher.local import reuse_imports, warm_up
+from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.transport.base import Link
 from collectx.transport.inline import InlineLink
 from collectx.transport.network.handshake import Endpoint

@@ -16,7 +16,7 @@ from collectx.batch import Leaf, Slot, nested_dims, to_tensordict
 from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ShapeError
-from collectx.launcher.local import reuse_imports, warm_up
+from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.policy.base import Actor
 from collectx.policy.served import ServedActor
 from collectx.policy.weights import FlatWeights, is_on_device

@@ -17,7 +17,7 @@ from ways import SINGLE, WAYS, case
 
 from collectx import data, state
 from collectx import env as envs
-from collectx.config.registry import group_from_dict, packaged_values
+from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import DatasetEnvConfig
 from collectx.data import folder
 from collectx.env.base import StepArrays
@@ -43,8 +43,8 @@ class Batches:
 
 
 def trainer(format, path, env=None, seed=0, **options):
-    values = {"format": format, "dir": str(path), "flush_every_frames": 30} | options
-    cfg = group_from_dict("trainer", packaged_values("trainer", "record") | values)
+    values = {"kind": "record", "format": format, "dir": str(path), "flush_every_frames": 30} | options
+    cfg = group_from_dict("trainer", values)
     return RecordTrainer(cfg, None, envs.read_spec(env or counting(2)), seed, torch.device("cpu"))
 
 

@@ -15,8 +15,8 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.collector import build
 from collectx.collector.worker_record import WorkerState
-from collectx.config.rules import problems
 from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.rules import problems
 
 _SHAPE = {"frames_per_batch": 64, "total_frames": 512, "seed": 3}
 _MODE = {"exploration_type": "mode"}

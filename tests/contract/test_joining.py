@@ -25,7 +25,7 @@ from collectx.collector import build
 from collectx.config.registry import why_not
 from collectx.errors import RendezvousError, WorkerTimeout
 from collectx.jobs import rendezvous
-from collectx.launcher.base import WaitingWorkers
+from collectx.place.launcher import Launcher
 from collectx.run import RunFolder
 from collectx.transport.network.handshake import Endpoint, connect
 from collectx.transport.network.link import join_trainer
@@ -265,7 +265,7 @@ def test_a_worker_with_a_policy_of_the_package_does_not_import_tensordict(tmp_pa
     code = "import sys; from collectx.jobs.entry import main; exit(main(sys.argv[1:]) or 'tensordict' in sys.modules)"
     worker = subprocess.Popen([sys.executable, "-c", code, "--worker", "0", str(folder.path)])
     spec = envs.read_spec(cfg.env)
-    launcher = WaitingWorkers(announce=lambda endpoint: rendezvous.announce_trainer(folder, endpoint, "7.0"))
+    launcher = Launcher(announce=lambda endpoint: rendezvous.announce_trainer(folder, endpoint, "7.0"))
     with build(cfg, policies.build(cfg.policy, spec, 0), spec, launcher=launcher) as collector:
         next(collector)
     assert worker.wait(60) == 0, folder.log("worker-0").read_text()

@@ -15,7 +15,7 @@ import pytest
 from user_code import launched
 
 from collectx.errors import LauncherError, WorkerTimeout
-from collectx.launcher.local import LocalLauncher, allow_descriptors
+from collectx.place.processes import LocalLauncher, allow_descriptors
 
 pytestmark = pytest.mark.ci
 
@@ -79,7 +79,8 @@ from multiprocessing import forkserver
 
 import psutil
 
-from collectx.launcher import local
+from collectx.fork_server import start
+from collectx.place.processes import LocalLauncher
 
 def look(path):
     import numpy, torch
@@ -92,10 +93,10 @@ if __name__ == "__main__":
     print("from here", end=" ")
     held = open("held", "w")
     {first}
-    local.preload()
-    local.warm_up()
+    start.preload()
+    start.warm_up()
     assert "OPENBLAS_NUM_THREADS" not in os.environ
-    process = local.LocalLauncher(1).start(0, (look, (sys.argv[0],)))
+    process = LocalLauncher(1).start(0, (look, (sys.argv[0],)))
     process.join(100)
     print(process.exitcode, psutil.Process(forkserver._forkserver._forkserver_pid).ppid() == os.getpid())
 """
@@ -125,7 +126,7 @@ def test_workers_start_where_the_path_of_the_temporary_folder_is_long(tmp_path):
     folder.mkdir()
     script = """
 from multiprocessing import forkserver, util
-from collectx.launcher.local import warm_up
+from collectx.fork_server.start import warm_up
 
 warm_up()
 print(util.get_temp_dir())

@@ -78,6 +78,7 @@ def test_a_backend(sources):
         if block.title:
             (sources / "collectx" / block.title.removeprefix("collectx/")).write_text(block.text)
     insert(sources / "collectx/config/registry.py", '"ucc": Kind(', block_with('"echo": Kind('))
+    assert run(sources, ROOT / ".ci/conf.py") == (0, "")
     command = described("collectx run backend=echo collector=distributed_sync debug=tiny").split()
     status, printed = run(sources, "-m", *command, "hydra.run.dir=run")
     assert status == 0, printed
@@ -87,10 +88,12 @@ def test_a_backend(sources):
 @pytest.mark.ci
 def test_an_option_of_the_collector(sources):
     package = sources / "collectx"
-    with (package / "conf/collector/multi_sync.yaml").open("a") as file:
-        file.write(f"\n# Factor of the rewards.\n{described('reward_scale: 1.0')}\n")
-    schema = described("reward_scale: float = above(0)")
-    insert(package / "config/schema/collector.py", "    total_frames:", f"    {schema}\n")
+    insert(package / "config/schema/collector.py", '"The schedule."', block_with("reward_scale: float = option(1.0"))
+    assert run(sources, ROOT / ".ci/conf.py") == (0, "")
+    assert (
+        "# Factor of all rewards, above 0.\nreward_scale: 1.0\n"
+        in (package / "conf/collector/multi_sync.yaml").read_text()
+    )
     options = package / "rollout/options.py"
     insert(options, "may_end_early: bool = False", f"    {described('reward_scale: float = 1.0')}\n")
     insert(
@@ -102,7 +105,7 @@ def test_an_option_of_the_collector(sources):
     wrappers.write_text(
         re.sub(r'(def wrapped\(.*?""".*?"""\n)', lambda found: found[1] + line, text, count=1, flags=re.DOTALL)
     )
-    field = described('reward_scale: float = option("collector.reward_scale", 1.0)')
+    field = described('reward_scale: float = option("collector.reward_scale", note="")')
     insert(package / "library/keywords.py", ' = option("collector.set_truncated"', f"    {field}\n")
 
     (sources / "script.py").write_text(SCRIPT)

@@ -61,7 +61,7 @@ HUNG = {"env": "faulty('sleeps', at_step=15, sign='hangs')"}
 FINALIZER = {"before": "import tempfile; folder = tempfile.TemporaryDirectory()"}
 # As in `collectx run`, the fork server is running when the trainer makes its own env.
 PROCESSES = {
-    "before": "from collectx.launcher import local; local.warm_up()",
+    "before": "from collectx.fork_server import start; start.warm_up()",
     "env": "gym_vector(2, vectorization='async')",
 }
 

@@ -91,10 +91,10 @@ def cases(groups, content):
     for group in groups:
         for field in fields(schemas(group)[content[group]["kind"]]):
             option = f"{group}.{field.name}"
-            if not field.metadata.get("is_kept") and option != "collector.order_of":  # tested below
+            if not field.metadata.get("kept") and option != "collector.order_of":  # tested below
                 value = VALUES.get(option) if option in VALUES else other_value(field, content[group].get(field.name))
                 changes[option] = f"{option}={json.dumps(value)}"
-            if field.metadata.get("is_without_effect"):
+            if field.metadata.get("without_effect"):
                 silent.add(option)
     if content["trainer"]["kind"] == "dqn":
         silent.add("trainer.digest")  # the worker writes its batches to the replay buffer, without a digest

@@ -9,8 +9,7 @@ from stand_in_slurm import Queue
 
 from collectx.cli import status
 from collectx.jobs import watcher
-from collectx.launcher.slurm import commands
-from collectx.run import preflight
+from collectx.place.slurm import commands
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,7 +24,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, within: Callable[..., None], tmp_path
     """Takes the place of SLURM, which is asked without pauses; the working directory is `tmp_path`."""
     queue = Queue()
     monkeypatch.setattr(commands, "_run", queue.run)
-    for module in (commands, preflight, status):
+    for module in (commands, status):
         within(module, "shutil", which=lambda name: f"/usr/bin/{name}")
     for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
         monkeypatch.setattr(watcher, name, 0)

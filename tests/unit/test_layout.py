@@ -15,6 +15,7 @@ THEIRS = TESTS / "conformance" / "test_differences.py"
 LAYERS = [
     {
         "errors",
+        "fork_server",
         "batch",
         "lazy_compiler",
         "limits",
@@ -28,8 +29,10 @@ LAYERS = [
     {"config"},
     {"state", "user_objects", "data"},
     {"env", "policy", "transport", "replay"},
-    {"rollout", "schedule", "launcher"},
+    {"rollout", "schedule"},
     {"worker"},
+    {"place"},
+    {"rules"},
     {"collector"},
     {"trainer"},
     {"run"},

@@ -128,9 +128,9 @@ def test_wrong_configurations_and_machines_without_slurm(capsys, within):
     assert "did you mean collector.num_workers?" in capsys.readouterr().err
     assert command.main(["env.id=Nothing-v0"]) == 2
     assert "Nothing-v0" in capsys.readouterr().err
-    from collectx.run import preflight
+    from collectx.place.slurm import commands
 
-    within(preflight, "shutil", which=lambda name: None)
+    within(commands, "shutil", which=lambda name: None)
     assert command.main(["launcher=slurm"]) == 0
     said = capsys.readouterr()
     assert "not on this machine: launcher=slurm" in said.err

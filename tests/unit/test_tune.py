@@ -1,5 +1,6 @@
 """The search of `collectx tune`, with measurements by a function and a clock that they advance."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -50,17 +51,27 @@ def test_the_fastest_point_is_found_and_measured_beside_the_configuration_as_giv
     assert machine.now_s <= 60 * OPTIONS.minutes
 
 
-def test_slow_points_are_dropped_after_two_measurements_between_which_others_are_measured():
+def test_each_round_keeps_the_faster_half_and_measures_its_points_in_turns():
     machine = Machine(workers_and_envs)
     found = machine.search()
     dropped = [point for point in found.points if point.status == "dropped"]
-    assert len(dropped) >= 4
-    assert {len(point.rates) for point in dropped} <= {2, 4}
-    assert [len(point.rates) for point in dropped].count(2) >= 3
+    assert len(dropped) == len(POINTS) - 2  # all but the fastest and the configuration as given
+    assert [len(point.rates) for point in dropped].count(2) == len(POINTS) / 2
+    assert min(len(point.rates) for point in dropped) == 2
     for point in dropped:
-        first, second, *_ = (index for index, said in enumerate(machine.said) if dict(said) == point.values)
-        assert second > first + 1
-    assert min(map(workers_and_envs, (point.values for point in found.points if point.status == "kept"))) > 2000
+        turns = [index for index, said in enumerate(machine.said) if dict(said) == point.values]
+        assert all(second > first + 1 for first, second in itertools.pairwise(turns[:2]))
+
+
+def test_a_grid_for_which_there_is_no_time_is_tried_in_part():
+    workers = range(1, 101)
+    points = [{"collector.num_workers": count, "env.num_envs": envs} for count in workers for envs in (1, 2, 4)]
+    machine = Machine(workers_and_envs)
+    found = machine.search(points=points)
+    # 5 minutes are 50 measurements: 6 at the end, and half of the rest in the first round.
+    assert 20 <= len(found.points) <= 25
+    assert found.best.values["collector.num_workers"] > 80
+    assert machine.now_s <= 60 * OPTIONS.minutes + 6
 
 
 def test_a_gain_within_the_noise_is_not_taken():
@@ -141,6 +152,13 @@ def test_what_the_user_gives_is_not_searched():
     cfg = composed("collector=multi_sync collector.num_workers=4 inference=server collector.frames_per_batch=1024")
     points = tune.space(cfg, ["collector", "collector.num_workers", "inference"], exact=False)
     assert {*points[0]} == {"env.num_envs", "launcher.num_threads", "collector.overlap"}
+    many = composed("collector=multi_sync collector.num_workers=64 launcher.num_threads=4")
+    fixed = tune.space(many, ["collector.num_workers"], exact=True)
+    assert {(point["launcher.num_threads"], point["inference"]) for point in fixed} == {
+        (4, "local"),
+        (1, "local"),
+        (1, "server"),
+    }
     with pytest.raises(ConfigError, match=r"nothing is left to search: .*num_envs.*tune.exact=false also"):
         tune.space(composed("collector=single"), ["env.num_envs"], exact=True)
     with pytest.raises(ConfigError, match=r"launcher=slurm: tune measures on the machine where it runs"):

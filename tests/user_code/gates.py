@@ -10,7 +10,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from collectx.collector.worker_record import Role
+from collectx.place import workers
 
 
 class Gates:
@@ -32,13 +32,16 @@ class Gates:
         """Until `monkeypatch` is undone."""
         folder = self._folder
 
-        def late_role(name: str, make_spec: Callable, entry: Callable, endpoint: Any = None) -> Role:
+        def late_workers(
+            launcher: Any, transport: Any, specs: Any, entry: Callable, *more: Any, **named: Any
+        ) -> workers.Workers:
             def late(spec: Any) -> tuple[Callable, tuple]:
                 return _run, (str(folder / f"gate-{spec.worker}"), *entry(spec))
 
-            return Role(name, make_spec, late, endpoint)
+            return make(launcher, transport, specs, late, *more, **named)
 
-        monkeypatch.setattr("collectx.collector.compose.Role", late_role)
+        make = workers.Workers
+        monkeypatch.setattr(workers, "Workers", late_workers)
 
 
 def _run(gate: str, function: Callable, arguments: tuple) -> None:

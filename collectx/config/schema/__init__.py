@@ -1,1 +1,1 @@
-"""Every option once: its type, and its range as metadata. Values and their documentation are in the YAML files."""
+"""Every option once, as a field of a dataclass: type, default, text, range and marks."""

@@ -1,29 +1,45 @@
 """Options of the group `env`: the envs of each worker."""
 
+# ruff: noqa: RUF009, the calls in defaults make a `field`
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from collectx.config.schema.fields import Section, at_least, one_of, unsigned
+from collectx.config.schema.fields import Section, like, option, required
 
 
 @dataclass(kw_only=True)
 class EnvConfig(Section):
-    kind: str
-    num_envs: int = at_least(1)
+    kind: str = required("The kind of env.")
+    num_envs: int = option(8, "Envs per worker.", minimum=1)
 
 
 @dataclass(kw_only=True)
 class GymnasiumConfig(EnvConfig):
     """Options of `gym` and `gym_vector`."""
 
-    id: str | None
-    entry_point: str | None
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    wrappers: list[Any] = field(default_factory=list)
-    info_keys: list[str] = field(default_factory=list)
-    exclude_keys: list[str] = field(default_factory=list)
+    id: str | None = option(
+        None,
+        """A registered id such as CartPole-v1, or `module:Id-v0` to import the module that registers it. `null`: use
+        entry_point.""",
+    )
+    entry_point: str | None = option(None, "`module:Class` or `module:function` that creates one env. `null`: use id.")
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of the env: `env.kwargs.sutton_barto_reward=true`.")
+    wrappers: list[Any] = option(
+        [],
+        """Wrappers, the innermost first: the import path of a class, or a mapping with that path as _target_ and
+        keyword arguments.""",
+    )
+    info_keys: list[str] = option(
+        [],
+        """Entries of info to keep in the batch (numbers, arrays, or dicts of these), such as [episode], as ("info",
+        name) and ("next", "info", name). ("info", "_name") is False for frames without the entry, whose value is then
+        zero.""",
+    )
+    exclude_keys: list[str] = option(
+        [], "Parts of a Dict or Tuple observation to leave out of the batch, such as text: [mission, inner.text]."
+    )
 
 
 @dataclass(kw_only=True)
@@ -33,33 +49,85 @@ class GymEnvConfig(GymnasiumConfig):
 
 @dataclass(kw_only=True)
 class GymVectorEnvConfig(GymnasiumConfig):
-    vectorization_mode: str = one_of("vector_entry_point", "sync", "async")
-    context: str | None = one_of("forkserver", "spawn", "fork")
-    autoreset_mode: str | None = one_of("next_step", "same_step", "disabled")
+    num_envs: int = like(EnvConfig, "num_envs", "Envs per worker: the size of its vector env.")
+    id: str | None = like(GymnasiumConfig, "id", "A registered env id. `null`: use entry_point.")
+    entry_point: str | None = like(
+        GymnasiumConfig,
+        "entry_point",
+        "`module:Class` or `module:function` that creates one vector env. `null`: use id.",
+    )
+    wrappers: list[Any] = like(
+        GymnasiumConfig,
+        "wrappers",
+        "Wrappers of each single env, as for env=gym. Requires an id, and vectorization_mode sync or async.",
+    )
+    vectorization_mode: str = option(
+        "sync",
+        """How the envs are vectorized: vector_entry_point (a batched implementation of the env), sync (in the worker's
+        process) or async (one process per env).""",
+        choices=("vector_entry_point", "sync", "async"),
+    )
+    context: str | None = option(
+        None,
+        """How vectorization_mode=async starts processes: forkserver, spawn or fork, as multiprocessing names them. fork
+        is the fastest, and may hang if a library of the env has started threads. `null`: forkserver, or spawn where
+        there is none.""",
+        choices=("forkserver", "spawn", "fork"),
+    )
+    autoreset_mode: str | None = option(
+        None,
+        """When the vector env resets its envs: next_step, same_step or disabled. Batches are the same with each.
+        `null`: disabled if the env supports it, otherwise the mode of the env.""",
+        choices=("next_step", "same_step", "disabled"),
+    )
 
 
 @dataclass(kw_only=True)
 class EnvPoolEnvConfig(EnvConfig):
-    id: str
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    num_threads: int = unsigned(31)
-    exclude_keys: list[str] = field(default_factory=list)
+    num_envs: int = like(EnvConfig, "num_envs", default=64)
+    id: str = required("An EnvPool task such as CartPole-v1 or Pong-v5.")
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of envpool.make.")
+    num_threads: int = option(1, "Threads of each worker's pool. 0: one per core.", minimum=0, bits=31)
+    exclude_keys: list[str] = option(
+        [], "Parts of a Dict observation to leave out of the batch, such as text: [mission, inner.text]."
+    )
 
 
 @dataclass(kw_only=True)
 class TorchrlEnvConfig(EnvConfig):
-    target: str
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    exclude_keys: list[str] = field(default_factory=list)
+    num_envs: int = like(EnvConfig, "num_envs", "Envs per worker; for a batched env, its batch size.")
+    target: str = required("`module:function` that creates one env, or a batched env such as a SerialEnv.")
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of the function: `env.kwargs.id=CartPole-v1`.")
+    exclude_keys: list[str] = option(
+        [], "Keys of the observation and state specs to leave out of the batch, such as text: [mission, inner.text]."
+    )
 
 
 @dataclass(kw_only=True)
 class DatasetEnvConfig(EnvConfig):
-    dir: str
+    num_envs: int = like(
+        EnvConfig,
+        "num_envs",
+        """Envs per worker. Env i of the run starts with episode i of the data set, and continues in recorded order.
+        After the last episode, it continues with the first one.""",
+        default=1,
+    )
+    dir: str = required(
+        """Folder of a data set of the format memmap or parquet, or of a run that has recorded one. Each worker reads it
+        into memory."""
+    )
 
 
 @dataclass(kw_only=True)
 class CountingEnvConfig(EnvConfig):
-    episode_length: int = at_least(1)
-    observation_size: int = at_least(3)
-    step_s: float = at_least(0, finite=True)
+    episode_length: int = option(
+        10,
+        "Frames in an episode of env 0. Episodes of other envs have up to two more, so that they do not end together.",
+        minimum=1,
+    )
+    observation_size: int = option(
+        3, "Size of an observation, at least 3; the elements after the first three are a function of those.", minimum=3
+    )
+    step_s: float = option(
+        0.0, "Seconds of processor time of one step of all envs of a worker.", minimum=0, finite=True
+    )

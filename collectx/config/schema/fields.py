@@ -1,17 +1,25 @@
-"""Base class of all sections of a configuration, and the range or the choices of an option as metadata of its field.
+"""What an option is: type, default, meaning, range and marks, all in the field of its dataclass.
 
-The documentation of options, and their defaults except for empty lists and mappings, are in the YAML files of
-`collectx.conf`.
+`make config` writes the commented files of `conf/` from the fields; the JSON schema, `collectx list`, the reference and
+the keywords of the Python classes are made from them too.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import field, is_dataclass
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 BITS = 63
 """Every integer is below 2**63, unless its option has another limit: tensors and files have no larger ones."""
+
+ABSENT: Any = object()
+"""The default of an option that must be given; no value."""
 
 
 class Unset(AttributeError):
@@ -24,7 +32,8 @@ class Section:
     if not TYPE_CHECKING:  # mypy would take any attribute for one
 
         def __getattr__(self, name: str) -> Any:
-            is_option = any(each.name == name for each in fields(self))
+            # A property is not there either where it needs an option that is not.
+            is_option = any(each.name == name for each in dataclasses.fields(self)) or hasattr(type(self), name)
             raise (Unset if is_option else AttributeError)(f"{type(self).__name__} has no {name}")
 
 
@@ -43,48 +52,65 @@ def section_of(hint: Any) -> Any:
     return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
 
 
-def at_least(minimum: float, finite: bool = False) -> Any:
-    """A number, or a list of numbers, none below `minimum`; with `finite`, not infinity."""
-    return field(metadata={"minimum": minimum} | ({"below": math.inf} if finite else {}))
+class Limits(TypedDict, total=False):
+    """Range and marks of an option. Those of numbers apply to every entry of a list.
+
+    Attributes:
+        minimum, maximum: the bounds, both included.
+        above: a bound, excluded.
+        finite: whether infinity is refused.
+        bits: an integer is below 2**bits.
+        also: values that are accepted outside of the range, such as -1 for no end.
+        choices: the words that are accepted.
+        kept: a resume may not change the option: the saved state was made for its value.
+        without_effect: the option or section does not change the content of batches: a resume may change it, and
+            `reproduce` still repeats all batches.
+    """
+
+    minimum: float
+    maximum: float
+    above: float
+    finite: bool
+    bits: int
+    also: Sequence[float]
+    choices: Sequence[str]
+    kept: bool
+    without_effect: bool
 
 
-def above(bound: float, finite: bool = False) -> Any:
-    """A number greater than `bound`; with `finite`, not infinity."""
-    return field(metadata={"above": bound} | ({"below": math.inf} if finite else {}))
+def option(default: Any, text: str, **limits: Unpack[Limits]) -> Any:
+    """An option of a dataclass.
+
+    Args:
+        text: what it means: sentences, in any number of lines. Words of YAML that Python writes in another way stand
+            between backticks: options, `null`, `true` and `false`; see `collectx.config.problem.Language`.
+    """
+    metadata = {"text": " ".join(text.split()), **limits}
+    if default is ABSENT:
+        return field(metadata=metadata)
+    # Of another default the class would have an attribute, which an incomplete section then has too.
+    return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
 
 
-def within(minimum: float, maximum: float) -> Any:
-    """A number from `minimum` to `maximum`, both included."""
-    return field(metadata={"minimum": minimum, "maximum": maximum})
+def required(text: str, **limits: Unpack[Limits]) -> Any:
+    """An option that must be given."""
+    return option(ABSENT, text, **limits)
 
 
-def count_or_endless() -> Any:
-    """A positive count, or -1 for no end."""
-    return field(metadata={"minimum": 1, "also": (-1,)})
+def section(cls: type, text: str = "", **limits: Unpack[Limits]) -> Any:
+    """A section within a section, whose options have their defaults where they are left out."""
+    return field(default_factory=cls, metadata={"text": text, **limits})
 
 
-def unsigned(bits: int) -> Any:
-    """An integer from 0, below 2**bits."""
-    return field(metadata={"minimum": 0, "bits": bits})
+def like(cls: Any, name: str, text: str | None = None, default: Any = ...) -> Any:
+    """The option `name` of another dataclass, with another text or default."""
+    base = cls.__dataclass_fields__[name]
+    metadata = {**base.metadata, "text": text or base.metadata["text"]}
+    return option(default_of(base) if default is ... else default, **metadata)
 
 
-def one_of(*names: str) -> Any:
-    """One of these words."""
-    return field(metadata={"choices": names})
-
-
-def kept(option: Any = None) -> Any:
-    """An option that a resume may not change: the saved state was made for its value."""
-    return _marked(option, "is_kept")
-
-
-def without_effect(option: Any = None) -> Any:
-    """An option or a section that does not change the content of batches: a resume may change it, and `reproduce` still
-    repeats all batches."""
-    return _marked(option, "is_without_effect")
-
-
-def _marked(option: Any, mark: str) -> Any:
-    option = field() if option is None else option
-    defaults = {"default": option.default, "default_factory": option.default_factory}
-    return field(**defaults, metadata={**option.metadata, mark: True})
+def default_of(option: dataclasses.Field) -> Any:
+    """The default of an option; ABSENT if it must be given."""
+    if option.default_factory is not dataclasses.MISSING:
+        return option.default_factory()
+    return ABSENT if option.default is dataclasses.MISSING else option.default

@@ -1,104 +1,211 @@
 """Options of the groups `backend`, `launcher` and `devices`."""
 
+# ruff: noqa: RUF009, the calls in defaults make a `field`
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from collectx.config.schema.fields import Section, above, at_least, within
+from collectx.config.schema.fields import Section, like, option, required, section
 
 
 @dataclass(kw_only=True)
 class BackendConfig(Section):
-    kind: str
-    interface: str | None
-    port: int | None = within(1, 65535)
+    kind: str = required("How batches and weights travel.")
+    interface: str | None = option(
+        None,
+        """The network interface, such as eth0, on which the trainer listens for workers on other hosts. `null`: all
+        interfaces.""",
+    )
+    port: int | None = option(
+        None, "The TCP port on which the trainer listens. `null`: any free port.", minimum=1, maximum=65535
+    )
 
 
 @dataclass(kw_only=True)
 class RpcBackendConfig(BackendConfig):
-    tensorpipe: dict[str, Any] = field(default_factory=dict)
-    visible_devices: list[str] | None
+    tensorpipe: dict[str, Any] = option(
+        {},
+        """Options of torch.distributed.rpc.TensorPipeRpcBackendOptions: num_worker_threads, rpc_timeout (seconds),
+        _transports, _channels.""",
+    )
+    visible_devices: list[str] | None = option(
+        None,
+        """The only GPU that each worker can see, such as ["cuda:0", "cuda:1"], numbered as on its host. cpu: no GPU.
+        The transport keeps batches and weights on the CPU. `null`: every worker sees all GPUs.""",
+    )
 
 
 @dataclass(kw_only=True)
 class LauncherConfig(Section):
-    kind: str
-    num_threads: int = at_least(1)
-    pin_cores: bool
+    kind: str = required("Where workers run.")
+    num_threads: int = option(1, "Torch threads per worker.", minimum=1)
+    pin_cores: bool = option(
+        False,
+        """`true`: pin each worker, with the threads of its envs, to one core. For envs with threads (EnvPool) on a
+        machine without other load. On a shared machine, a worker may wait for its core while other cores are idle.""",
+    )
 
 
 @dataclass(kw_only=True)
 class SlurmResources(Section):
     """Resources that a job requests from SLURM. None: the default of the cluster."""
 
-    partition: str | None
-    account: str | None
-    qos: str | None
-    time: str | None
-    mem: str | None
-    cpus_per_task: int | None = at_least(1)
-    gpus: int | None = at_least(0)
-    constraint: str | None
-    exclusive: bool
-    container: str | None
-    setup: list[str] = field(default_factory=list)
-    sbatch: dict[str, Any] = field(default_factory=dict)
+    partition: str | None = option(None, "Partition of the job. `null`, here and below: the cluster's default.")
+    account: str | None = option(None, "Account to charge.")
+    qos: str | None = option(None, "Quality of service.")
+    time: str | None = option(
+        None, """Time limit in the syntax of sbatch: minutes, or "days-hours:minutes:seconds" (in quotes, in a file)."""
+    )
+    mem: str | None = option(None, "Memory per node in the syntax of sbatch, such as 4G.")
+    cpus_per_task: int | None = option(None, "Cores per task; more than 1 for envs that use threads.", minimum=1)
+    gpus: int | None = option(None, "GPUs per node.", minimum=0)
+    constraint: str | None = option(None, """Required features of the nodes, such as "intel&ib".""")
+    exclusive: bool = option(False, "`true`: do not share nodes with other jobs.")
+    container: str | None = option(None, "OCI bundle in which srun starts the tasks (option --container).")
+    setup: list[str] = option(
+        [],
+        """Shell commands that run before the tasks start, such as ["module load cuda", "source env.sh"]. The job ends
+        if a command fails, except before && or || and in a pipe before its last command.""",
+    )
+    sbatch: dict[str, Any] = option(
+        {},
+        """Any other sbatch options, such as {nodelist: n7, mail-type: FAIL, exclusive: user}. They override the keys of
+        `launcher`.""",
+    )
 
 
 @dataclass(kw_only=True)
 class JobLauncherConfig(SlurmResources, LauncherConfig):
-    python: str | None
-    srun: dict[str, Any] = field(default_factory=dict)
-    requeue: bool | None
-    max_requeues: int = at_least(0)
+    python: str | None = option(
+        None, "Path of the Python executable on the nodes. `null`: the path of the Python that submits the job."
+    )
+    srun: dict[str, Any] = option({}, "Any other srun options, such as {container-image: my.sqsh}.")
+    requeue: bool | None = option(
+        None,
+        """`true`: preemption and the time limit do not end the run. The job returns to the queue, and its next start
+        continues the run from the newest checkpoint. This also applies after `scontrol requeue`, and if the run loses a
+        node that it needs. With launcher=submitit, the trainer resubmits the worker's job, for every value of
+        collector.on_worker_failure. `null`: `true` if launcher.time is set or the partition preempts its jobs.""",
+    )
+    max_requeues: int = option(
+        20,
+        """Maximum number of requeues of a job. After that, the run ends as interrupted. With launcher=submitit, the
+        limit applies to each worker; after that, collector.on_worker_failure applies.""",
+        minimum=0,
+    )
 
 
 @dataclass(kw_only=True)
 class SubmititLauncherConfig(JobLauncherConfig):
-    queue_timeout_s: float = above(0)
+    kind: str = like(
+        LauncherConfig,
+        "kind",
+        """Where workers run. The resources apply to the job of each worker. With collector.on_worker_failure=restart,
+        lost workers are resubmitted.""",
+    )
+    queue_timeout_s: float = option(
+        3600.0,
+        """Maximum seconds for a worker's job to wait in the queue and start. An async run continues with the workers
+        that have joined.""",
+        above=0,
+    )
 
 
 @dataclass(kw_only=True)
 class SlurmLauncherConfig(JobLauncherConfig):
-    nodes: int | None = at_least(1)
-    signal_s: int = at_least(1)
-    max_parallel: int | None = at_least(1)
-    wait: bool
+    kind: str = like(
+        LauncherConfig,
+        "kind",
+        """Where workers run. The job has collector.num_workers + 1 tasks. Inside an allocation (salloc), runs are steps
+        of the allocation, one after another.""",
+    )
+    nodes: int | None = option(None, "Number of nodes for the tasks. `null`: SLURM decides.", minimum=1)
+    signal_s: int = option(
+        60,
+        """With requeue=true, the number of seconds before the time limit at which SLURM signals the run; the signal may
+        come up to 60 s earlier. The run then has checkpoint.grace_s to write a checkpoint. A preemption signals the run
+        too: the partition's GraceTime must be longer than checkpoint.grace_s.""",
+        minimum=1,
+    )
+    max_parallel: int | None = option(
+        None, "Maximum points of a sweep that run at the same time. `null`: no maximum.", minimum=1
+    )
+    wait: bool = option(
+        True,
+        """`true`: wait for the job, and show the queue, then the progress. Ctrl-C asks whether to cancel. `false`:
+        submit the job and exit. `collectx status DIR` shows the state later.""",
+    )
 
 
 @dataclass(kw_only=True)
 class PartResources(Section):
     """Overrides the job's resources for one component. None: not overridden."""
 
-    partition: str | None
-    mem: str | None
-    cpus_per_task: int | None = at_least(1)
-    gpus: int | None = at_least(0)
-    constraint: str | None
-    exclusive: bool | None
-    container: str | None
-    sbatch: dict[str, Any] = field(default_factory=dict)
+    partition: str | None = like(SlurmResources, "partition")
+    mem: str | None = like(SlurmResources, "mem")
+    cpus_per_task: int | None = like(SlurmResources, "cpus_per_task")
+    gpus: int | None = like(SlurmResources, "gpus")
+    constraint: str | None = like(SlurmResources, "constraint")
+    exclusive: bool | None = like(SlurmResources, "exclusive", default=None)
+    container: str | None = like(SlurmResources, "container")
+    sbatch: dict[str, Any] = like(SlurmResources, "sbatch")
 
 
 @dataclass(kw_only=True)
 class SubmititDelayedLauncherConfig(SlurmLauncherConfig):
-    trainer: PartResources
-    worker: PartResources
+    kind: str = like(
+        LauncherConfig,
+        "kind",
+        "Where workers run. SLURM starts trainer and workers together, the trainer on a separate node.",
+    )
+    nodes: int | None = like(SlurmLauncherConfig, "nodes", "Number of nodes for the workers. `null`: SLURM decides.")
+    trainer: PartResources = section(
+        PartResources, "Resources of the trainer's component. `null`: the launcher's key of that name."
+    )
+    worker: PartResources = section(
+        PartResources, "Resources of the workers' component, which has collector.num_workers tasks."
+    )
 
 
 @dataclass(kw_only=True)
 class RayLauncherConfig(LauncherConfig):
-    ray_init_config: dict[str, Any] = field(default_factory=dict)
+    ray_init_config: dict[str, Any] = option(
+        {},
+        """Arguments of ray.init, such as {"address": "auto"} for a cluster that is already running. Without an address
+        here or in RAY_ADDRESS, starts a cluster on this machine, which ends with this process.""",
+    )
     # A mapping, or a list with one for each worker.
-    remote_configs: Any = field(default_factory=dict)
-    queue_timeout_s: float = above(0)
-    autoscaling: bool
+    remote_configs: Any = option(
+        {"num_cpus": 1},
+        """Arguments of ray.remote for the workers' actors, such as {num_cpus: 2, num_gpus: 0.5}, or a list with one
+        mapping per worker; on the command line as '~launcher.remote_configs' '+launcher.remote_configs=[{num_cpus: 2},
+        {num_gpus: 1}]'.""",
+    )
+    queue_timeout_s: float = option(
+        180.0,
+        """Maximum seconds until Ray has started a worker's process, including its first imports and the wait for
+        resources that are in use or, with autoscaling, for new nodes.""",
+        above=0,
+    )
+    autoscaling: bool = option(
+        False,
+        """`true`: the cluster adds nodes by itself, so missing resources are waited for. `false`: resources that the
+        cluster lacks are an error before anything starts.""",
+    )
 
 
 @dataclass(kw_only=True)
 class DevicesConfig(Section):
-    device: str | None
-    storing_device: str | None
-    policy_device: str | None
-    env_device: str | None
+    device: str | None = option(
+        "cpu",
+        """Default of the three devices below. `null`: cpu for the policy and the envs; batches stay on the device of
+        both, or are on the CPU.""",
+    )
+    storing_device: str | None = option(None, "Device of delivered batches. `null`: the value of `device`.")
+    policy_device: str | None = option(None, "Device of the policy. `null`: the value of `device`.")
+    env_device: str | None = option(
+        None,
+        """Device of the env's observations and actions. `null`: the env's own, which is the CPU unless it returns
+        tensors (page Envs).""",
+    )

@@ -3,33 +3,40 @@
 # ruff: noqa: RUF009, the calls in defaults make a `field`
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from collectx.config.schema.fields import Section, above, at_least, one_of
+from collectx.config.schema.fields import Section, option, required
 
 
 @dataclass(kw_only=True)
 class PolicyConfig(Section):
-    kind: str
+    kind: str = required("The kind of policy.")
 
 
 @dataclass(kw_only=True)
 class MlpPolicyConfig(PolicyConfig):
-    hidden_sizes: list[int] = at_least(1)
-    activation: str = one_of("tanh", "relu", "silu", "gelu", "elu")
+    hidden_sizes: list[int] = option([64, 64], "Width of each hidden layer. []: a linear policy.", minimum=1)
+    activation: str = option("tanh", "tanh, relu, silu, gelu or elu.", choices=("tanh", "relu", "silu", "gelu", "elu"))
 
 
 @dataclass(kw_only=True)
 class CnnPolicyConfig(PolicyConfig):
-    channels: list[int] = at_least(1)
-    kernel_sizes: list[int] = at_least(1)
-    strides: list[int] = at_least(1)
-    hidden_size: int = at_least(1)
-    scale: float = above(0)
+    channels: list[int] = option(
+        [32, 64, 64],
+        "Output channels of each convolution. channels, kernel_sizes and strides must have the same length.",
+        minimum=1,
+    )
+    kernel_sizes: list[int] = option([8, 4, 3], "Kernel size of each convolution, in pixels of its input.", minimum=1)
+    strides: list[int] = option([4, 2, 1], "Stride of each convolution.", minimum=1)
+    hidden_size: int = option(512, "Width of the layer between the convolutions and the heads.", minimum=1)
+    scale: float = option(255.0, "Divisor of the observations.", above=0)
 
 
 @dataclass(kw_only=True)
 class CustomPolicyConfig(PolicyConfig):
-    target: str
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    target: str = required(
+        """`module:name`. An nn.Module, or a function that takes an observation, is used as it is. A class or factory is
+        called with kwargs, and with the env's spec if it has a parameter `spec`."""
+    )
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of the target.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from collectx.config.schema.collector import CollectorConfig, InferenceConfig
 from collectx.config.schema.env import EnvConfig
-from collectx.config.schema.fields import Section, above, at_least, kept, one_of, unsigned, without_effect
+from collectx.config.schema.fields import Section, option, required, section
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.trainer import TrainerConfig
@@ -18,19 +18,44 @@ from collectx.config.schema.trainer import TrainerConfig
 class RunOptions(Section):
     """Options of the run. These defaults apply if a configuration has no section `run`."""
 
-    overwrite: bool = False
-    max_batches: int | None = field(default=None, metadata={"minimum": 1})
-    resume: str | None = field(default=None, metadata={"choices": ("never", "auto")})
+    overwrite: bool = option(False, "`true`: replace an earlier run in the run folder. `false`: refuse to run there.")
+    max_batches: int | None = option(
+        None,
+        """Maximum number of batches. The run then ends as completed. It does not change schedules that depend on
+        collector.total_frames, such as the learning rate. `null`: no maximum.""",
+        minimum=1,
+    )
+    resume: str | None = option(
+        None,
+        """What to do if the run folder contains a run. never: see `overwrite`. auto: continue the run from its newest
+        checkpoint, or start from the beginning if it has none; a completed run does not change. `null`: auto for the
+        points of a sweep, never for a single run. `resume=auto` is short for `run.resume=auto`. `collectx resume
+        RUN_DIR` continues a run with its saved configuration.""",
+        choices=("never", "auto"),
+    )
 
 
 @dataclass(kw_only=True)
 class CheckpointOptions(Section):
     """When checkpoints are written. These defaults hold where a configuration has no section `checkpoint`."""
 
-    every_batches: int | None = field(default=None, metadata={"minimum": 1})
-    every_min: float | None = field(default=10.0, metadata={"above": 0})
-    keep: int = field(default=2, metadata={"minimum": 1})
-    grace_s: float = field(default=20.0, metadata={"minimum": 0})
+    every_batches: int | None = option(
+        None, "Batches between two checkpoints. `null`: no checkpoints by number of batches.", minimum=1
+    )
+    every_min: float | None = option(
+        10.0,
+        """Minutes between two checkpoints. `null`: no checkpoints by time. The run also writes a checkpoint at its end,
+        and when a signal stops it. Checkpoints by time are postponed if they would take more than one percent of the
+        time.""",
+        above=0,
+    )
+    keep: int = option(2, "Number of checkpoints to keep: the newest ones.", minimum=1)
+    grace_s: float = option(
+        20.0,
+        """Maximum seconds after a signal (SIGINT, SIGTERM, SIGHUP) to complete the batch and write a checkpoint. A
+        second signal ends the run at once.""",
+        minimum=0,
+    )
 
 
 @dataclass(kw_only=True)
@@ -38,55 +63,87 @@ class EvalOptions(Section):
     """How episodes are evaluated, after a run or during it. These defaults hold where a configuration has no section
     `eval`."""
 
-    every_batches: int | None = field(default=None, metadata={"minimum": 1})
-    episodes: int = field(default=10, metadata={"minimum": 1})
-    max_frames_per_episode: int | None = field(default=100_000, metadata={"minimum": 1})
-    exploration_type: str = field(
-        default="deterministic", metadata={"choices": ("random", "mode", "mean", "median", "deterministic")}
+    every_batches: int | None = option(
+        None,
+        """Batches between two evaluations of the policy during a run. A separate process evaluates the policy in
+        separate envs. An evaluation is skipped if the previous one still runs. `null`: no evaluations during the run.
+        `collectx eval RUN_DIR` evaluates a run that has ended.""",
+        minimum=1,
     )
-    seed: int = field(default=1_000_000, metadata={"minimum": 0, "bits": 61})
-    video: bool = False
-    close_timeout_s: float = field(default=60.0, metadata={"minimum": 0})
+    episodes: int = option(10, "Number of complete episodes of one evaluation.", minimum=1)
+    max_frames_per_episode: int | None = option(
+        100_000,
+        """Maximum number of frames of an episode. If an episode has not ended by then, the evaluation fails. To end
+        episodes instead and evaluate what they have reached, set collector.max_frames_per_traj. `null`: no maximum.""",
+        minimum=1,
+    )
+    exploration_type: str = option(
+        "deterministic",
+        "How actions are chosen, in TorchRL's terms. random: sampled from the policy's distribution, as in training.",
+        choices=("random", "mode", "mean", "median", "deterministic"),
+    )
+    seed: int = option(
+        1_000_000,
+        "Seed of the evaluation's envs and actions. It does not depend on the `seed` of the run.",
+        minimum=0,
+        bits=61,
+    )
+    video: bool = option(False, "`true`: `collectx eval` writes a video of each episode to RUN_DIR/videos/.")
+    close_timeout_s: float = option(
+        60.0, "Maximum seconds that the run waits at its end for an evaluation that still runs.", minimum=0
+    )
 
 
 @dataclass(kw_only=True)
 class TensorBoardLoggerConfig(Section):
-    dir: str | None
+    dir: str | None = option(None, "The folder; `null`: `tensorboard` in the run folder.")
 
 
 @dataclass(kw_only=True)
 class CsvLoggerConfig(Section):
-    file: str | None
+    file: str | None = option(None, "The file; `null`: `progress.csv` in the run folder.")
 
 
 @dataclass(kw_only=True)
 class WandbLoggerConfig(Section):
-    project: str | None
-    entity: str | None
-    name: str | None
-    group: str | None
-    tags: list[str] = field(default_factory=list)
-    mode: str | None = field(default=None, metadata={"choices": ("online", "offline", "disabled")})
+    project: str | None = option("collectx", "The name of the project.")
+    entity: str | None = option(None, "The user or the team; `null`: the default of the account.")
+    name: str | None = option(None, "The name of the run; `null`: the name of the run folder.")
+    group: str | None = option(None, "The name of a group of runs, such as the seeds of one experiment.")
+    tags: list[str] = option([], "Labels of the run.")
+    mode: str | None = option(
+        None,
+        "online, offline (files in the run folder, for `wandb sync`) or disabled. `null`: the value of WANDB_MODE.",
+        choices=("online", "offline", "disabled"),
+    )
 
 
 @dataclass(kw_only=True)
 class MlflowLoggerConfig(Section):
-    tracking_uri: str | None
-    experiment: str | None
-    name: str | None
+    tracking_uri: str | None = option(
+        None,
+        """The server or the database, such as http://host:5000 or sqlite:///mlflow.db. `null`: the value of
+        MLFLOW_TRACKING_URI, or MLflow's default.""",
+    )
+    experiment: str | None = option("collectx", "The name of the experiment.")
+    name: str | None = option(None, "The name of the run; `null`: the name of the run folder.")
 
 
 @dataclass(kw_only=True)
 class CustomLoggerConfig(Section):
-    target: str
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    target: str = required(
+        "`module:name` of the class or function that creates the logger, such as my_project.loggers:Slack."
+    )
+    kwargs: dict[str, Any] = option({}, "The keyword arguments of the target.")
 
 
 @dataclass(kw_only=True)
 class LoggerConfig(Section):
     """The loggers of a run. These defaults apply if a configuration has no section `logger`; null: is not used."""
 
-    close_timeout_s: float = field(default=30.0, metadata={"minimum": 0})
+    close_timeout_s: float = option(
+        30.0, "Maximum seconds that the run waits at its end until its loggers have written all lines.", minimum=0
+    )
     tensorboard: TensorBoardLoggerConfig | None = None
     csv: CsvLoggerConfig | None = None
     wandb: WandbLoggerConfig | None = None
@@ -100,15 +157,21 @@ class RunConfig(Section):
     policy: PolicyConfig
     collector: CollectorConfig
     backend: BackendConfig
-    launcher: LauncherConfig = without_effect()
+    launcher: LauncherConfig = field(metadata={"without_effect": True})
     devices: DevicesConfig
     trainer: TrainerConfig
-    seed: int = kept(unsigned(61))
-    run: RunOptions = without_effect(field(default_factory=RunOptions))
-    checkpoint: CheckpointOptions = without_effect(field(default_factory=CheckpointOptions))
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
-    logger: LoggerConfig = without_effect(field(default_factory=LoggerConfig))
-    eval: EvalOptions = without_effect(field(default_factory=EvalOptions))
+    seed: int = option(
+        0,
+        "Seed of all random numbers, at least 0. Env i of the run is seeded with (seed, i), and the trainer with seed.",
+        minimum=0,
+        bits=61,
+        kept=True,
+    )
+    run: RunOptions = section(RunOptions, without_effect=True)
+    checkpoint: CheckpointOptions = section(CheckpointOptions, without_effect=True)
+    inference: InferenceConfig = section(InferenceConfig)
+    logger: LoggerConfig = section(LoggerConfig, without_effect=True)
+    eval: EvalOptions = section(EvalOptions, without_effect=True)
 
 
 # The sections of a run that are no groups.
@@ -130,18 +193,33 @@ class SweepConfig(Section):
     run.
     """
 
-    objective: str | list[str] = one_of(*OBJECTIVES)
+    objective: str | list[str] = option(
+        "mean_return",
+        """Entry of `result.json` that ranks the table of a sweep, and that a sweeper such as hydra/sweeper=optuna
+        optimises: mean_return, frames_per_s, num_episodes, frames, batches, wall_s or start_s. The sweeper's key
+        direction selects maximize or minimize. A list for a sweeper with several directions; its first entry ranks the
+        table.""",
+        choices=OBJECTIVES,
+    )
 
 
 @dataclass(kw_only=True)
 class TuneConfig(Section):
     """How `collectx tune` measures. No part of a run's configuration."""
 
-    minutes: float = above(0, finite=True)
-    seconds: float = above(0, finite=True)
-    warmup_s: float = at_least(0)
-    exact: bool | None
+    minutes: float = option(5.0, "Approximate minutes of `collectx tune`.", above=0, finite=True)
+    seconds: float = option(
+        2.0, "Seconds of one measurement, after the warm-up; at least two batches.", above=0, finite=True
+    )
+    warmup_s: float = option(1.0, "Seconds after the first batch of a run that are not measured.", minimum=0)
+    exact: bool | None = option(
+        None,
+        """`true`: search only configurations with the same rows and steps of batches, and for sync collectors the same
+        lag, so that the trainer learns as before. `false`: also search other numbers of rows and steps with the same
+        frames_per_batch, collector.overlap and collector.num_slots. `null`: `false` with trainer=meter, `true` with all
+        other trainers.""",
+    )
 
 
 # The sections that only a command reads.
-COMMAND_SECTIONS: dict[str, type] = {"sweep": SweepConfig, "tune": TuneConfig}
+COMMAND_SECTIONS: dict[str, type] = {"tune": TuneConfig, "sweep": SweepConfig}

@@ -1,11 +1,12 @@
 """Options of the group `trainer`."""
 
+# ruff: noqa: RUF009, the calls in defaults make a `field`
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from collectx.config.schema.fields import Section, above, at_least, kept, one_of, within
+from collectx.config.schema.fields import Section, like, option, required
 
 # The formats of data sets, and the packages that each needs.
 DATA_PACKAGES: dict[str, tuple[str, ...]] = {
@@ -15,77 +16,174 @@ DATA_PACKAGES: dict[str, tuple[str, ...]] = {
     "lerobot": ("pyarrow",),
 }
 
+# Number of the last finished episodes whose mean return a run reports.
+RETURN_WINDOW = 100
+
 
 @dataclass(kw_only=True)
 class TrainerConfig(Section):
-    """Options of every trainer. `digest`: whether the batches are hashed."""
+    """Options of every trainer."""
 
-    kind: str = kept()
-    digest: bool | None
-
-
-# Number of the last finished episodes whose mean return a run reports.
-RETURN_WINDOW = 100
+    kind: str = required("The kind of trainer.", kept=True)
+    digest: bool | None = option(
+        False,
+        """`true`: hash every delivered batch, so that `collectx reproduce` can compare. Reads each batch once. Async
+        workers then do not write to the trainer's replay buffer themselves. `null`: `true`, unless workers write to the
+        replay buffer.""",
+    )
 
 
 @dataclass(kw_only=True)
 class LearningTrainerConfig(TrainerConfig):
     """Options of the built-in trainers that learn."""
 
-    learning_rate: float = above(0, finite=True)
-    adam_eps: float = above(0, finite=True)
-    anneal: bool
-    gamma: float = within(0, 1)
-    max_grad_norm: float = above(0)
-    target_return: float | None
-    check_finite: bool
+    digest: bool | None = like(TrainerConfig, "digest", default=True)
+    learning_rate: float = option(0.001, "Initial learning rate of Adam, above 0.", above=0, finite=True)
+    adam_eps: float = option(
+        1e-05,
+        """Added to the denominator of Adam, above 0. A large value, such as 1e-3, makes the first large gradient after
+        many small ones move the weights less.""",
+        above=0,
+        finite=True,
+    )
+    anneal: bool = option(
+        True,
+        """`true`: the learning rate decreases linearly to 0 at collector.total_frames. No effect on a run without a
+        limit.""",
+    )
+    gamma: float = option(0.98, "Discount factor per frame, 0 to 1.", minimum=0, maximum=1)
+    max_grad_norm: float = option(0.5, "Maximum norm of the gradients; larger ones are scaled down.", above=0)
+    target_return: float | None = option(
+        None,
+        "The run ends when the mean return of the last 100 episodes reaches this value. `null`: at total_frames only.",
+    )
+    check_finite: bool = option(
+        True,
+        "`true`: the run ends as failed at the first loss or weight that is not finite. `false`: training continues.",
+    )
 
 
 @dataclass(kw_only=True)
-class PpoTrainerConfig(LearningTrainerConfig):
-    gae_lambda: float = within(0, 1)
-    num_epochs: int = at_least(1)
-    minibatch_size: int = at_least(1)
-    clip_epsilon: float = above(0)
-    entropy_coeff: float = at_least(0, finite=True)
-    critic_coeff: float = at_least(0, finite=True)
-    normalize_advantage: bool
+class ActorCriticTrainerConfig(LearningTrainerConfig):
+    """Options of `ppo` and `impala`."""
+
+    entropy_coeff: float = option(0.01, "Weight of the entropy bonus, at least 0.", minimum=0, finite=True)
+    critic_coeff: float = option(0.5, "Weight of the critic's loss, at least 0.", minimum=0, finite=True)
 
 
 @dataclass(kw_only=True)
-class ImpalaTrainerConfig(LearningTrainerConfig):
-    rho_clip: float = above(0)
-    c_clip: float = above(0)
-    entropy_coeff: float = at_least(0, finite=True)
-    critic_coeff: float = at_least(0, finite=True)
+class PpoTrainerConfig(ActorCriticTrainerConfig):
+    learning_rate: float = like(LearningTrainerConfig, "learning_rate", default=2e-3)
+    entropy_coeff: float = like(ActorCriticTrainerConfig, "entropy_coeff", default=0.0)
+    gae_lambda: float = option(
+        0.8, "GAE's lambda, 0 (one-step advantages) to 1 (Monte Carlo advantages).", minimum=0, maximum=1
+    )
+    num_epochs: int = option(5, "Epochs per batch.", minimum=1)
+    minibatch_size: int = option(
+        256, "Approximate frames per gradient step: each batch is split into equal parts of about this size.", minimum=1
+    )
+    clip_epsilon: float = option(0.2, "Clipping range of the probability ratio around 1.", above=0)
+    normalize_advantage: bool = option(
+        True, "`true`: normalise the advantages of each minibatch to mean 0 and standard deviation 1."
+    )
+
+
+@dataclass(kw_only=True)
+class ImpalaTrainerConfig(ActorCriticTrainerConfig):
+    rho_clip: float = option(
+        1.0, "V-trace: upper limit of rho, the importance weight of a temporal difference.", above=0
+    )
+    c_clip: float = option(
+        1.0, "V-trace: upper limit of c, the importance weight that propagates corrections back in time.", above=0
+    )
 
 
 @dataclass(kw_only=True)
 class DqnTrainerConfig(LearningTrainerConfig):
-    num_steps: int = at_least(1)
-    buffer_frames: int = at_least(1)
-    warmup_frames: int = at_least(0)
-    batch_size: int = at_least(1)
-    updates_per_frame: float = above(0, finite=True)
-    target_rate: float = within(0, 1)
-    epsilon_start: float = within(0, 1)
-    epsilon_end: float = within(0, 1)
-    epsilon_frames: int = at_least(0)
-    priority_alpha: float | None = at_least(0, finite=True)
-    priority_beta: float = at_least(0, finite=True)
+    digest: bool | None = like(TrainerConfig, "digest", default=None)
+    gamma: float = like(LearningTrainerConfig, "gamma", default=0.99)
+    max_grad_norm: float = like(LearningTrainerConfig, "max_grad_norm", default=10.0)
+    num_steps: int = option(
+        10,
+        """Number of steps n of the n-step return, at least 1 (one-step Q-learning). Returns at the end of an episode,
+        or of an env's frames in a batch, have fewer steps.""",
+        minimum=1,
+    )
+    buffer_frames: int = option(
+        50000, "Capacity of the replay buffer in frames; new frames overwrite the oldest.", minimum=1
+    )
+    warmup_frames: int = option(1000, "Frames collected before the first gradient step.", minimum=0)
+    batch_size: int = option(64, "Frames per gradient step.", minimum=1)
+    updates_per_frame: float = option(0.25, "Gradient steps per collected frame.", above=0, finite=True)
+    target_rate: float = option(
+        0.02,
+        "Rate of the soft update of the target network at each gradient step, 0 to 1: 0 never, 1 copies the policy.",
+        minimum=0,
+        maximum=1,
+    )
+    epsilon_start: float = option(
+        1.0, "Initial probability of a random action, 0 to 1; it decreases linearly.", minimum=0, maximum=1
+    )
+    epsilon_end: float = option(
+        0.01, "Probability of a random action from epsilon_frames on, 0 to 1.", minimum=0, maximum=1
+    )
+    epsilon_frames: int = option(8000, "Frames over which the probability decreases.", minimum=0)
+    priority_alpha: float | None = option(
+        0.6,
+        "Sample frames in proportion to (temporal-difference error)**priority_alpha. `null`: uniformly.",
+        minimum=0,
+        finite=True,
+    )
+    priority_beta: float = option(
+        0.4,
+        """Exponent of the importance weights, from 0 (no correction of the sampling bias) to 1 (full correction). No
+        effect on uniform sampling.""",
+        minimum=0,
+        finite=True,
+    )
 
 
 @dataclass(kw_only=True)
 class RecordTrainerConfig(TrainerConfig):
-    format: str = kept(one_of(*DATA_PACKAGES))
-    dir: str | None = kept()
-    flush_every_frames: int = at_least(1)
-    partial_episodes: bool
-    fps: int = at_least(1)
-    task: str
+    format: str = option(
+        "memmap",
+        """memmap: memory-mapped TensorDicts. parquet: tables. minari: a data set of the library minari. lerobot:
+        LeRobot's layout v3.0, without images. All but memmap need `pip install 'collectx[record]'`.""",
+        choices=tuple(DATA_PACKAGES),
+        kept=True,
+    )
+    dir: str | None = option(
+        None,
+        """Folder of the data set. Several runs may record to it: at the same time with memmap and parquet, one after
+        another with minari and lerobot. `null`: `data` in the run folder.""",
+        kept=True,
+    )
+    flush_every_frames: int = option(
+        10000,
+        """Frames of ended episodes after which they are written. They are also written before each checkpoint and at
+        the end of the run. If more frames belong to episodes that have not ended, the long ones of these are kept in
+        files of the data set instead of in memory.""",
+        minimum=1,
+    )
+    partial_episodes: bool = option(
+        False,
+        """Episodes that have not ended at the end of the run. `true`: they are recorded up to their last frame.
+        `false`: they are dropped.""",
+    )
+    fps: int = option(
+        30,
+        "Frames per second of format=lerobot: frame i of an episode has the time i / fps. No effect on other formats.",
+        minimum=1,
+    )
+    task: str = option("", "Description of the task in words, for format=lerobot. No effect on other formats.")
 
 
 @dataclass(kw_only=True)
 class CustomTrainerConfig(TrainerConfig):
-    target: str = kept()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    digest: bool | None = like(TrainerConfig, "digest", default=None)
+    target: str = required(
+        """`module:Class` with train(collection). It is called with kwargs, and with policy, spec, seed and device if it
+        has parameters with these names.""",
+        kept=True,
+    )
+    kwargs: dict[str, Any] = option({}, "Keyword arguments of the target.")

@@ -13,7 +13,7 @@ from collectx.cli import cancel, logs, watch
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import cancel as jobs_cancel
 from collectx.jobs.status import NamedRun, write_job
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 from collectx.run import RunFolder, snapshot
 from collectx.run.folder import locked
 

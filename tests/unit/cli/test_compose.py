@@ -1,6 +1,5 @@
 """Every packaged file composes; the user's own files; what `compose` returns."""
 
-import itertools
 from importlib import resources
 from pathlib import Path
 
@@ -57,15 +56,11 @@ def test_every_kind_has_a_file_of_its_name():
     assert [(group, kind) for group in GROUPS for kind in KINDS[group] if (group, kind) not in files] == []
 
 
-def test_every_file_says_what_it_is_and_explains_each_key():
+def test_every_file_says_what_it_is():
     for path in FILES:
         lines = path.read_text().splitlines()
         head = [line for line in lines[:2] if line.startswith("# ") and not line.startswith("# @package")]
         assert head, f"{path}: no line for `collectx list`"
-        if path.parent.name in GROUPS:
-            for above, line in itertools.pairwise(lines):
-                is_key = line[:1].isalpha() and not line.startswith("defaults:")
-                assert not is_key or above.startswith("#"), f"{path}: {line}: no comment above"
 
 
 def test_values_take_the_type_of_the_schema_and_free_form_parts_any_key():

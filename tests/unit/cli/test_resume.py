@@ -208,7 +208,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "resume.md").read_text()
 
 def test_the_page_names_the_options_that_do_not_affect_batches():
     text = PAGE[PAGE.index("These options do not affect batches") : PAGE.index("## What continues exactly")]
-    names = [name for group in ("", "collector") for name in marked(group, "is_without_effect")]
+    names = [name for group in ("", "collector") for name in marked(group, "without_effect")]
     others = ["collector", "total_frames", "trainer.anneal"]
     assert sorted(re.findall(r"`([\w.]+)`", text)) == sorted([*names, *others])
 
@@ -216,5 +216,5 @@ def test_the_page_names_the_options_that_do_not_affect_batches():
 def test_the_page_names_every_option_that_a_resume_may_not_change():
     text = PAGE
     fixed = text[text.index("- Fixed:") : text.index("- Free:")]
-    names = {name for group in ("collector", "trainer", "inference") for name in marked(group, "is_kept")}
+    names = {name for group in ("collector", "trainer", "inference") for name in marked(group, "kept")}
     assert [name for name in names if f"`{name}`" not in fixed and f".{name}`" not in fixed] == []

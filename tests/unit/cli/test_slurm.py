@@ -11,7 +11,9 @@ from collectx.checkpoints import Checkpoints
 from collectx.cli import run, status
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs.rendezvous import JobSpec
-from collectx.run import RunFolder, preflight
+from collectx.place import place_of
+from collectx.place.slurm import commands
+from collectx.run import RunFolder
 
 HYDRAS = "hydra/launcher=submitit_slurm"
 
@@ -92,8 +94,8 @@ def test_a_queued_job_is_not_replaced_and_that_is_told(queue, capsys):
 
 @pytest.mark.parametrize("launcher", ["slurm", "submitit", "submitit_delayed"])
 def test_a_launcher_that_needs_slurm_is_refused_where_there_is_none(launcher, within):
-    within(preflight, "shutil", which=lambda name: None)
-    (problem,) = preflight.launcher_problems(composed(f"launcher={launcher}"))
+    within(commands, "shutil", which=lambda name: None)
+    (problem,) = place_of(composed(f"launcher={launcher}")).missing()
     assert problem.startswith(f"launcher={launcher}: this machine has no sbatch on its PATH")
 
 

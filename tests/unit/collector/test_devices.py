@@ -98,7 +98,7 @@ def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch
     ],
 )
 def test_which_ray_cluster_a_run_asks_for_and_what_a_refusal_says(monkeypatch, address, environment, asked, message):
-    ray_cluster = pytest.importorskip("collectx.launcher.ray_cluster")
+    ray_cluster = pytest.importorskip("collectx.place.ray_cluster")
     calls = []
 
     def init(**options):

@@ -6,8 +6,9 @@ import pytest
 from configurations import Log
 
 from collectx.collector.pool import WorkerPool
-from collectx.collector.worker_record import FailurePolicy, Role
+from collectx.collector.worker_record import FailurePolicy
 from collectx.errors import JobEnded, WorkerDied
+from collectx.place.workers import Workers
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Departure, Reply, Reset
 
@@ -16,6 +17,8 @@ READY, LOAD = ("ready", ()), ("load", (7,))
 
 class Recorder:
     """A launcher and a transport that keep what they are called with."""
+
+    max_requeues = 0
 
     def __init__(self):
         self.calls, self.requests = [], []
@@ -39,11 +42,10 @@ class Recorder:
 
 def make_pool(mode, num_workers, schedule, first_requests=None, first_incarnations=(), endpoint=None, **limits):
     recorder, log = Recorder(), Log()
-    role = Role("worker", lambda *who: SimpleNamespace(to_json=lambda: who), lambda spec: spec.to_json(), endpoint)
+    specs = SimpleNamespace(make=lambda *who: SimpleNamespace(to_json=lambda: who))
+    workers = Workers(recorder, recorder, specs, lambda spec: spec.to_json(), endpoint)
     policy = FailurePolicy(mode, 10, min_workers=2, **limits)
-    pool = WorkerPool(
-        role, recorder, recorder, schedule, policy, log, num_workers, 2, dict(first_incarnations), first_requests
-    )
+    pool = WorkerPool(workers, schedule, policy, log, num_workers, 2, dict(first_incarnations), first_requests)
     pool.start_all()
     return pool, recorder, log
 

@@ -7,8 +7,8 @@ import torch
 from composed_overrides import composed, examine
 
 from collectx.config import registry
-from collectx.config.derived import backend_of
-from collectx.config.warnings import warnings_of
+from collectx.place import place_of
+from collectx.rules.warnings import warnings_of
 from collectx.run import preflight
 
 METER = "trainer=meter collector.preemptive_threshold"
@@ -147,14 +147,14 @@ def test_a_broken_rule_is_one_problem(line):
 )
 def test_what_auto_stands_for_and_that_it_says_so(line, backend):
     cfg = composed(line)
-    assert backend_of(cfg) == backend
+    assert place_of(cfg).backend == backend
     notes = [note.split()[1].rstrip(",") for note in warnings_of(cfg) if note.startswith("backend=auto: ")]
     assert notes == ([backend] if backend in ("gloo", "nccl", "rpc") else [])
 
 
 @pytest.mark.parametrize("collector", ["distributed", "rpc", "ray"])
 def test_an_inline_launcher_accepts_the_inline_backend(collector):
-    assert backend_of(composed(f"collector={collector} launcher=inline backend=inline")) == "inline"
+    assert place_of(composed(f"collector={collector} launcher=inline backend=inline")).is_inline
 
 
 def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_elsewhere(monkeypatch):
@@ -162,7 +162,7 @@ def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_
     problems = examine("backend=ucc seed=-1")[1]
     assert len(problems) == 2
     assert "backend=ucc cannot work on this machine: ucc is broken." in problems
-    (problem,) = preflight.backend_problems(composed("collector=distributed"))
+    (problem,) = place_of(composed("collector=distributed")).unreachable()
     assert problem == "backend=gloo cannot work on this machine: gloo is broken."
     composed("backend=ucc launcher=slurm")
 
@@ -179,7 +179,7 @@ def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_
 )
 def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
     cfg = composed(line)
-    found = preflight.backend_problems(cfg) + preflight.device_problems(cfg)
+    found = place_of(cfg).unreachable() + preflight.device_problems(cfg)
     assert re.match(problem, found[0]) if problem else found == []
 
 

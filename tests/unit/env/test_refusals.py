@@ -39,6 +39,7 @@ REFUSED = [
     (gym(entry_point="os:sep"), "env.entry_point=os:sep: is str, expected something to call"),
     (wrapped({"a": 1}), r"env.wrappers\[0\]=.*expected a name"),
     (wrapped({"_target_": "gymnasium.wrappers.Nope"}), r"env.wrappers\[0\]=gymnasium.wrappers.Nope"),
+    (wrapped("ClipAction"), r"env.wrappers\[0\]=ClipAction does not fit .*CartPole-v1.* requires a Box action space"),
     (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes: one of next_step"),
     (gym_vector(3, "disabled"), "gives no choice"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "no 'nothing'"),

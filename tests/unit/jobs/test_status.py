@@ -11,8 +11,8 @@ from composed_overrides import composed
 
 from collectx.errors import LauncherError
 from collectx.jobs.status import named_run, read_job, status_of_job, status_of_process, write_job
-from collectx.launcher.slurm import commands
-from collectx.launcher.slurm.commands import JobState
+from collectx.place.slurm import commands
+from collectx.place.slurm.commands import JobState
 from collectx.run import RunFolder, snapshot
 from collectx.run.events import EventLog
 from collectx.run.files import write_json

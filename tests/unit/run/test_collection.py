@@ -27,8 +27,12 @@ class FakeCollector:
     def __init__(self, *deliveries):
         self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
         self.owner = Owner()
+        self._batches = self._deliver()
 
-    def __iter__(self):
+    def __next__(self):
+        return next(self._batches)
+
+    def _deliver(self):
         for each in self.deliveries:
             self.delivery = each
             self.pool = SimpleNamespace(ready_of_started=(2, 4) if each is self.deliveries[-1] else None)

@@ -7,7 +7,6 @@ import pytest
 from configurations import config, counting, mlp
 
 from collectx.collector.compose import SpecMaker
-from collectx.config.registry import packaged_values
 from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.user_objects import Hooks, UserObjects, UserPolicyConfig
 from collectx.worker.spec import Placement, WorkerOverrides
@@ -34,7 +33,7 @@ def test_user_objects_travel_another_way():
 def test_where_workers_stand_in_the_run():
     cfg = replace(
         config("rpc", num_workers_per_collector=3),
-        backend=RpcBackendConfig(**packaged_values("backend", "rpc") | {"visible_devices": ["cpu", "cuda:1"]}),
+        backend=RpcBackendConfig(kind="rpc", visible_devices=["cpu", "cuda:1"]),
     )
     added = SpecMaker(cfg, (), 1).make(3, 11).placement
     assert added == Placement(worker=3, index=1, num_workers=6, incarnation=11, visible_device="cuda:1")

@@ -18,7 +18,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
-from collectx.launcher.inherited import Inherited
+from collectx.fork_server.inherited import Inherited
 
 _replacing = threading.Lock()
 

@@ -10,24 +10,15 @@ import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 
-from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import RayLauncherConfig
-from collectx.config.schema.run import RunConfig
-from collectx.launcher import ray_cluster
-from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
+from collectx.place import ray_cluster
+from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.transport.processes import Handle, Limit
-
-
-def build(cfg: RunConfig, log_dir: Path | None) -> RayLauncher:
-    """See `collectx.config.registry`; Ray has the logs of its actors."""
-    assert isinstance(cfg.launcher, RayLauncherConfig)
-    return RayLauncher(cfg.launcher, num_workers_of(cfg.collector), cfg.collector.start_timeout_s)
 
 
 class RayLauncher(Launcher):

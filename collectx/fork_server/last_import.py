@@ -1,4 +1,4 @@
-"""The memory and the end of the trainer's fork server, which imports this module last (`collectx.launcher.local`); no
+"""The memory and the end of the trainer's fork server, which imports this module last (`collectx.place.processes`); no
 other process does.
 
 The server listens on a socket in a temporary folder of the trainer's process, which removes it when it exits. Of a

@@ -24,7 +24,8 @@ _NO_LOG = ", which does not exist: the run folder must be on a file system that 
 
 
 class Launcher:
-    """Starts the workers of one collector.
+    """Starts the workers of one collector. This base class is for workers that other programs start: they are running,
+    or in a scheduler's queue, wait for the announcement of the trainer, and are not replaced.
 
     Args:
         log: the log file of a worker; None: workers have none.
@@ -72,7 +73,7 @@ class Launcher:
         Returns:
             Its handle, or None if its end cannot be observed.
         """
-        raise NotImplementedError
+        return None
 
     def close(self) -> None:
         """Ends the threads of the launcher, and what it has started that still runs. The code that
@@ -95,21 +96,14 @@ class Launcher:
 
 
 class InlineLauncher(Launcher):
-    """`launcher=inline`: workers are generators in the trainer's process, which the inline transport advances. For
-    `collector=single`, and for debugging. The handle of a worker is its generator."""
+    """Workers are generators in the trainer's process, which the inline transport advances. The handle of a worker is
+    its generator."""
 
     is_local = True
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Iterator[None]:
         function, arguments = entry
         return function(*arguments)
-
-
-class WaitingWorkers(Launcher):
-    """Workers that were started before the trainer, and wait for its announcement. They are not replaced."""
-
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> None:
-        """Nothing: the worker is running, or in a scheduler's queue."""
 
 
 class RemoteHandle:

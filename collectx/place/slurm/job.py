@@ -28,9 +28,9 @@ from pathlib import Path
 
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import LauncherError
-from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.launcher.slurm import commands, nodes
-from collectx.launcher.slurm.log_watcher import LogWatcher, TaskHandle, kill_command
+from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
+from collectx.place.slurm import commands, nodes
+from collectx.place.slurm.log_watcher import LogWatcher, TaskHandle, kill_command
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.processes import end_processes
 

@@ -11,7 +11,7 @@ import socket
 import time
 
 from collectx.errors import LauncherError
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 
 # How long a host may take to accept or refuse a connection.
 _ANSWER_S = 2.0

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from collectx.errors import LauncherError
-from collectx.launcher.base import RemoteHandle
-from collectx.launcher.slurm import commands
+from collectx.place.launcher import RemoteHandle
+from collectx.place.slurm import commands
 
 # The interval between two reads of the log.
 _POLL_S = 0.3

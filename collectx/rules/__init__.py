@@ -10,11 +10,23 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from collectx.config.problem import Problem
-from collectx.config.rules import backends, collection, launchers, training
 from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
+from collectx.place import place_of
+from collectx.rules import collection, training
 
 Rule = Callable[[RunConfig], Iterator[Problem]]
+
+
+def place(cfg: RunConfig) -> Iterator[Problem]:
+    """Where the workers run, and by which backend."""
+    yield from place_of(cfg).problems()
+
+
+def devices(cfg: RunConfig) -> Iterator[Problem]:
+    """Where policies act and batches are stored."""
+    yield from place_of(cfg).device_problems()
+
 
 RULES: tuple[Rule, ...] = (
     collection.frames_per_batch,
@@ -25,20 +37,13 @@ RULES: tuple[Rule, ...] = (
     training.learnable_batches,
     training.recorded_episodes,
     collection.single_collector,
-    backends.backend_fits,
-    backends.tensorpipe,
-    backends.visible_devices,
-    backends.mpi_universe,
+    place,
     collection.nested_collectors,
     collection.inference_server,
-    launchers.slurm_jobs,
-    launchers.slurm_nodes,
-    launchers.slurm_time,
-    launchers.ray_gpus,
     collection.gym_envs,
     training.convolutions,
     training.trainable_policy,
-    backends.device_names,
+    devices,
 )
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collectx.config.derived import NETWORK_BACKENDS, backend_of, schedule_of, surplus_note
+from collectx.config.derived import surplus_note
 from collectx.config.schema.run import RunConfig
+from collectx.place import place_of
 
 
 def warnings_of(cfg: RunConfig) -> list[str]:
     """The backend that `backend=auto` chose, and combinations that are probably not intended. For a valid `cfg`."""
     collector, trainer = cfg.collector, cfg.trainer.kind
-    notes = _chosen_backend(cfg)
-    if trainer == "ppo" and schedule_of(collector) == "async":
+    notes = place_of(cfg).notes()
+    if trainer == "ppo" and collector.schedule == "async":
         notes.append(
             f"trainer=ppo collector={collector.kind}: batches are a few updates old, which PPO does not correct "
             "for; trainer=impala does, and collector=multi_sync has no lag."
         )
-    if trainer == "impala" and schedule_of(collector) == "sync":
+    if trainer == "impala" and collector.schedule == "sync":
         notes.append(
             f"trainer=impala collector={collector.kind}: nothing lags, so V-trace corrects nothing; try multi_async."
         )
@@ -36,28 +37,6 @@ def warnings_of(cfg: RunConfig) -> list[str]:
                 f"collector.init_random_frames={frames} is all of collector.total_frames={total}: the policy never "
                 "acts."
             )
-    if backend_of(cfg) not in NETWORK_BACKENDS:
-        given = {"interface": cfg.backend.interface, "port": cfg.backend.port}
-        notes += [
-            f"backend.{name}={value} has no effect: the workers of this run connect to no port. A run over a network "
-            "is collector=distributed_sync, or backend=gloo."
-            for name, value in given.items()
-            if value is not None
-        ]
     if surplus := surplus_note(total, collector.frames_per_batch, "collector."):
         notes.append(surplus)
     return notes
-
-
-def _chosen_backend(cfg: RunConfig) -> list[str]:
-    """The backend of `backend=auto`, if it does not follow from the launcher."""
-    backend = backend_of(cfg)
-    if cfg.backend.kind != "auto" or backend not in NETWORK_BACKENDS:
-        return []
-    anywhere = "loopback" if cfg.launcher.kind == "local" else "the network by which a worker reaches the trainer"
-    notes = {
-        "nccl": "nccl, as policies and stored batches are both on GPUs.",
-        "rpc": "rpc, which pickles between trainer and workers: for private networks only.",
-        "gloo": f"gloo, over {cfg.backend.interface or anywhere}.",
-    }
-    return [f"backend=auto: {notes[backend]}"]

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from collectx.errors import LauncherError
-from collectx.launcher.base import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.launcher.slurm.array import JobArray
-from collectx.launcher.slurm.commands import JobState
+from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
+from collectx.place.slurm.array import JobArray
+from collectx.place.slurm.commands import JobState
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.processes import Limit
 
@@ -113,7 +113,7 @@ class JobWatcher(Launcher):
     # --- in the trainer's thread ---
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> JobHandle:
-        """Returns the handle of a job that runs the worker; see `collectx.launcher.base.Launcher`. The first processes
+        """Returns the handle of a job that runs the worker; see `collectx.place.base.Launcher`. The first processes
         of all workers are submitted together, which blocks; the watcher submits replacements.
 
         Raises:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectx.config.derived import (
-    NETWORK_BACKENDS,
     acts_in_fixed_order,
-    backend_of,
     frames_per_part,
     is_elastic,
     rows_per_env,
-    schedule_of,
 )
 from collectx.config.problem import Problem
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
+from collectx.place import place_of
 
 # A process that is forked takes 256 descriptors at most, and the inference server a pipe to each worker.
 MAX_SERVED_WORKERS = 200
@@ -28,7 +26,7 @@ def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
     product = f"env.num_envs={unit}"
     if (inner := rows_per_env(cfg.collector)) > 1:
         unit, product = inner * unit, f"collector.num_workers_per_collector={inner} x {product}"
-    if schedule_of(cfg.collector) == "sync":
+    if cfg.collector.schedule == "sync":
         workers = cfg.collector.num_workers
         unit, product = workers * unit, f"collector.num_workers={workers} x {product}"
     if frames % unit:
@@ -83,26 +81,21 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
-    """One process is one worker, which no launcher starts."""
-    if schedule_of(cfg.collector) != "single":
-        return
-    if cfg.collector.num_workers != 1:
+    """One process is one worker."""
+    if cfg.collector.schedule == "single" and cfg.collector.num_workers != 1:
         yield Problem(
             "collector.num_workers",
             "collector=single has one worker, the trainer's own process",
             cfg.collector.num_workers,
             "use collector=multi_sync or collector=multi_async, or collector.num_workers=1.",
         )
-    if cfg.launcher.kind in ("submitit", "submitit_delayed", "ray"):
-        rule = "it starts workers beside the trainer, and collector=single has none"
-        yield Problem("launcher", rule, cfg.launcher.kind, "use launcher=local, or launcher=slurm for a job.")
 
 
 def least_workers(cfg: RunConfig) -> Iterator[Problem]:
     """A run begins with as many workers as it needs."""
     least, count = cfg.collector.min_workers, cfg.collector.num_workers
     if least is not None and least > count:
-        rule = f"is more than collector.num_workers={count}"
+        rule = f"is more than `collector.num_workers={count}`"
         yield Problem("collector.min_workers", rule, least, f"use at most {count}.")
 
 
@@ -111,15 +104,15 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     path, threshold = "collector.preemptive_threshold", cfg.collector.preemptive_threshold
     if threshold is None:
         return
-    if schedule_of(cfg.collector) == "single":
-        rule, advice = "collector=single has one worker and waits for no other", "use collector=multi_sync."
+    if cfg.collector.schedule == "single":
+        rule, advice = "collector=single has one worker and waits for no other", "use `collector=multi_sync`."
         yield Problem(path, rule, threshold, advice)
-    elif schedule_of(cfg.collector) == "async":
+    elif cfg.collector.schedule == "async":
         rule = "an async batch comes from one worker and waits for no other"
-        yield Problem(path, rule, threshold, "use collector=multi_sync, or null.")
-    elif (backend := backend_of(cfg)) not in ("inline", "shared_memory"):
-        rule = f"over backend={backend} workers cannot be stopped within a batch"
-        yield Problem(path, rule, threshold, "use collector=multi_sync on one machine, or null.")
+        yield Problem(path, rule, threshold, "use `collector=multi_sync`, or `null`.")
+    elif (network := place_of(cfg).network) is not None:
+        rule = f"over `backend={network}` workers cannot be stopped within a batch"
+        yield Problem(path, rule, threshold, "use `collector=multi_sync` on one machine, or `null`.")
 
 
 def overlap(cfg: RunConfig) -> Iterator[Problem]:
@@ -128,20 +121,20 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
     if not collector.overlap:
         return
     rule = advice = ""
-    if schedule_of(collector) == "single":
-        rule, advice = "collector=single collects in the trainer's process", "use collector=multi_sync, or 0."
-    elif schedule_of(collector) == "async":
+    if collector.schedule == "single":
+        rule, advice = "collector=single collects in the trainer's process", "use `collector=multi_sync`, or 0."
+    elif collector.schedule == "async":
         rule = "async workers do not wait between batches"
         advice = "use a sync collector, or 0."
     elif collector.refresh == "step":
-        rule = "with collector.refresh=step workers take newer weights within a batch"
-        advice = "use collector.refresh=batch, or 0."
+        rule = "with `collector.refresh=step` workers take newer weights within a batch"
+        advice = "use `collector.refresh=batch`, or 0."
     elif collector.preemptive_threshold is not None:
-        rule = "with collector.preemptive_threshold the end of a batch would end the next one too"
-        advice = "use collector.preemptive_threshold=null, or 0."
+        rule = "with `collector.preemptive_threshold` the end of a batch would end the next one too"
+        advice = "use `collector.preemptive_threshold=null`, or 0."
     elif collector.num_workers_per_collector > 1 and collector.inner == "async":
-        rule = "a worker that is itself an async collector (collector.inner=async) runs ahead already"
-        advice = "use collector.inner=sync, or 0."
+        rule = "a worker that is itself an async collector (`collector.inner=async`) runs ahead already"
+        advice = "use `collector.inner=sync`, or 0."
     if rule:
         yield Problem("collector.overlap", rule, collector.overlap, advice)
 
@@ -153,17 +146,20 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     if count == 1:
         return
     if collector.refresh == "step":
-        rule = f"a worker that is itself a collector ({path}={count}) takes weights between its batches"
-        yield Problem("collector.refresh", rule, "step", "use collector.refresh=batch.")
+        rule = f"a worker that is itself a collector (`{path}={count}`) takes weights between its batches"
+        yield Problem("collector.refresh", rule, "step", "use `collector.refresh=batch`.")
     if collector.inner == "single":
-        advice = "use collector.inner=sync or async, or collector.num_workers_per_collector=1."
-        yield Problem(path, "collector.inner=single has one process", count, advice)
+        advice = "use `collector.inner=sync or async`, or `collector.num_workers_per_collector=1`."
+        yield Problem(path, "`collector.inner=single` has one process", count, advice)
     if collector.max_policy_lag is not None and collector.inner == "async":
-        rule = f"a worker that is itself an async collector ({path}={count}, collector.inner=async) adds a lag"
-        yield Problem("collector.max_policy_lag", rule, collector.max_policy_lag, "use collector.inner=sync, or null.")
-    if (backend := backend_of(cfg)) not in NETWORK_BACKENDS:
-        rule = f"over backend={backend} every process of this machine is a worker itself"
-        advice = f"use collector.num_workers={collector.num_workers * count}, or collector=distributed."
+        rule = f"a worker that is itself an async collector (`{path}={count}`, `collector.inner=async`) adds a lag"
+        yield Problem(
+            "collector.max_policy_lag", rule, collector.max_policy_lag, "use `collector.inner=sync`, or `null`."
+        )
+    place = place_of(cfg)
+    if place.network is None:
+        rule = f"over `backend={place.backend}` every process of this machine is a worker itself"
+        advice = f"use `collector.num_workers={collector.num_workers * count}`, or `collector=distributed`."
         yield Problem(path, rule, count, advice)
 
 
@@ -173,9 +169,10 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(options, ServerInferenceConfig):
         return
     path, local = "inference", "use inference=local."
-    if (backend := backend_of(cfg)) != "shared_memory":
-        rule = f"over backend={backend} the workers do not share memory with the inference server"
-        if backend == "inline":
+    place = place_of(cfg)
+    if not place.shares_memory:
+        rule = f"over backend={place.backend} the workers do not share memory with the inference server"
+        if place.is_inline:
             rule = "the workers are in the trainer's process, where one of them acts at a time"
         advice = f"use collector=multi_sync or multi_async with launcher=local, or {local.removeprefix('use ')}"
         yield Problem(path, rule, options.kind, advice)
@@ -194,7 +191,7 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
         advice = f"use collector.min_workers={collector.num_workers}, or inference=local."
         yield Problem("collector.min_workers", rule, collector.min_workers, advice)
     is_fixed = acts_in_fixed_order(cfg)
-    if is_fixed and schedule_of(collector) == "async":
+    if is_fixed and collector.schedule == "async":
         rule = "async workers do not step at the same time"
         yield Problem("inference.order", rule, options.order, "use auto or ready, or a sync collector.")
     if not is_fixed and collector.overlap:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 from collectx.config.schema.launcher import JobLauncherConfig, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.errors import LauncherError
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 
 
 def is_requeue_wanted(launcher: JobLauncherConfig, preempts: Callable[[str | None], bool] = commands.preempts) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from collectx.launcher.base import AnyHandle, Entry
-from collectx.launcher.local import LocalLauncher, environment, set_up_process
+from collectx.fork_server.start import environment
+from collectx.place.launcher import AnyHandle, Entry
+from collectx.place.processes import LocalLauncher, set_up_process
 from collectx.transport.network.mpi import MPI, initialize, mpi_path, spawned
 
 

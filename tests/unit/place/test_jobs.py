@@ -6,9 +6,9 @@ from contextlib import closing
 import pytest
 
 from collectx.errors import JobEnded, LauncherError, WorkerDied
-from collectx.launcher.slurm import job_watcher
-from collectx.launcher.slurm.commands import JobState
-from collectx.launcher.slurm.job_watcher import JobWatcher
+from collectx.place.slurm import job_watcher
+from collectx.place.slurm.commands import JobState
+from collectx.place.slurm.job_watcher import JobWatcher
 from collectx.transport.processes import death_error
 
 # What a scheduler starts instead.

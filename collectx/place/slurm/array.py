@@ -20,7 +20,7 @@ from pathlib import Path
 
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.errors import LauncherError
-from collectx.launcher.slurm import commands
+from collectx.place.slurm import commands
 
 
 class JobArray:

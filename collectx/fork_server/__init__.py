@@ -1,0 +1,1 @@
+"""The process that forks workers (`start`), what they inherit (`inherited`), and their script (`script`)."""

@@ -1,0 +1,24 @@
+"""Places: where the workers of a run are, and how their batches reach the trainer (`place_of`)."""
+
+from __future__ import annotations
+
+from collectx.config.schema.run import RunConfig
+from collectx.place.base import Place
+from collectx.place.inline import Inline
+from collectx.place.local import Local
+from collectx.place.ray import RayCluster
+from collectx.place.slurm.jobs import SlurmJob, SlurmParts, SlurmWorkers
+
+_PLACES: dict[str, type[Place]] = {
+    "inline": Inline,
+    "local": Local,
+    "ray": RayCluster,
+    "slurm": SlurmJob,
+    "submitit": SlurmWorkers,
+    "submitit_delayed": SlurmParts,
+}
+
+
+def place_of(cfg: RunConfig) -> Place:
+    """The place of a run's workers. Raises `Unset` if the launcher failed its check."""
+    return _PLACES[cfg.launcher.kind](cfg)

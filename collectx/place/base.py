@@ -1,0 +1,320 @@
+"""Where the workers of a run are, and how their batches reach the trainer.
+
+Users say it by four groups, `collector`, `backend`, `launcher` and `devices`. `collectx.place.place_of` makes one place
+of them, which everything else asks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from collectx.config import registry
+from collectx.config.derived import num_workers_of, resolve_devices
+from collectx.config.problem import Problem
+from collectx.config.registry import KINDS
+from collectx.config.schema.collector import ServerInferenceConfig
+from collectx.config.schema.env import GymVectorEnvConfig
+from collectx.config.schema.fields import Unset
+from collectx.config.schema.launcher import RpcBackendConfig
+from collectx.config.schema.run import RunConfig
+from collectx.errors import ConfigError, LauncherError
+from collectx.place.launcher import InlineLauncher, Launcher
+
+# Backends for workers on other hosts.
+NETWORKS = tuple(name for name, kind in KINDS["backend"].items() if kind.implementation)
+
+_DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
+_VISIBLE = re.compile(r"cpu|cuda:\d+")
+# Options of `torch.distributed.rpc.TensorPipeRpcBackendOptions` that do not follow from the rest.
+_TENSORPIPE = ("num_worker_threads", "rpc_timeout", "_transports", "_channels")
+
+
+class Place:
+    """One kind of place for workers: a subclass for each launcher.
+
+    Attributes:
+        cfg: the run's configuration.
+        is_local: whether every worker runs on the machine of the trainer.
+        is_job: whether the trainer too runs in a scheduler's job, and not in the process of the command.
+        can_be_step: whether such a job can be a step of an allocation in which the command runs.
+        has_worker_jobs: whether each worker is a job that the trainer submits.
+        can_be_alone: whether there is a use for it without workers beside the trainer.
+    """
+
+    is_local = is_job = can_be_step = has_worker_jobs = False
+    can_be_alone = True
+
+    def __init__(self, cfg: RunConfig):
+        self.cfg = cfg
+
+    # --- how batches travel ---
+
+    @property
+    def backend(self) -> str:
+        """The backend; for `backend=auto` inline within one process, shared_memory on one machine, otherwise the one
+        that the collector or the launcher needs, nccl between GPUs, or gloo."""
+        if self.cfg.backend.kind != "auto":
+            return self.cfg.backend.kind
+        return "inline" if self.cfg.collector.schedule == "single" else self._default_backend()
+
+    def _default_backend(self) -> str:
+        if self.cfg.collector.kind == "rpc":
+            return "rpc"
+        return "gloo" if self._why_no_nccl() else "nccl"
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the workers are in the trainer's process."""
+        return self.backend == "inline"
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the workers are processes that share memory with the trainer."""
+        return self.backend == "shared_memory"
+
+    @property
+    def network(self) -> str | None:
+        """The backend, if batches travel over a network."""
+        return self.backend if self.backend in NETWORKS else None
+
+    def _why_no_nccl(self) -> str | None:
+        """Returns why batches cannot be sent from GPU to GPU; None if they can."""
+        ends = self._ends()
+        for name, device in ends.items():
+            if not device.startswith("cuda"):
+                between = "it sends from the GPU of the policy to the GPU where batches are stored"
+                return f"`devices.{name}={device}`: {between}"
+        # On another host the same name is another GPU.
+        policy, storing = (device if ":" in device else f"{device}:0" for device in ends.values())
+        if self.is_local and policy == storing:
+            return (
+                f"`devices.policy_device` and `devices.storing_device` are both {storing} with `launcher=local`: NCCL "
+                "needs one GPU for each end"
+            )
+        return None
+
+    def _ends(self) -> dict[str, str]:
+        devices = self.cfg.devices
+        return {name: getattr(devices, name) or devices.device or "cpu" for name in ("policy_device", "storing_device")}
+
+    # --- what it needs ---
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of processes of a job with trainer and workers; `collector=single` has the trainer alone."""
+        return 1 if self.cfg.collector.schedule == "single" else 1 + self.cfg.collector.num_workers
+
+    def processes(self) -> dict[str, int]:
+        """The number of processes of each role, on all hosts."""
+        options, env = self.cfg.collector, self.cfg.env
+        workers = 0 if self.is_inline else num_workers_of(options)
+        nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
+        is_async_env = isinstance(env, GymVectorEnvConfig) and env.vectorization_mode == "async"
+        return {
+            "trainer": 1,
+            "workers": workers,
+            "processes_in_workers": workers * nested,
+            "inference_server": int(isinstance(self.cfg.inference, ServerInferenceConfig)),
+            "env_processes": (workers * (nested or 1) or num_workers_of(options)) * env.num_envs * is_async_env,
+            "fork_server_and_tracker": 0,
+        }
+
+    def num_threads_beside(self) -> int:
+        """Threads of the workers that share the cores of the trainer's process. May connect to Ray."""
+        options = self.cfg.collector
+        processes = options.num_workers * options.num_workers_per_collector
+        return processes * self.cfg.launcher.num_threads if self.is_local else 0
+
+    # --- how it starts them ---
+
+    def launcher(self, log_dir: Path | None) -> Launcher:
+        """What starts the workers from this process.
+
+        Args:
+            log_dir: where worker processes of this machine write their logs; None leaves their output on the terminal.
+
+        Raises:
+            LauncherError: the Ray cluster cannot be reached, or has not the resources for the workers; or this process
+                does not start the workers of this place.
+        """
+        return InlineLauncher() if self.is_inline else self._launcher_of_processes(log_dir)
+
+    def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
+        kind = self.cfg.launcher.kind
+        raise LauncherError(f"launcher={kind} submits its workers as jobs: start it by `collectx run`.")
+
+    # --- what does not fit ---
+
+    def problems(self) -> Iterator[Problem]:
+        """What does not fit together, on any machine. Raises `Unset` at an option that failed its own check."""
+        for rule in (self._backend_problems, self._own_problems, self._tensorpipe_problems):
+            try:
+                yield from rule()
+            except Unset:
+                continue
+
+    def _backend_problems(self) -> Iterator[Problem]:
+        """Collector, backend and launcher go together."""
+        collector, backend, launcher = self.cfg.collector, self.cfg.backend.kind, self.cfg.launcher.kind
+        if collector.kind == "rpc" and backend not in ("auto", "rpc"):
+            advice = "use backend=auto or rpc, or collector=distributed or distributed_sync."
+            yield Problem("backend", "collector=rpc is over torch RPC", backend, advice)
+            return
+        yield from self._misplaced()
+        if collector.needs_network and backend in ("inline", "shared_memory"):
+            rule = f"collector={collector.kind} is over torch.distributed"
+            alternative = f"collector=multi_{collector.schedule}"
+            yield Problem("backend", rule, backend, f"use backend=auto or gloo, or {alternative}.")
+        elif collector.schedule == "single":
+            if not self.can_be_alone:
+                rule = "it starts workers beside the trainer, and collector=single has none"
+                yield Problem("launcher", rule, launcher, "use launcher=local, or launcher=slurm for a job.")
+            yield from self._without_transport("collector=single")
+        elif backend == "inline":
+            rule = f"collector={collector.kind} with launcher={launcher} has several processes"
+            yield Problem("backend", rule, backend, "use backend=auto or shared_memory, or launcher=inline.")
+        elif backend == "shared_memory" and not self.is_local:
+            rule = f"the workers of launcher={launcher} may be on other hosts"
+            yield Problem("backend", rule, backend, "use `backend=auto or gloo`.")
+        elif backend == "nccl" and (reason := self._why_no_nccl()):
+            yield Problem("backend", reason, backend, "use `backend=auto or gloo`.")
+
+    def _misplaced(self) -> Iterator[Problem]:
+        """What other places have: Ray's collector, and backends that cannot reach these workers."""
+        if self.cfg.collector.kind == "ray":
+            advice = "use launcher=ray, or launcher=inline to debug."
+            yield Problem("launcher", "collector=ray has Ray start its workers", self.cfg.launcher.kind, advice)
+
+    def _without_transport(self, choice: str) -> Iterator[Problem]:
+        if self.cfg.backend.kind not in ("auto", "inline"):
+            rule = f"{choice} is one process, which needs no transport"
+            yield Problem("backend", rule, self.cfg.backend.kind, "use backend=auto or inline.")
+
+    def _own_problems(self) -> Iterator[Problem]:
+        """Of the options of this launcher."""
+        yield from ()
+
+    def _tensorpipe_problems(self) -> Iterator[Problem]:
+        """Options of torch RPC's agents."""
+        if not isinstance(self.cfg.backend, RpcBackendConfig):
+            return
+        path = "backend.tensorpipe"
+        for key, value in self.cfg.backend.tensorpipe.items():
+            if key not in _TENSORPIPE:
+                rule = (
+                    f"has {key}: may have {', '.join(_TENSORPIPE)}; agents find each other, and bytes lie on the CPU."
+                )
+                yield Problem(path, rule)
+            elif key.startswith("_"):
+                if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+                    yield Problem(path, f"{key}={value!r}: must be a list of TensorPipe's names, as ['uv'].")
+            elif isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                yield Problem(path, f"{key}={value!r}: must be a number above 0.")
+
+    def device_problems(self) -> Iterator[Problem]:
+        """Devices are CPUs or CUDA devices, and each worker sees the GPU that its policy acts on. Where the env steps
+        is known when it is made."""
+        for name, value in vars(self.cfg.devices).items():
+            if value is not None and not _DEVICE.fullmatch(value):
+                yield Problem(f"devices.{name}", "not a device", value, "use cpu, cuda or cuda:N.")
+        yield from self.acting_problems([self._ends()["policy_device"]] * self.cfg.collector.num_workers)
+
+    def acting_problems(self, acting: list[str]) -> Iterator[Problem]:
+        """Problems of the GPUs that workers see.
+
+        Args:
+            acting: the device that the policy of each worker acts on.
+        """
+        if isinstance(self.cfg.backend, RpcBackendConfig):
+            yield from visible_problems(self.cfg.backend.visible_devices, acting)
+
+    # --- what this machine lacks, and what to know ---
+
+    def missing(self) -> list[str]:
+        """What this machine lacks to start the workers; messages. Starts nothing."""
+        return []
+
+    def network_problems(self) -> Iterator[Problem]:
+        """The library of the backend that was chosen is missing here. Nothing where the trainer runs in a job."""
+        if self.is_job or self.cfg.backend.kind not in NETWORKS or self.cfg.backend.kind == "gloo":
+            return
+        if reason := registry.why_not(self.cfg.backend.kind):
+            yield Problem("backend", f"cannot work on this machine: {reason}.", self.cfg.backend.kind)
+
+    def launcher_problems(self) -> Iterator[Problem]:
+        """What this machine lacks to check the options of this launcher, and what it refuses of them."""
+        yield from ()
+
+    def unreachable(self) -> list[str]:
+        """Reasons why this process, the trainer's, cannot connect to the workers; messages. Imports torch for
+        networks."""
+        if self.network is None:
+            return []
+        from collectx.transport.network.addresses import local_addresses
+
+        reason = registry.why_not(self.network)
+        problems = [] if reason is None else [f"backend={self.network} cannot work on this machine: {reason}."]
+        if self.network == "mpi" and self.is_job and "PMIX_NAMESPACE" not in os.environ:
+            problems = [
+                f"backend=mpi: launcher={self.cfg.launcher.kind} has started the roles without MPI's PMIx: "
+                "use launcher.srun.mpi=pmix where `srun --mpi=list` names it, or backend=gloo."
+            ]
+        try:
+            local_addresses(self.cfg.backend.interface)
+        except ConfigError as error:
+            problems.extend(error.problems)
+        return problems
+
+    def notes(self) -> list[str]:
+        """What `backend=auto` stands for, if it does not follow from the launcher, and options without an effect."""
+        options = self.cfg.backend
+        if self.network is None:
+            chosen = {"interface": options.interface, "port": options.port}
+            return [
+                f"backend.{name}={value} has no effect: the workers of this run connect to no port. A run over a "
+                "network is collector=distributed_sync, or backend=gloo."
+                for name, value in chosen.items()
+                if value is not None
+            ]
+        if options.kind != "auto":
+            return []
+        anywhere = "loopback" if self.is_local else "the network by which a worker reaches the trainer"
+        notes = {
+            "nccl": "nccl, as policies and stored batches are both on GPUs.",
+            "rpc": "rpc, which pickles between trainer and workers: for private networks only.",
+            "gloo": f"gloo, over {options.interface or anywhere}.",
+        }
+        return [f"backend=auto: {notes[self.network]}"]
+
+    @property
+    def devices_of_pairs(self) -> tuple[str, str]:
+        """Where bytes lie while they travel, at the trainer's end and at the worker's. Only nccl moves them between
+        GPUs."""
+        devices = resolve_devices(self.cfg.devices)
+        ends = (devices.storing_device or "cpu", devices.policy_device or "cpu")
+        return ends if self.backend == "nccl" else ("cpu", "cpu")
+
+
+def visible_problems(visible: list[str] | None, acting: list[str]) -> Iterator[Problem]:
+    """Problems of the devices that workers see.
+
+    Args:
+        visible, acting: for each worker the device that it sees, and the one that its policy acts on.
+    """
+    path = "backend.visible_devices"
+    if visible is None:
+        return
+    if isinstance(visible, str) or not all(_VISIBLE.fullmatch(str(each)) for each in visible):
+        rule = "must be a list, for each worker cuda:N, the only GPU that it sees, or cpu for none."
+        yield Problem(path, rule, visible)
+        return
+    if len(visible) != len(acting):
+        yield Problem(path, f"has {len(visible)} entries for {len(acting)} workers: give one for each.")
+        return
+    for worker, (sees, acts) in enumerate(zip(visible, acting, strict=True)):
+        if acts not in ("cpu", "cuda", sees) or (acts == "cuda" and sees == "cpu"):
+            rule = f"the policy of worker {worker} acts on {acts}, and {sees} is all that it sees"
+            yield Problem(path, rule, visible, "give both the same.")

@@ -1,0 +1,40 @@
+"""`launcher=local`: workers are processes of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collectx.config.schema.fields import Unset
+from collectx.errors import LauncherError
+from collectx.place.base import Place
+from collectx.place.launcher import Launcher
+from collectx.place.processes import LocalLauncher, check_descriptors
+
+
+class Local(Place):
+    is_local = True
+
+    def _default_backend(self) -> str:
+        return super()._default_backend() if self.cfg.collector.needs_network else "shared_memory"
+
+    def processes(self) -> dict[str, int]:
+        counts = super().processes()
+        return counts | {"fork_server_and_tracker": 2 * (counts["workers"] > 0)}
+
+    def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
+        options, launcher = self.cfg.collector, self.cfg.launcher
+        how = launcher.num_threads, options.start_timeout_s, launcher.pin_cores, log_dir
+        if self.backend == "mpi":
+            from collectx.place.mpi import MpiLauncher
+
+            return MpiLauncher(*how)
+        return LocalLauncher(*how, prints_errors=log_dir is not None or options.on_worker_failure != "raise")
+
+    def missing(self) -> list[str]:
+        try:
+            check_descriptors(self.processes()["workers"])
+        except LauncherError as error:
+            return [str(error)]
+        except Unset:
+            pass  # a point of a sweep, in which another option failed its check
+        return []

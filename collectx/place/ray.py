@@ -1,0 +1,99 @@
+"""`launcher=ray`: workers are Ray actors, on any node of the cluster with the resources that they ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collectx.config import registry
+from collectx.config.problem import Problem
+from collectx.config.schema.launcher import RayLauncherConfig
+from collectx.place.base import Place
+from collectx.place.launcher import Launcher
+
+
+class RayCluster(Place):
+    can_be_alone = False
+
+    @property
+    def _launcher(self) -> RayLauncherConfig:
+        assert isinstance(self.cfg.launcher, RayLauncherConfig)
+        return self.cfg.launcher
+
+    def _default_backend(self) -> str:
+        # Ray may place a worker on the trainer's GPU, where NCCL cannot work.
+        default = super()._default_backend()
+        return default if default == "rpc" or self.cfg.collector.kind.startswith("distributed") else "gloo"
+
+    def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
+        """Ray has the logs of its actors."""
+        from collectx.place.ray_actors import RayLauncher
+
+        options = self.cfg.collector
+        return RayLauncher(self._launcher, options.num_workers, options.start_timeout_s)
+
+    def num_threads_beside(self) -> int:
+        from collectx.place import ray_cluster
+
+        options = self.cfg.collector
+        ray_cluster.connect(self._launcher.ray_init_config, options.start_timeout_s)
+        is_beside = ray_cluster.is_single_host(options.start_timeout_s)
+        return options.num_workers * options.num_workers_per_collector * self._launcher.num_threads * is_beside
+
+    def _misplaced(self) -> Iterator[Problem]:
+        if self.cfg.backend.kind == "mpi":
+            rule = "MPI does not start the workers of launcher=ray"
+            yield Problem("backend", rule, "mpi", "use `backend=auto or gloo`.")
+
+    def acting_problems(self, acting: list[str]) -> Iterator[Problem]:
+        """Each worker's actor asks for the GPU that its policy acts on."""
+        yield from super().acting_problems(acting)
+        path, configs = "launcher.remote_configs", self._launcher.remote_configs
+        per_worker = configs if isinstance(configs, list) else [configs]
+        if not all(isinstance(one, dict) for one in per_worker):
+            yield Problem(path, "must be a mapping, or a list with one for each worker.", configs)
+            return
+        num_workers = self.cfg.collector.num_workers
+        if isinstance(configs, list) and len(configs) != num_workers:
+            rule = f"has {len(configs)} entries for collector.num_workers={num_workers}"
+            yield Problem(path, rule, advice="one for each, or one mapping.")
+            return
+        yield from gpu_problems(per_worker, acting[: len(per_worker)])
+
+    def launcher_problems(self) -> Iterator[Problem]:
+        """Ray is installed, and takes the arguments of the actors."""
+        if reason := registry.why_not("ray", "launcher"):
+            yield Problem("launcher", f"cannot work on this machine: {reason}.", "ray")
+            return
+        from collectx.place.ray_actors import objections
+
+        configs = self._launcher.remote_configs
+        per_worker = configs if isinstance(configs, list) else [configs]
+        if all(isinstance(one, dict) for one in per_worker):
+            yield from (Problem("launcher.remote_configs", text) for text in objections(per_worker))
+
+
+def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> Iterator[Problem]:
+    """Problems of the GPUs that Ray actors ask for.
+
+    Args:
+        configs, acting: for each worker the arguments of `ray.remote`, and the device that its policy acts on.
+    """
+    for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, configs), acting, strict=True)):
+        kind, _, index = acts.partition(":")
+        if kind != "cuda" or int(index or 0) < num_gpus:
+            continue
+        reason = f"it sees {num_gpus}, from cuda:0 on" if num_gpus else "Ray may place it where there is none"
+        part = "" if int(index or 0) else " or a part of one"
+        other = "cuda" if num_gpus else "the CPU"
+        yield Problem(
+            "launcher.remote_configs",
+            f"the policy of a worker acts on {acts}, which asks for num_gpus={num_gpus}: {reason}",
+            advice=f"ask for num_gpus={int(index or 0) + 1}{part}, or let the policy act on {other}.",
+        )
+
+
+def _num_gpus(config: Mapping[str, Any] | None) -> int:
+    return math.ceil((config or {}).get("num_gpus") or 0)

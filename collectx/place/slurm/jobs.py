@@ -1,0 +1,154 @@
+"""The three ways in which workers are SLURM's.
+
+slurm              trainer and workers are the tasks of one job
+submitit_delayed   the same, of a heterogeneous job: the trainer's part has resources of its own
+submitit           the trainer runs where it was started, and each worker is a job
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from collectx.config.problem import Problem
+from collectx.place.base import Place
+from collectx.place.slurm import commands
+
+# Options of sbatch that collectx sets, and which option to use instead.
+_SBATCH = {
+    "array": "use `launcher.max_parallel`, where the launcher has it.",
+    "ntasks": "use `collector.num_workers`.",
+    "nodes": "use `launcher.nodes`, where the launcher has it.",
+    "output": "the run folder has the logs.",
+    "error": "the run folder has the logs.",
+    "no-kill": "use `collector.on_worker_failure`.",
+    "requeue": "use `launcher.requeue`.",
+    "no-requeue": "use `launcher.requeue`.",
+}
+# How early SLURM's signal before the time limit may come, in seconds.
+_EARLY_S = 60
+
+
+class SlurmWorkers(Place):
+    """`launcher=submitit`, and what all three have."""
+
+    has_worker_jobs = True
+    # MPI does not connect separate jobs.
+    has_one_universe = can_be_alone = False
+
+    @property
+    def _launcher(self) -> Any:
+        return self.cfg.launcher
+
+    def _own_problems(self) -> Iterator[Problem]:
+        yield from self._universe_problems()
+        yield from self._sbatch_problems()
+
+    def _universe_problems(self) -> Iterator[Problem]:
+        """Trainer and workers are of one MPI universe. In one that a scheduler made, no process can join or leave."""
+        launcher = self.cfg.launcher.kind
+        if self.cfg.backend.kind != "mpi":
+            return
+        if not self.has_one_universe:
+            rule = (
+                f"`launcher={launcher}` starts every worker as a separate job, and MPI does not connect separate jobs"
+            )
+            yield Problem("backend", rule, "mpi", "use `launcher=local or slurm`, or `backend=gloo`.")
+        elif self.cfg.collector.on_worker_failure != "raise":
+            rule = (
+                f"with backend=mpi and launcher={launcher} the death of one rank ends all ranks, and none can be added"
+            )
+            path = "collector.on_worker_failure"
+            yield Problem(path, rule, self.cfg.collector.on_worker_failure, "use raise, or `backend=gloo`.")
+
+    def _sbatch_problems(self) -> Iterator[Problem]:
+        for path, part in self._parts().items():
+            names = {str(key).replace("_", "-") for key in getattr(part, "sbatch", ())}
+            for name in sorted(_SBATCH.keys() & names):
+                yield Problem(f"{path}.sbatch.{name}", "collectx sets it itself", advice=_SBATCH[name])
+
+    def _parts(self) -> dict[str, object]:
+        """The resources of jobs, by their options."""
+        return {"launcher": self._launcher}
+
+    def missing(self) -> list[str]:
+        if commands.is_here():
+            return []
+        return [
+            f"launcher={self.cfg.launcher.kind}: this machine has no sbatch on its PATH: start it where SLURM's "
+            'commands are, or use launcher=local (in Python: launcher="mp").'
+        ]
+
+
+class SlurmJob(SlurmWorkers):
+    """`launcher=slurm`."""
+
+    is_job = can_be_step = has_one_universe = can_be_alone = True
+    has_worker_jobs = False
+
+    def _own_problems(self) -> Iterator[Problem]:
+        yield from super()._own_problems()
+        yield from self._node_problems()
+        yield from self._time_problems()
+
+    def _described_tasks(self) -> tuple[int, str]:
+        """The number of tasks that nodes are for, and what they are."""
+        if self.cfg.collector.schedule == "single":
+            return self.num_tasks, "tasks, collector=single"
+        return self.num_tasks, f"tasks, the trainer and {self.num_tasks - 1} workers"
+
+    def _node_problems(self) -> Iterator[Problem]:
+        """A node without a task would be allocated for nothing."""
+        nodes = self._launcher.nodes
+        num_tasks, described = self._described_tasks()
+        if nodes is not None and nodes > num_tasks:
+            yield Problem(
+                "launcher.nodes", f"is more than the {num_tasks} {described}", nodes, f"use {num_tasks} or null."
+            )
+
+    def _time_problems(self) -> Iterator[Problem]:
+        """A run that is signalled as soon as it starts, at every start, delivers nothing."""
+        launcher = self._launcher
+        if launcher.requeue is False or launcher.time is None:
+            return
+        limit_s = _seconds(str(launcher.time))
+        if limit_s is not None and limit_s <= launcher.signal_s + _EARLY_S:
+            early = f"SLURM may signal {_EARLY_S} s earlier, {launcher.signal_s + _EARLY_S} s before the end"
+            rule = f"is too much for launcher.time={limit_s} s: {early}"
+            advice = "use a smaller value, a longer launcher.time, or launcher.requeue=false."
+            yield Problem("launcher.signal_s", rule, launcher.signal_s, advice)
+
+
+class SlurmParts(SlurmJob):
+    """`launcher=submitit_delayed`."""
+
+    can_be_step = has_one_universe = can_be_alone = False
+
+    def _parts(self) -> dict[str, object]:
+        return {
+            "launcher": self._launcher,
+            "launcher.trainer": self._launcher.trainer,
+            "launcher.worker": self._launcher.worker,
+        }
+
+    def _own_problems(self) -> Iterator[Problem]:
+        yield from super()._own_problems()
+        if self._launcher.max_parallel is not None:
+            rule, advice = "jobs of two parts cannot be a job array", "use null, or launcher=slurm."
+            yield Problem("launcher.max_parallel", rule, self._launcher.max_parallel, advice)
+
+    def _described_tasks(self) -> tuple[int, str]:
+        if self.cfg.collector.schedule == "single":
+            return super()._described_tasks()
+        return self.num_tasks - 1, "workers"
+
+
+def _seconds(time: str) -> int | None:
+    """A time in SLURM's syntax: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; None
+    for other words, such as UNLIMITED."""
+    days, has_days, rest = time.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdecimal() for part in (*parts, days or "0")) or len(parts) > 3:
+        return None
+    units = (3600, 60, 1) if has_days or len(parts) == 3 else (60, 1)
+    return 86400 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))

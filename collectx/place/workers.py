@@ -39,7 +39,9 @@ class Specs(Protocol):
 
 
 class Workers:
-    """Args:
+    """The processes of the workers, and the transport between them and the trainer.
+
+    Args:
         launcher: starts the processes.
         transport: to and from them.
         specs: what they are told.

@@ -73,7 +73,7 @@ _NAMES = {
     "policy.adapt": "adapt",
     "policy.random": "RandomPolicy",
     "replay": "ReplayBuffer",
-    "run.trained": "load_policy",
+    "run.after.trained": "load_policy",
     "worker.profiling": "ProfileConfig",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -32,7 +32,8 @@ from collectx.place import place_of
 from collectx.rules.warnings import warnings_of
 from collectx.run import RunFolder, Status, cores, preflight
 from collectx.run.after import foreign_code
-from collectx.run.folder import folder_errors, locked, removing_empty_folders, saved_config
+from collectx.run.folder import saved_config
+from collectx.run.folder.layout import folder_errors, locked, removing_empty_folders
 from collectx.run.folder.result import Result, exit_status
 from collectx.run.terminal import printing
 

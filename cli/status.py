@@ -18,7 +18,7 @@ from collectx.jobs.status import (
     waiting_workers,
 )
 from collectx.run import RunFolder, Status
-from collectx.run.folder import runs_below
+from collectx.run.folder.layout import runs_below
 from collectx.run.terminal import printing
 from collectx.run.terminal.printing import COLUMNS, cells, print_table
 

@@ -37,7 +37,7 @@ from collectx.jobs.status import NamedRun
 from collectx.place import place_of
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
-from collectx.run.folder import runs_below
+from collectx.run.folder.layout import runs_below
 from collectx.run.folder.saved_config import completed, config_text, saved_text
 from collectx.run.terminal import printing
 

@@ -23,7 +23,7 @@ from collectx.cli.compose import Composed, Composer, parsed
 from collectx.config.check import check_section
 from collectx.config.schema.run import TuneConfig
 from collectx.run import cores
-from collectx.run.folder import folder_errors
+from collectx.run.folder.layout import folder_errors
 from collectx.run.terminal import printing
 
 _USAGE = """\

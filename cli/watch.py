@@ -11,7 +11,7 @@ from collectx.errors import ConfigError
 from collectx.jobs.status import named_run, read_job, statuses
 from collectx.jobs.watcher import Watcher
 from collectx.run import RunFolder, Status
-from collectx.run.folder import runs_below
+from collectx.run.folder.layout import runs_below
 from collectx.run.folder.result import exit_status
 from collectx.run.terminal import printing
 

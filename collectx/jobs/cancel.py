@@ -19,7 +19,7 @@ from collectx.errors import ConfigError, LauncherError
 from collectx.jobs.status import NamedRun, named_run, query_workers, read_job, statuses
 from collectx.place.slurm import commands
 from collectx.run import RunFolder
-from collectx.run.folder import holder
+from collectx.run.folder.layout import holder
 from collectx.run.terminal import printing
 
 _POLL_S = 0.5

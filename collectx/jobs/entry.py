@@ -34,9 +34,9 @@ from collectx.place.slurm import commands, requeue
 from collectx.place.slurm.array import note_of_end
 from collectx.place.slurm.job import JobTasksLauncher
 from collectx.place.slurm.script import WORKERS
-from collectx.run.folder import RunFolder
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
+from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import Result, Status, exit_status
 from collectx.run.signals import ignore_requests
 from collectx.user_objects import Sealed, UserObjects

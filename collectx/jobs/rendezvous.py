@@ -21,8 +21,8 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import RendezvousError
-from collectx.run.folder import RunFolder
 from collectx.run.folder.files import read_private, write_json, write_private
+from collectx.run.folder.layout import RunFolder
 from collectx.user_objects import Sealed, UserObjects
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from collectx.errors import DamagedFile, LauncherError
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
 from collectx.run import Status
-from collectx.run.folder import RunFolder, holder, is_locked, snapshot
+from collectx.run.folder import snapshot
 from collectx.run.folder.files import write_json
+from collectx.run.folder.layout import RunFolder, holder, is_locked
 from collectx.run.folder.result import ALL_DELIVERED
 from collectx.run.folder.saved_config import readable_config
 from collectx.run.resume import NO_CHECKPOINT

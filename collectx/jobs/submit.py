@@ -30,7 +30,7 @@ from collectx.place.slurm import commands
 from collectx.place.slurm import script as slurm_script
 from collectx.place.slurm.requeue import is_requeue_wanted
 from collectx.run import Status
-from collectx.run.folder import RunFolder, locked
+from collectx.run.folder.layout import RunFolder, locked
 from collectx.run.folder.saved_config import config_text
 from collectx.run.terminal import printing
 

@@ -16,7 +16,7 @@ from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.jobs.rendezvous import JobSpec, announce_trainer
 from collectx.place.launcher import Launcher
-from collectx.run.folder import RunFolder
+from collectx.run.folder.layout import RunFolder
 from collectx.user_objects import UserObjects
 
 _VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"

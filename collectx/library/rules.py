@@ -177,8 +177,8 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
         visible = cfg.backend.visible_devices  # type: ignore[attr-defined]
         if keywords.launcher == "mp" and (missing := next(filter(None, map(missing_device, visible or ())), None)):
             yield f"visible_devices={keywords.visible_devices!r}: {missing}"
-        else:
-            yield from (as_message(problem, keywords) for problem in visible_problems(visible, acting))
+        elif visible is not None:
+            yield from (as_message(problem, keywords) for problem in visible_problems(visible, acting, len(acting)))
     others = sorted({device for device in acting if not device.startswith("cuda")})
     if keywords.cudagraph_policy and others:
         yield (

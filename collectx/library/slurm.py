@@ -27,8 +27,8 @@ from collectx.place import place_of
 from collectx.place.launcher import Launcher
 from collectx.place.slurm import commands
 from collectx.place.slurm.array import JobArray
-from collectx.run.folder import RunFolder, locked, new_folder
 from collectx.run.folder.events import EventLog
+from collectx.run.folder.layout import RunFolder, locked, new_folder
 from collectx.user_objects import UserObjects
 from collectx.worker.spec import WorkerOverrides
 

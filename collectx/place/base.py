@@ -223,16 +223,13 @@ class Place:
         for name, value in vars(self.cfg.devices).items():
             if value is not None and not _DEVICE.fullmatch(value):
                 yield Problem(f"devices.{name}", "not a device", value, "use cpu, cuda or cuda:N.")
-        yield from self.acting_problems([self._ends()["policy_device"]] * self.cfg.collector.num_workers)
+        yield from self._gpu_problems(self._ends()["policy_device"])
 
-    def acting_problems(self, acting: list[str]) -> Iterator[Problem]:
-        """Problems of the GPUs that workers see.
-
-        Args:
-            acting: the device that the policy of each worker acts on.
-        """
-        if isinstance(self.cfg.backend, RpcBackendConfig):
-            yield from visible_problems(self.cfg.backend.visible_devices, acting)
+    def _gpu_problems(self, acting: str) -> Iterator[Problem]:
+        """Problems of the GPUs that workers see. Policies act on `acting`."""
+        visible = self.cfg.backend.visible_devices if isinstance(self.cfg.backend, RpcBackendConfig) else None
+        if visible is not None:
+            yield from visible_problems(visible, [acting] * len(visible), self.cfg.collector.num_workers)
 
     # --- what this machine lacks, and what to know ---
 
@@ -301,21 +298,19 @@ class Place:
         return ends if self.backend == "nccl" else ("cpu", "cpu")
 
 
-def visible_problems(visible: list[str] | None, acting: list[str]) -> Iterator[Problem]:
+def visible_problems(visible: list[str], acting: list[str], num_workers: int) -> Iterator[Problem]:
     """Problems of the devices that workers see.
 
     Args:
         visible, acting: for each worker the device that it sees, and the one that its policy acts on.
     """
     path = "backend.visible_devices"
-    if visible is None:
-        return
     if isinstance(visible, str) or not all(_VISIBLE.fullmatch(str(each)) for each in visible):
         rule = "must be a list, for each worker cuda:N, the only GPU that it sees, or cpu for none."
         yield Problem(path, rule, visible)
         return
-    if len(visible) != len(acting):
-        yield Problem(path, f"has {len(visible)} entries for {len(acting)} workers: give one for each.")
+    if len(visible) != num_workers:
+        yield Problem(path, f"has {len(visible)} entries for {num_workers} workers: give one for each.")
         return
     for worker, (sees, acts) in enumerate(zip(visible, acting, strict=True)):
         if acts not in ("cpu", "cuda", sees) or (acts == "cuda" and sees == "cpu"):

@@ -47,9 +47,9 @@ class RayCluster(Place):
             rule = "MPI does not start the workers of launcher=ray"
             yield Problem("backend", rule, "mpi", "use `backend=auto or gloo`.")
 
-    def acting_problems(self, acting: list[str]) -> Iterator[Problem]:
+    def _gpu_problems(self, acting: str) -> Iterator[Problem]:
         """Each worker's actor asks for the GPU that its policy acts on."""
-        yield from super().acting_problems(acting)
+        yield from super()._gpu_problems(acting)
         path, configs = "launcher.remote_configs", self._launcher.remote_configs
         per_worker = configs if isinstance(configs, list) else [configs]
         if not all(isinstance(one, dict) for one in per_worker):
@@ -60,7 +60,7 @@ class RayCluster(Place):
             rule = f"has {len(configs)} entries for collector.num_workers={num_workers}"
             yield Problem(path, rule, advice="one for each, or one mapping.")
             return
-        yield from gpu_problems(per_worker, acting[: len(per_worker)])
+        yield from gpu_problems(per_worker, [acting] * len(per_worker))
 
     def launcher_problems(self) -> Iterator[Problem]:
         """Ray is installed, and takes the arguments of the actors."""

@@ -16,8 +16,8 @@ from collectx.errors import ConfigError
 from collectx.report import draw
 from collectx.report.read import Group, Run, centre, differences, groups_of, interval
 from collectx.run import Status
-from collectx.run.folder import RunFolder
 from collectx.run.folder.files import write_atomically
+from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
 
 # Groups of which curves are drawn, and timelines, in one page.

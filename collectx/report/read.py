@@ -18,8 +18,9 @@ from collectx.config.schema.run import OBJECTIVES
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
 from collectx.run import RunFolder, Status
-from collectx.run.folder import runs_below, snapshot
+from collectx.run.folder import snapshot
 from collectx.run.folder.events import format_event
+from collectx.run.folder.layout import runs_below
 from collectx.run.folder.saved_config import flat, read_config
 from collectx.run.statistics import TIMES, bootstrap_interval
 

@@ -1,7 +1,7 @@
 """A run in the trainer's process, and the files that it writes.
 
     execute(cfg, folder, argv)   runs a configuration -> Result           (execution.py)
-    RunFolder(path)              every file name of a run folder            (folder/)
+    RunFolder(path)              every file name of a run folder            (folder/layout.py)
     Status                       the state of a run                         (folder/result.py)
 
     folder/      what is written: names of files, lock, snapshot, saved configuration, result, events
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collectx.run.execution import execute
-    from collectx.run.folder import RunFolder
+    from collectx.run.folder.layout import RunFolder
     from collectx.run.folder.result import Status
 
-_HOMES = {"RunFolder": "folder", "Status": "folder.result", "execute": "execution"}
+_HOMES = {"RunFolder": "folder.layout", "Status": "folder.result", "execute": "execution"}
 
 __all__ = ["RunFolder", "Status", "execute"]
 

@@ -23,8 +23,8 @@ import torch
 from collectx import state as states
 from collectx.checkpoints import STATE, Checkpoints, sync
 from collectx.config.schema.run import CheckpointOptions, RunConfig
-from collectx.run.folder import RunFolder
 from collectx.run.folder.files import write_atomically
+from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ResultBuilder
 from collectx.run.resume import buffer_file
 from collectx.run.signals import RunStopped, Signals

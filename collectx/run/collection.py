@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from collectx.run.folder import RunFolder
 from collectx.run.folder.files import JsonLines
+from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import TIMES, Statistics, WorkerTotals
 from collectx.trajectories import Assembler, mask
 

@@ -27,7 +27,7 @@ from collectx.place.processes import LocalLauncher
 from collectx.policy.weights import FlatWeights
 from collectx.run.after.evaluation import evaluate
 from collectx.run.after.trained import build
-from collectx.run.folder import RunFolder
+from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import Statistics
 from collectx.transport.connections import LONGEST_WAIT_S
 from collectx.transport.processes import Handle, end_processes

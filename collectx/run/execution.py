@@ -25,9 +25,10 @@ from collectx.limits import limited
 from collectx.place import place_of
 from collectx.run import cores, preflight
 from collectx.run.after.reproduce import recorded_order
-from collectx.run.folder import RunFolder, locked, saved_config, snapshot
+from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
+from collectx.run.folder.layout import RunFolder, locked
 from collectx.run.folder.result import Result, ResultBuilder, type_name
 from collectx.run.resume import ResumePoint, resume_point
 from collectx.run.signals import Signals

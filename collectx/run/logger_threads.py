@@ -16,8 +16,8 @@ from typing import Any
 from collectx import loggers
 from collectx.config.schema.run import RunConfig
 from collectx.loggers import MEAN_RETURN, Logger
-from collectx.run.folder import RunFolder
 from collectx.run.folder.files import write_atomically
+from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import flat
 from collectx.transport.connections import LONGEST_WAIT_S
 from collectx.user_objects import call, resolve

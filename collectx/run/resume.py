@@ -19,7 +19,8 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
 from collectx.run.after.reproduce import order_of
 from collectx.run.digest import Digest
-from collectx.run.folder import RunFolder, saved_config
+from collectx.run.folder import saved_config
+from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import LOSSES, ResultBuilder
 
 if TYPE_CHECKING:

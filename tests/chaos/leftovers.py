@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from collectx.run.folder import RunFolder, is_locked
+from collectx.run.folder.layout import RunFolder, is_locked
 
 _MARK = "COLLECTX_CHAOS"
-# All that a run of `launcher=local` that has ended has in its folder; see collectx/run/folder/__init__.py.
+# All that a run of `launcher=local` that has ended has in its folder; see collectx/run/folder/layout.py.
 _FILES = re.compile(
     r"\.hydra/\w+\.yaml|snapshot/(config(-\d{9})?\.yaml|meta\.json)|(metrics|events)\.jsonl|logs/[\w-]+\.log|lock"
     r"|result\.json|checkpoints/(final\.pt|\d{9}/(manifest\.json|state\.pt))"

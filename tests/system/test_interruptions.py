@@ -12,7 +12,7 @@ from commands import COMMAND, COUNTING, RAY, environment, needs_ray, result, sta
 
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
-from collectx.run.folder import locked
+from collectx.run.folder.layout import locked
 
 
 @pytest.mark.usefixtures("hangups")

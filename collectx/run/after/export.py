@@ -17,8 +17,8 @@ from collectx.errors import ConfigError
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.stochastic import StochasticPolicy
 from collectx.run.after.trained import LoadedPolicy
-from collectx.run.folder import RunFolder
 from collectx.run.folder.files import write_atomically
+from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import run_config
 
 # Rows of the example that a graph is recorded with; graphs take any number. One row would be taken for a constant.

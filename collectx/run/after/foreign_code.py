@@ -12,7 +12,8 @@ from typing import Any
 
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
-from collectx.run.folder import RunFolder, sources
+from collectx.run.folder import sources
+from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal import printing
 
 # Keys of a launcher that name code, or may.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from collectx.errors import DamagedFile
-from collectx.run.folder import RunFolder
+from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import LOSSES
 
 

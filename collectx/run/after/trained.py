@@ -35,8 +35,8 @@ from collectx.policy.user_actor import UserActor
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.options import RolloutOptions
 from collectx.run.after import foreign_code
-from collectx.run.folder import RunFolder
 from collectx.run.folder.files import write_atomically
+from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import run_config
 
 

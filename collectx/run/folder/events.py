@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from collectx.run.folder import RunFolder
 from collectx.run.folder.files import JsonLines
+from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal.notices import Notices
 
 

@@ -18,7 +18,8 @@ from collectx.config.problem import YAML
 from collectx.config.registry import DEFAULTS, GROUPS, KEPT_GROUPS, marked, schemas
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, DamagedFile
-from collectx.run.folder import RunFolder, runs_below, snapshot
+from collectx.run.folder import snapshot
+from collectx.run.folder.layout import RunFolder, runs_below
 from collectx.run.folder.result import Result, Status
 
 

@@ -22,8 +22,9 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.place.slurm import requeue
 from collectx.run.cores import num_cores
-from collectx.run.folder import RunFolder, sources
+from collectx.run.folder import sources
 from collectx.run.folder.files import write_atomically, write_json
+from collectx.run.folder.layout import RunFolder
 
 if TYPE_CHECKING:
     import torch

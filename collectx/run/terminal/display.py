@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collectx.errors import CollectxError, printable, text_of, traceback_of
-from collectx.run.folder import RunFolder
+from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ALL_DELIVERED, Result, type_name
 from collectx.run.statistics import TIMES, Sampler, Statistics, View
 from collectx.run.terminal import printing

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from collectx.errors import DamagedFile, printable
-from collectx.run.folder import RunFolder
+from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import Status
 
 if TYPE_CHECKING:

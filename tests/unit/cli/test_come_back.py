@@ -15,7 +15,8 @@ from collectx.jobs import cancel as jobs_cancel
 from collectx.jobs.status import NamedRun, write_job
 from collectx.place.slurm import commands
 from collectx.run import RunFolder
-from collectx.run.folder import locked, snapshot
+from collectx.run.folder import snapshot
+from collectx.run.folder.layout import locked
 
 
 def make(folder, job):

@@ -10,8 +10,9 @@ from composed_overrides import composed
 from collectx.cli import cancel, logs, status, watch
 from collectx.jobs import cancel as jobs_cancel
 from collectx.run import RunFolder
-from collectx.run.folder import locked, snapshot
+from collectx.run.folder import snapshot
 from collectx.run.folder.files import write_json
+from collectx.run.folder.layout import locked
 
 _SEQUENCE = "\x1b]0;title\x07\x1b[2J\x9b31m\x08\r\udcff"
 

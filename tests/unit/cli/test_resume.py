@@ -16,7 +16,8 @@ from collectx.config.registry import marked
 from collectx.jobs.status import write_job
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
-from collectx.run.folder import locked, saved_config
+from collectx.run.folder import saved_config
+from collectx.run.folder.layout import locked
 
 
 @pytest.fixture

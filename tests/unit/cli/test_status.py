@@ -9,8 +9,8 @@ import pytest
 from collectx.cli import status
 from collectx.jobs import status as jobs_status
 from collectx.run import RunFolder
-from collectx.run.folder import locked
 from collectx.run.folder.files import write_json
+from collectx.run.folder.layout import locked
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from collectx.jobs.status import named_run, read_job, status_of_job, status_of_p
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
 from collectx.run import RunFolder
-from collectx.run.folder import locked, snapshot
+from collectx.run.folder import snapshot
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
+from collectx.run.folder.layout import locked
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from collectx.checkpoints import Checkpoints
 from collectx.errors import DamagedFile
-from collectx.run.folder import RunFolder
 from collectx.run.folder.files import JsonLines, read_lines, write_atomically, write_json
+from collectx.run.folder.layout import RunFolder
 
 
 def test_begin_makes_the_folders_and_removes_the_old_run(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from collectx.checkpoints import Checkpoints
 from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
 from collectx.run import RunFolder, Status, cores, execute, execution
-from collectx.run.folder import locked
+from collectx.run.folder.layout import locked
 
 
 def read(folder):

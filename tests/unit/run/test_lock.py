@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from collectx.errors import ConfigError
-from collectx.run.folder import RunFolder, holder, is_locked, lock, locked
+from collectx.run.folder import lock
+from collectx.run.folder.layout import RunFolder, holder, is_locked, locked
 
 
 @pytest.fixture(params=[True, False], ids=["linux", "elsewhere"])

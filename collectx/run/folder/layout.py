@@ -1,0 +1,341 @@
+"""The run folder: the one place that knows its file names.
+
+    <run>/.hydra/              what Hydra writes
+    <run>/snapshot/            config.yaml, meta.json, git.patch; config-<batches>.yaml, see saved_config.py
+    <run>/metrics.jsonl        one line per batch
+    <run>/events.jsonl         joins, deaths, checkpoints, in order
+    <run>/rendezvous.json      where the trainer listens, for workers that other processes start; removed at the end
+    <run>/secret               authenticates trainer and workers; readable by the owner only
+    <run>/lock                 locked by the trainer's process (lock.py); host and process id
+    <run>/.replaced            the earlier run in the folder, until the workers of the new one have started
+    <run>/result.json          written atomically, last
+    <run>/logs/                one file per role
+    <run>/jobs/                scripts of a scheduler's jobs, and the task that they run
+    <run>/checkpoints/
+    <run>/report/              what `collectx report` writes
+    <run>/policy.pt            the state dict of the policy with the last published weights, at the end of the run
+    <run>/eval.json, videos/   the last `collectx eval`
+    <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id, by which they continue a run
+
+Used by the trainer's process while a run lives, and by the command line afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from collectx.checkpoints import INCOMPLETE, Checkpoints
+from collectx.errors import ConfigError, DamagedFile
+from collectx.run.folder import lock
+from collectx.run.folder.files import decode, read_lines
+from collectx.run.folder.result import ENDED, Status
+
+# Folders between a folder and the runs below it: outputs, date, sweep, point.
+_MAX_DEPTH = 4
+
+
+class RunFolder:
+    """Paths of one run. Creating the object touches nothing on disk; `begin` makes the folders."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path).absolute()
+        self.hydra = self.path / ".hydra"
+        self.snapshot = self.path / "snapshot"
+        self.config = self.snapshot / "config.yaml"
+        self.meta = self.snapshot / "meta.json"
+        self.patch = self.snapshot / "git.patch"
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.result = self.path / "result.json"
+        self.rendezvous = self.path / "rendezvous.json"
+        self.secret = self.path / "secret"
+        self.lock = self.path / "lock"
+        self.logs = self.path / "logs"
+        self.jobs = self.path / "jobs"
+        self.job_spec = self.jobs / "task.json"
+        self.job_objects = self.jobs / "task.pkl"
+        self.job_note = self.jobs / "slurm.json"
+        self.worker_jobs = self.jobs / "workers.txt"
+        self.checkpoints = self.path / "checkpoints"
+        self.report = self.path / "report"
+        self.policy = self.path / "policy.pt"
+        self.evaluation = self.path / "eval.json"
+        self.videos = self.path / "videos"
+        self.tensorboard = self.path / "tensorboard"
+        self.wandb = self.path / "wandb"
+        self.progress = self.path / "progress.csv"
+        self.logger_id = self.path / "logger_id"
+        self.final_checkpoint = self.checkpoints / "final.pt"
+        self._replaced = self.path / ".replaced"
+        self._set_aside: list[Path] = []
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the folder has a run in it, running or ended."""
+        return any(path.exists() for path in (self.config, self.metrics, self.result))
+
+    @property
+    def configs(self) -> list[tuple[int, Path]]:
+        """The configurations of the run, each with the number of batches before it: `config` with 0, then those with
+        which it was resumed."""
+        resumed = sorted(self.snapshot.glob("config-" + "[0-9]" * 9 + ".yaml"))
+        return [(0, self.config), *((int(path.stem.rpartition("-")[2]), path) for path in resumed)]
+
+    @property
+    def newest_config(self) -> Path:
+        """The configuration with which the run was begun or resumed last."""
+        return self.configs[-1][1]
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to continue the run from; it may be damaged."""
+        return bool(Checkpoints(self.checkpoints).all())
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the run has delivered all batches.
+
+        Raises:
+            DamagedFile: `result.json` cannot be read.
+        """
+        return (self.read_result() or {}).get("status") == Status.COMPLETED
+
+    def resumed_config(self, batches: int) -> Path:
+        """The configuration of a run that was resumed with another one after `batches` batches."""
+        return self.snapshot / f"config-{batches:09d}.yaml"
+
+    def name_below(self, root: Path) -> str:
+        """The path relative to `root`, or the name of `root` itself."""
+        return self.path.name if self.path == root.absolute() else str(self.path.relative_to(root.absolute()))
+
+    def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
+        """Makes the folders. Removes the files of an earlier run in the same folder, and those that a
+        killed process did not complete.
+
+        Args:
+            keep_logs: keeps `logs/` and `jobs/`, which other processes of this run may have written already.
+            keep_run: the run continues: keeps all but what its end has written.
+
+        Raises:
+            ConfigError: the folder cannot be made or written to.
+        """
+        with folder_errors(self.path):
+            for folder in (self.path, self.snapshot, self.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(mode=0o755, exist_ok=True)  # only the owner may write to checkpoints
+            for folder in (self.path, self.snapshot, self.checkpoints, *(() if keep_logs else (self.jobs,))):
+                for path in folder.glob(f"{INCOMPLETE}*"):
+                    _remove(path)
+            for path in self._stale(keep_logs, keep_run):
+                _remove(path)
+
+    def _stale(self, keep_logs: bool, keep_run: bool) -> list[Path]:
+        """The files and folders that `begin` removes."""
+        ended = [self.result, self.final_checkpoint, self.policy, self.evaluation, self.rendezvous, self.secret]
+        notes = [] if keep_logs else [self.job_note, self.worker_jobs]
+        if keep_run:
+            return ended + notes
+        lines = [self.metrics, self.events, self.progress, self.logger_id]
+        logs = [] if keep_logs else [*self.logs.glob("*.log")]
+        configs = [path for _, path in self.configs[1:]]
+        folders = [*self.checkpoints.glob("[0-9]*"), self.report, self.tensorboard, self.wandb, self.videos]
+        return ended + notes + lines + logs + configs + folders
+
+    def set_aside(self, keep_run: bool) -> None:
+        """Called before `begin`, so that `restore` can undo it: moves what `begin` would remove to `.replaced`, and
+        copies what a new or a resumed run writes over.
+
+        Raises:
+            ConfigError: the folder cannot be written to.
+        """
+        with folder_errors(self.path):
+            self.forget_replaced()
+            moved = {path for path in self._stale(False, keep_run) if path.exists()}
+            copied = {path for path in (*self.snapshot.glob("*"), self.events) if path.is_file()} - moved
+            for path in moved | copied:
+                saved = self._replaced / path.relative_to(self.path)
+                saved.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(saved) if path in moved else shutil.copy2(path, saved)
+            self._set_aside = [*moved, *copied]
+
+    def forget_replaced(self) -> None:
+        """Removes what `set_aside` has kept. Idempotent."""
+        self._set_aside = []
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    def restore(self, keep_run: bool) -> None:
+        """Undoes `set_aside` and what has followed it, for a run that never began. Without an earlier run, also removes
+        what Hydra has written, the lock, and the folder if it is then empty."""
+        for path in {*self._stale(False, keep_run), *self.snapshot.glob("*"), self.events}:
+            _remove(path)
+        for path in self._set_aside:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (self._replaced / path.relative_to(self.path)).rename(path)
+        self.forget_replaced()
+        if not self.has_run:
+            shutil.rmtree(self.hydra, ignore_errors=True)
+            self.lock.unlink(missing_ok=True)
+            for folder in (self.snapshot, self.logs, self.checkpoints, self.jobs, self.path):
+                with suppress(OSError):  # it has other files
+                    folder.rmdir()
+
+    def log(self, role: str) -> Path:
+        """The log file of a role, `trainer`, `job` or `worker-0`."""
+        return self.logs / f"{role}.log"
+
+    def worker_log(self, worker: int) -> Path:
+        """The log file of a worker."""
+        return self.log(f"worker-{worker}")
+
+    def node_note(self, job: str) -> Path:
+        """The file into which the batch script of a job writes its node, which is also that of the trainer."""
+        return self.jobs / f"node.{job}"
+
+    def read_result(self) -> dict[str, Any] | None:
+        """The content of `result.json`; None where the file does not exist.
+
+        Raises:
+            DamagedFile: the file cannot be read.
+        """
+        try:
+            result = decode(self.result, "the file", self.result.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DamagedFile(f"{self.result}: cannot be read: {error.strerror}") from error
+        if result.get("status") not in ENDED:
+            raise DamagedFile(f"{self.result}: its status is {result.get('status')!r}, not one of {', '.join(ENDED)}")
+        return result
+
+    def read_meta(self) -> dict[str, Any]:
+        """The content of `snapshot/meta.json`; empty where it cannot be read."""
+        with suppress(OSError, DamagedFile):
+            return decode(self.meta, "the file", self.meta.read_bytes())
+        return {}
+
+    def read_metrics(self) -> Iterator[dict[str, Any]]:
+        """The lines of `metrics.jsonl`; see `read_lines`.
+
+        Raises:
+            DamagedFile: also where lines are missing: each has the number of its batch.
+        """
+        for index, line in enumerate(read_lines(self.metrics)):
+            if (batch := line.get("batch", index)) != index:
+                problem = f"line {index + 1} is of batch {batch}, not {index}: lines are missing"
+                raise DamagedFile(f"{self.metrics}: {problem}")
+            yield line
+
+    def read_events(self) -> Iterator[dict[str, Any]]:
+        """The lines of `events.jsonl`; see `read_lines`."""
+        return read_lines(self.events)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_errors(
+    path: Path | str, what: str = "run folder", option: str = "hydra.run.dir or hydra.sweep.dir"
+) -> Iterator[None]:
+    """Raises a `ConfigError` where the block, which makes the folder `path`, raises an `OSError`. `option` chooses
+    another place."""
+    try:
+        yield
+    except OSError as error:
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"the {what} {path} cannot be made: {why}: choose another with {option}.") from error
+
+
+@contextmanager
+def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
+    """Removes the folder, and those above it, that did not exist before the block and are empty after it. `of_hydra`
+    is the name of a file that Hydra writes there, which goes with the folder."""
+    path = path.absolute()
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        if path in made and path.is_dir() and [each.name for each in path.iterdir()] == [of_hydra]:
+            (path / of_hydra).unlink()
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+@contextmanager
+def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
+    """Makes the folder and locks it for the block, see lock.py. Does not wait.
+
+    Args:
+        replace: whether to replace a run that the folder contains.
+        force: ignores the lock of another process and replaces the run: for a job that a scheduler restarts, whose
+            first process has ended although a file server may still hold its lock.
+
+    Raises:
+        ConfigError: the lock is held, the folder contains a run and `replace` is false, or the folder cannot be made.
+    """
+    with folder_errors(files.path):
+        files.path.mkdir(parents=True, exist_ok=True)
+        handle, is_ours = lock.acquire(files.lock)
+    try:
+        if not is_ours and not force:
+            holder = os.read(handle, 1000).decode(errors="replace").strip()
+            raise ConfigError(
+                f"{files.path}: a run is going on in this folder ({holder or 'its process is not known'}): "
+                "choose another with hydra.run.dir, or wait for its end."
+            )
+        if files.has_run and not (replace or force):
+            raise ConfigError(
+                f"{files.path}: this folder has a run in it: choose another with hydra.run.dir, or replace that "
+                "run with run.overwrite=true."
+            )
+        with folder_errors(files.path):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        lock.release(handle)
+
+
+def is_locked(files: RunFolder) -> bool:
+    """Whether a process holds the lock of the folder. False where its file does not exist or cannot be read."""
+    return lock.is_held(files.lock)
+
+
+def holder(files: RunFolder) -> tuple[int | None, str]:
+    """The process that holds the lock of the folder, None where it is not one of this host; and its host.
+
+    The file may be written by anyone who may write to the folder: the process that it names is looked at.
+    """
+    try:
+        words = files.lock.read_text().split()
+        pid, host = int(words[1]), words[3]
+    except (OSError, ValueError, IndexError):
+        return None, "its host"
+    is_here = host == socket.gethostname() and pid > 1 and lock.is_held_by(files.lock, pid)
+    return (pid if is_here else None), host
+
+
+def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = True) -> list[RunFolder]:
+    """The runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False` only
+    those below it, for the folder of a sweep, which may have a run in it too."""
+    runs, folders = [], [root.absolute()]
+    for depth in range(max_depth + 1):
+        runs += [folder for folder in folders if (depth or includes_root) and (folder / "snapshot").is_dir()]
+        inner = (path for folder in folders if folder not in runs for path in folder.glob("[!.]*"))
+        folders = [path for path in inner if path.is_dir()]
+    return [RunFolder(folder) for folder in sorted(runs)]
+
+
+def new_folder() -> RunFolder:
+    """The folder of a run that a script starts: below `outputs/`, named after the time. Not made yet."""
+    now = datetime.now()
+    return RunFolder(Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S-%f}"))

@@ -4,12 +4,8 @@ Rules of style are in `.ci/style.py`."""
 import ast
 import graphlib
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
-
-import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -91,32 +87,6 @@ def test_no_circle_of_imports():
         names = {each if each in files else each.rpartition(".")[0] for _, each in imported(path)}
         graph[name] = (names & files.keys()) - {name}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a circle
-
-
-# Imports each of the modules that follow as the first one of the product, in a fork that has what they need.
-_EACH_FIRST = """
-import os, sys, torch, tensordict, gymnasium, hydra
-for name in sys.argv[1:]:
-    if (child := os.fork()) == 0:
-        try:
-            __import__(name)
-        except ModuleNotFoundError as error:
-            os._exit((error.name or "").startswith("collectx"))
-        except BaseException as error:
-            print(name, repr(error), flush=True)
-            os._exit(1)
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
-
-
-@pytest.mark.ci
-def test_each_module_can_be_imported_first():
-    """A process of a worker, of an evaluator or of a user begins with any of them."""
-    names = [name for name, _ in product() if not name.endswith("__main__") and ".place.mpi" not in name]
-    command = [sys.executable, "-c", _EACH_FIRST, *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
 def test_the_list_of_packages_is_the_tree():

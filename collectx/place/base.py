@@ -125,7 +125,10 @@ class Place:
         """Threads of the workers that share the cores of the trainer's process. May connect to Ray."""
         options = self.cfg.collector
         processes = options.num_workers * options.num_workers_per_collector
-        return processes * self.cfg.launcher.num_threads if self.is_local else 0
+        return processes * self.cfg.launcher.num_threads if self._shares_cores() else 0
+
+    def _shares_cores(self) -> bool:
+        return self.is_local
 
     # --- how it starts them ---
 
@@ -148,7 +151,7 @@ class Place:
     # --- what does not fit ---
 
     def problems(self) -> Iterator[Problem]:
-        """What does not fit together, on any machine. Raises `Unset` at an option that failed its own check."""
+        """What does not fit together, on any machine. A rule ends at an option that failed its own check."""
         for rule in (self._backend_problems, self._single_problems, self._own_problems, self._tensorpipe_problems):
             try:
                 yield from rule()

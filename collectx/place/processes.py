@@ -1,7 +1,9 @@
 """`launcher=local`: starts workers as processes of this machine, through the fork server (`collectx.fork_server`).
 
-trainer --- fork server (imports once) --- worker 0
-                                      \\--- worker 1 ...
+    trainer --- fork server (imports once) --- worker 0
+                                          \\--- worker 1 ...
+
+Each worker ends with the trainer.
 """
 
 from __future__ import annotations

@@ -22,6 +22,12 @@ class RayCluster(Place):
         assert isinstance(self.cfg.launcher, RayLauncherConfig)
         return self.cfg.launcher
 
+    @property
+    def _remote_configs(self) -> list[Any]:
+        """One for each worker, or one for all."""
+        configs = self._launcher.remote_configs
+        return configs if isinstance(configs, list) else [configs]
+
     def _default_backend(self) -> str:
         # Ray may place a worker on the trainer's GPU, where NCCL cannot work.
         default = super()._default_backend()
@@ -34,13 +40,12 @@ class RayCluster(Place):
         options = self.cfg.collector
         return RayLauncher(self._launcher, options.num_workers, options.start_timeout_s)
 
-    def num_threads_beside(self) -> int:
+    def _shares_cores(self) -> bool:
         from collectx.place import ray_cluster
 
-        options = self.cfg.collector
-        ray_cluster.connect(self._launcher.ray_init_config, options.start_timeout_s)
-        is_beside = ray_cluster.is_single_host(options.start_timeout_s)
-        return options.num_workers * options.num_workers_per_collector * self._launcher.num_threads * is_beside
+        timeout_s = self.cfg.collector.start_timeout_s
+        ray_cluster.connect(self._launcher.ray_init_config, timeout_s)
+        return ray_cluster.is_single_host(timeout_s)
 
     def _misplaced(self) -> Iterator[Problem]:
         if self.cfg.backend.kind == "mpi":
@@ -50,8 +55,7 @@ class RayCluster(Place):
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
         """Each worker's actor asks for the GPU that its policy acts on."""
         yield from super()._gpu_problems(acting)
-        path, configs = "launcher.remote_configs", self._launcher.remote_configs
-        per_worker = configs if isinstance(configs, list) else [configs]
+        path, configs, per_worker = "launcher.remote_configs", self._launcher.remote_configs, self._remote_configs
         if not all(isinstance(one, dict) for one in per_worker):
             yield Problem(path, "must be a mapping, or a list with one for each worker.", configs)
             return
@@ -69,10 +73,8 @@ class RayCluster(Place):
             return
         from collectx.place.ray_actors import objections
 
-        configs = self._launcher.remote_configs
-        per_worker = configs if isinstance(configs, list) else [configs]
-        if all(isinstance(one, dict) for one in per_worker):
-            yield from (Problem("launcher.remote_configs", text) for text in objections(per_worker))
+        if all(isinstance(one, dict) for one in self._remote_configs):
+            yield from (Problem("launcher.remote_configs", text) for text in objections(self._remote_configs))
 
 
 def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> Iterator[Problem]:

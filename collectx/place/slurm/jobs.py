@@ -1,8 +1,10 @@
 """The three ways in which workers are SLURM's.
 
-slurm              trainer and workers are the tasks of one job
-submitit_delayed   the same, of a heterogeneous job: the trainer's part has resources of its own
-submitit           the trainer runs where it was started, and each worker is a job
+    slurm              trainer and workers are the tasks of one job
+    submitit_delayed   the same, of a heterogeneous job: the trainer's part has resources of its own
+    submitit           the trainer runs where it was started, and each worker is a job
+
+What starts them is in the other modules of this folder.
 """
 
 from __future__ import annotations

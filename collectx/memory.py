@@ -27,11 +27,6 @@ def anonymous_file(name: str, directory: Path | None = None) -> int:
         return os.dup(file.fileno())
 
 
-def total_memory() -> int:
-    """Bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 class SharedMemory:
     """An anonymous file that processes map. It is freed when the last object and the last mapping are gone. Can be
     pickled, but only as an argument of a process that is being started, or through a pipe of multiprocessing.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import psutil
 import torch
 from torch import nn
 
@@ -31,7 +32,6 @@ from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
-from collectx.memory import total_memory
 from collectx.place import place_of
 from collectx.place.launcher import Launcher
 from collectx.place.workers import open_workers
@@ -292,7 +292,7 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
 
 def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> None:
     """The slots fit in the memory of this machine, which over a network receives as many bytes."""
-    nbytes, available = SlabLayout(batch).nbytes, total_memory()
+    nbytes, available = SlabLayout(batch).nbytes, psutil.virtual_memory().total
     if spec.device is None and nbytes > available:
         fewer = f", or collector.num_slots below {batch.num_slots}" if options.schedule == "async" else ""
         raise ConfigError(

@@ -91,6 +91,8 @@ def tests(context: Context) -> None:
         "--dist=load",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "no:benchmark",  # warns that it does nothing beside xdist, and warnings are errors
     ]
     command += ["--durations=10", f"--timeout={100 * context.patience:.0f}", "tests/contract/test_on_gpu.py"]
     context.record(status=subprocess.run(command, env=variables, stdin=subprocess.DEVNULL).returncode)

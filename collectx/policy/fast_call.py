@@ -6,6 +6,7 @@ microseconds as an `nn.Sequential` against 10 as a chain of kernels, which `fast
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,33 @@ class Acceleration:
             return function
         from tensordict.nn import CudaGraphModule
 
-        return CudaGraphModule(function, **self.cudagraph)
+        with warnings.catch_warnings():
+            # It takes TensorDict out of PyTree, which only matters to functions that return TensorDicts.
+            warnings.filterwarnings("ignore", "Tensordict is registered in PyTree")
+            return CudaGraphModule(_recordable(function), **self.cudagraph)
+
+
+def _recordable(function: Forward) -> Forward:
+    """`function`, without the checks of distributions' arguments while it is recorded: their results would be read on
+    the CPU, which a CUDA graph cannot do. The calls before check the arguments."""
+
+    def call(*tensors: torch.Tensor) -> Any:
+        if not torch.cuda.is_current_stream_capturing():
+            return function(*tensors)
+        validates = torch.distributions.Distribution._validate_args
+        torch.distributions.Distribution.set_default_validate_args(False)
+        try:
+            return function(*tensors)
+        except Exception as error:
+            error.add_note(
+                "raised while cudagraph_policy recorded the policy as a CUDA graph, where the CPU cannot read values "
+                "of the GPU (`item`, `if`): change the policy, or use cudagraph_policy=False"
+            )
+            raise
+        finally:
+            torch.distributions.Distribution.set_default_validate_args(validates)
+
+    return call
 
 
 def fast_callable(module: Any, one_row: bool = False) -> Forward:

@@ -128,10 +128,11 @@ def _shared_descriptors() -> set[str]:
 
 def _shared_files() -> set[str]:
     names = set()
-    for path in _SHM.iterdir() if _SHM.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_uid == os.getuid() and path.name.startswith(_SHM_NAMES):
-                names.add(path.name)
+    for name in os.listdir(_SHM) if _SHM.is_dir() else ():
+        if name.startswith(_SHM_NAMES):
+            with contextlib.suppress(FileNotFoundError):
+                if (_SHM / name).stat().st_uid == os.getuid():
+                    names.add(name)
     return names
 
 
@@ -195,7 +196,8 @@ def torchs_seed():
     """Collectors without a seed have torch's: the same one in every test, whichever ran before."""
     import torch
 
-    torch.manual_seed(0)
+    # `torch.manual_seed` takes milliseconds without a GPU: it keeps the stack of each call for when one is used.
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ settings.load_profile("collectx")
 if (here := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, here)
 
-from ways import FOLDERS, TIERS, tier_of  # noqa: E402
+from ways import FOLDERS, TIERS, leave_samples, tier_of  # noqa: E402
 
 # A shell starts what runs in its background deaf to Ctrl-C, and children would inherit that from these tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -71,6 +71,7 @@ def pytest_collection_modifyitems(config, items):
     for module in {item.module for item in items}:
         # Workers get what a test module defines by value and do not import the module, nor pytest with it.
         cloudpickle.register_pickle_by_value(module)
+    leave_samples(items)
     wanted = config.getoption("--tier")
     if wanted != "all":
         tiers = [tier_of(item) for item in items]

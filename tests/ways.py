@@ -7,9 +7,11 @@ its parameters, its tier and its xdist group from here.
 
 `make test` runs the tier "test", `make test-ci` the tier "ci", `make test-nightly` the tier "nightly", and
 `pytest --tier=all` runs all of them. A test's tier is the latest of its way's, its folder's (`FOLDERS`) and the one
-it is marked with.
+it is marked with. Where a test has many cases that share their code, `@pytest.mark.sample(3)` leaves three of them,
+drawn by its name, in its tier; the others are nightly.
 """
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,3 +109,17 @@ def tier_of(item: pytest.Item) -> str:
     marked = {mark.name for mark in item.iter_markers()} & set(TIERS)
     part = item.path.relative_to(Path(__file__).parent).parts[0]
     return max([*marked, FOLDERS.get(part, "test")], key=TIERS.index)
+
+
+def leave_samples(items: Iterable[pytest.Item]) -> None:
+    """Marks as nightly the cases of a test that its mark `sample` does not leave in their tier."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample"):
+            cases.setdefault((item.nodeid.partition("[")[0], tier_of(item)), []).append(item)
+    for (test, tier), alike in cases.items():
+        size = alike[0].get_closest_marker("sample").args[0]
+        kept = random.Random(test + tier).sample(range(len(alike)), min(size, len(alike)))
+        for number, item in enumerate(alike):
+            if number not in kept:
+                item.add_marker(pytest.mark.nightly)

@@ -41,6 +41,7 @@ def of(kind):
     ]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", of("single"))
 def test_a_collector_gives_the_batches_of_torchrl(name):
     assert_same(CASES[name], recorded(name), ours(CASES[name]))

@@ -90,6 +90,7 @@ def gates(tmp_path, monkeypatch):
 LATE = [ways.case(way, tier=way.tier if way.place == "ray" else way.smoke) for way in ways.BETWEEN_PROCESSES]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", LATE)
 def test_a_run_begins_with_few_loses_one_and_gains_one(way, gates):
     """With one of the two that it needs, it waits for the one that is late."""

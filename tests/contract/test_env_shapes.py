@@ -31,6 +31,7 @@ def _batches(collector, num_batches):
     return [next(collector).clone() for _ in range(num_batches)]
 
 
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("name", [name for name in shapes.shapes() if name not in shapes.NAMED])
 def test_an_env_continues_as_the_uncut_one(name):
     """The cut is within an episode, and the state that the classes and the module have afterwards is that of the uncut
@@ -60,6 +61,7 @@ def test_an_env_that_cannot_be_saved_is_named(name):
     assert len(announced) == (name != "Generator")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore::UserWarning:gymnasium.*")
 @pytest.mark.parametrize(
     "name", ["Empty-Random-6x6", "DoorKey-5x5", "MultiRoom-N2-S4", "Dynamic-Obstacles-5x5", "Fetch-5x5-N2"]

@@ -41,6 +41,7 @@ def run(env, inference, draw=None, **knobs):
         return learn(collector, env, draw)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
 def test_batches_are_the_same_where_the_policy_does_not_sample(num_envs):
     knobs = {**_MODE, "frames_per_batch": 32 * num_envs, "max_frames_per_traj": 9}
@@ -50,6 +51,7 @@ def test_batches_are_the_same_where_the_policy_does_not_sample(num_envs):
     assert len(set(expected)) == len(expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("knobs", [{}, {"overlap": 1}, {"init_random_frames": 128}], ids=["plain", "overlap", "random"])
 def test_samples_in_the_fixed_order_do_not_depend_on_time(knobs):
     one, other = (
@@ -116,6 +118,7 @@ def test_the_process_that_hangs_is_named(hangs):
                 pass
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_a_resumed_collector_continues_the_batches(num_envs):
     cfg = config("multi_sync", "local", gym(num_envs), mlp(), inference={}, **_SHAPE)

@@ -257,6 +257,7 @@ def test_a_worker_that_mpi_started_is_replaced_and_nothing_is_lost(monkeypatch):
     assert names.count("worker_failed") == names.count("worker_restarted") == 1
 
 
+@pytest.mark.ci
 def test_a_worker_with_a_policy_of_the_package_does_not_import_tensordict(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin()

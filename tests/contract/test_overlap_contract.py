@@ -41,6 +41,7 @@ def run(kind, place, env, draw=None, **knobs):
         return learn(collector, policies.build(mlp(), spec, 3), draw)
 
 
+@pytest.mark.sample(2)
 @over(ways.SYNC, smoke=True)
 def test_batches_do_not_depend_on_time(way):
     expected, versions = run("multi_sync", "inline", gym(2))
@@ -52,6 +53,7 @@ def test_batches_do_not_depend_on_time(way):
     assert not set(plain[2:]) & set(expected)
 
 
+@pytest.mark.sample(1)
 @over([ways.SHARED_SYNC, ways.GLOO_SYNC, ways.RPC_SYNC], smoke=True)
 def test_a_killed_worker_is_replaced_with_the_same_batches(way):
     """Its replacements act with the versions of the batches that they fill. A part that is lost with its worker is
@@ -62,6 +64,7 @@ def test_a_killed_worker_is_replaced_with_the_same_batches(way):
     assert run(way.kind, way.place, env["killed_after_sending"], random.Random(way.name), **knobs) == expected
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["inline", "local"])
 @pytest.mark.parametrize("cut", [1, 4])
 def test_a_resumed_collector_continues_the_batches(place, cut):

@@ -32,6 +32,7 @@ class Runs:
         return collector, reasons
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [_SYNC, ["collector=single"]], ids=["sync", "single"])
 def test_sync_batches_are_those_of_the_uncut_run(options):
     runs = Runs(options)
@@ -65,6 +66,7 @@ def test_sync_batches_are_those_of_the_uncut_run(options):
 _ORDER = [RecordedBatch(worker, 0, 0) for worker in (0, 0, 1, 1, 1, 0, 1, 0, 0, 1)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("recorded", [None, _ORDER], ids=["free", "recorded"])
 @pytest.mark.parametrize("cut", [1, 4, 7])
 def test_async_delivers_every_frame_once(cut, recorded):
@@ -114,6 +116,7 @@ def test_workers_that_are_collectors_begin_new_lives():
         assert not ids & {*next(second)["collector", "traj_ids"].flatten().tolist()}
 
 
+@pytest.mark.ci
 def test_workers_whose_envs_cannot_be_saved_begin_new_trajectories():
     runs = Runs([*_SYNC, "env=envpool", "env.id=CartPole-v1", "env.num_envs=2"])
     first, _ = runs.start()

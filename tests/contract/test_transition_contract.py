@@ -287,6 +287,7 @@ def check_order(case, frames, observation):
             assert (following["episode"], following["step"]) == expected
 
 
+@pytest.mark.ci
 @pytest.mark.difference(
     "parts cut short by `preemptive_threshold`",
     "`split_trajs` with several workers",

@@ -61,6 +61,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy.ndarrays")
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_wrapper_makes_no_difference(name):
@@ -154,6 +155,7 @@ class Pairs(Named):
         self.observation_space = spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("create", "name", "options"),
     [

@@ -114,6 +114,7 @@ print(json.dumps(got))
 """
 
 
+@pytest.mark.ci
 def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_one_number_in_float32(tmp_path):
     (tmp_path / "script.py").write_text(SHARING + REWARDS)
     done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=200)

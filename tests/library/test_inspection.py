@@ -316,6 +316,7 @@ def test_a_batch_of_zeros_is_as_one_that_was_collected(way, keywords):
     assert bool(fake["next", "truncated"][..., -1, :].all()) is ("set_truncated" in keywords)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batches", [2, 50])
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 def test_a_profile_of_the_first_worker_is_written(way, batches, tmp_path):

@@ -21,6 +21,7 @@ from collectx import Collector
 SEEN = spaces.Box(-1, 1, (2,))
 
 
+@pytest.mark.sample(8)
 @over((SINGLE, INLINE_SYNC))
 @pytest.mark.parametrize(
     ("keywords", "device"),
@@ -45,6 +46,7 @@ def acting(width):
     return Sampled(SEEN, spaces.Box(-1, 1, width))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("width", [(), (1,), (1, 1)])
 @pytest.mark.parametrize("num_ones", [0, 1, 2])
 @pytest.mark.parametrize(

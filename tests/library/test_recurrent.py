@@ -128,6 +128,7 @@ class InBfloat16(nn.Module):
         return sums[..., 0].gt(1).long(), rounded, sums
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("way", "mode"), [*(case(way, "SAME_STEP", tier=way.smoke) for way in WAYS), case(SINGLE, "NEXT_STEP")]
 )

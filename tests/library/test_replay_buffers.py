@@ -136,6 +136,7 @@ def test_a_started_collector_fills_its_buffer_in_the_background(way, kind, wait_
         assert not collector.is_running()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [Frames, partial(ReplayBuffer, 2000)], ids=["users", "shared"])
 @over((*INLINE, *SHARED, GLOO_ASYNC))
 def test_a_pause_holds_as_long_as_its_block(way, kind, wait_until):

@@ -60,6 +60,7 @@ def still(observation):
     return torch.zeros(observation.shape[:-1], dtype=torch.int64)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.difference("the first episode of an env of Gymnasium below `GymEnv` or `GymWrapper`")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("policy", [None, still])

@@ -11,6 +11,7 @@ def loop(timeout_s):
             pass
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("timeout_s", [1e-9, 1e-5, 1e-4])
 def test_a_limit_that_is_reached_at_once_is_a_timeout_wherever_it_interrupts(timeout_s):
     for _ in range(100):

@@ -5,6 +5,8 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -25,6 +27,7 @@ def defined(path: Path) -> set[str]:
     return names
 
 
+@pytest.mark.ci
 def test_messages_are_printed_by_the_code():
     texts = {
         node.value

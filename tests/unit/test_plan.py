@@ -21,6 +21,7 @@ def planned(line, tmp_path):
     return plan([NamedRun("run", tmp_path, composed(f"{SMALL} {line}"))])["runs"][0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "line", ["collector=multi_sync", "collector=multi_async", "collector=multi_sync collector.overlap=1"]
 )
@@ -37,6 +38,7 @@ def test_shared_memory_is_what_a_slab_maps(line, tmp_path):
     assert memory["weights_of_trainer_and_workers_bytes"] == 3 * batch.weights_nbytes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("alpha", ["0.6", "null"])
 def test_the_replay_buffer(alpha, tmp_path):
     line = f"policy=q_mlp trainer=dqn trainer.buffer_frames=500 trainer.priority_alpha={alpha}"
@@ -68,6 +70,7 @@ def test_batches_traffic_and_files(tmp_path):
     assert endless["traffic"]["network_to_the_trainer_per_batch_bytes"] == 0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("line", "expected"), [
     ("collector=single", {"trainer": 1, "total": 1}),
     ("launcher=inline", {"trainer": 1, "total": 1}),
@@ -87,6 +90,7 @@ def test_the_processes_of_an_async_vector_env(tmp_path):
     assert one["processes"]["env_processes"] == 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("words", [
     ["launcher=slurm", "launcher.time=30", "launcher.cpus_per_task=2"],
     ["launcher=slurm", "-m", "seed=0,4", "hydra.sweep.dir=sweep"],

@@ -31,6 +31,7 @@ def test_the_default_is_ppo_on_cartpole_with_two_workers():
 
 
 # Types are a matter of each group alone, so that one composition has a choice of every group.
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("index", range(max(len(choices(group)) for group in GROUPS)))
 def test_every_choice_of_a_group_has_the_type_of_its_kind(index: int):
     chosen = {group: choices(group)[index % len(choices(group))] for group in GROUPS}
@@ -45,6 +46,7 @@ def test_every_choice_of_a_group_has_the_type_of_its_kind(index: int):
             assert type(getattr(cfg, group)) is KINDS[group][getattr(cfg, group).kind].schema
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("experiment", choices("experiment"))
 def test_every_experiment_can_be_debugged_and_overridden(experiment: str):
     cfg = compose([f"experiment={experiment}", "debug=inline", "env.num_envs=4"])

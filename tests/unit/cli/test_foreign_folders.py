@@ -32,6 +32,7 @@ def hostile(tmp_path):
     return files
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", [status.main, logs.main, cancel.main, watch.main])
 @pytest.mark.parametrize("is_sweep", [False, True])
 def test_no_escape_sequence_of_a_folder_is_printed(hostile, capsys, command, is_sweep):
@@ -59,6 +60,7 @@ def signals(monkeypatch):
     return sent
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pid", ["0", "1", "-1", "-4", "of the test's parent", "of the holder"])
 def test_only_the_process_that_holds_the_lock_is_signalled(hostile, signals, capsys, pid):
     hostile.result.unlink()

@@ -44,6 +44,7 @@ def test_the_keys_of_a_group_with_defaults_and_documentation(capsys, show):
     assert [key for key in keys - {"trainer.kind"} if f" {key} " not in out] == []
 
 
+@pytest.mark.ci
 def test_the_help_of_run_has_the_choices_and_no_bases_of_them(capsys):
     assert run.main(["--help"]) == 0
     out = capsys.readouterr().out

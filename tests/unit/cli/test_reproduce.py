@@ -36,6 +36,7 @@ def test_the_same_configuration_runs_again_and_is_identical(stub, old, capsys):
     assert "identical: all 3 batches are identical" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_key_and_group_overrides_in_the_folder_of_a_point_of_a_sweep(stub, old):
     old().rename("seed=3")
     line = ["launcher=inline", "env.kwargs.g=2", "trainer.gamma=0.6", "hydra.run.dir=new"]
@@ -45,6 +46,7 @@ def test_key_and_group_overrides_in_the_folder_of_a_point_of_a_sweep(stub, old):
     assert (cfg.trainer.gamma, folder.name) == (0.6, "new")
 
 
+@pytest.mark.ci
 def test_a_run_that_was_not_waited_for_is_waited_for(old, monkeypatch):
     old("launcher=slurm launcher.wait=false")
     words = []
@@ -65,6 +67,7 @@ def test_a_difference_names_the_first_batch(stub, old, capsys):
     assert "torch threads of the trainer: 1 there, 2 here" in out
 
 
+@pytest.mark.ci
 def test_a_difference_after_the_loss_of_a_worker_says_so(stub, old, capsys):
     with open(old() / "events.jsonl", "a") as file:
         file.write('{"event":"worker_restarted","worker":1}\n')
@@ -73,6 +76,7 @@ def test_a_difference_after_the_loss_of_a_worker_says_so(stub, old, capsys):
     assert "has lost workers (1): the batches after a loss cannot be repeated" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_a_run_without_digest_runs_again_and_says_so(stub, old, capsys):
     old("trainer.digest=false")
     assert reproduce.main(["old"]) == 0
@@ -80,6 +84,7 @@ def test_a_run_without_digest_runs_again_and_says_so(stub, old, capsys):
     assert "has no digest" in capsys.readouterr().err
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("ended", "status"),
     [("interrupted", "completed"), ("failed", "completed"), ("failed", "failed"), (None, "completed")],
@@ -128,6 +133,7 @@ def test_a_failed_reproduction_is_not_compared(stub, old, capsys):
     assert "identical" not in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_a_run_that_began_with_some_workers_waits_for_all(stub, old, capsys):
     """Which of them were ready for which batch is not recorded."""
     old("collector.min_workers=1 collector.on_worker_failure=drop")
@@ -137,6 +143,7 @@ def test_a_run_that_began_with_some_workers_waits_for_all(stub, old, capsys):
     assert "the parts of the workers that are ready" in capsys.readouterr().out
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("line", "event", "message"),
     [
@@ -171,6 +178,7 @@ def test_an_order_that_does_not_fit_is_refused(stub, old, capsys, line, message)
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_code_that_a_folder_names_is_shown_and_that_of_another_user_is_trusted_on_request_only(
     stub, old, capsys, within
 ):
@@ -189,6 +197,7 @@ def test_code_that_a_folder_names_is_shown_and_that_of_another_user_is_trusted_o
     assert stub.calls[-1][1].parts[-3] == "outputs"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -208,6 +217,7 @@ def test_a_damaged_folder_is_one_message_before_anything_starts(stub, old, capsy
     assert len(stub.calls) == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -226,6 +236,7 @@ def test_wrong_usage(stub, old, capsys, argv, message):
     assert len(stub.calls) == 1
 
 
+@pytest.mark.ci
 def test_changed_sources_of_user_code_are_named(stub, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     package = tmp_path / "mine" / "envs"

@@ -42,6 +42,7 @@ def test_a_run_is_resumed_in_its_folder_with_its_configuration(stub, old):
     assert (cfg.run.resume, cfg.collector.total_frames, folder) == ("auto", 1024000, files.path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("before", ["", "logger=tensorboard"])
 def test_a_resume_chooses_other_loggers(stub, old, before):
     assert resume.main([str(old(line=before).path), "run.max_batches=9", "logger=[csv]"]) == 130
@@ -70,6 +71,7 @@ def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub,
     assert not stub.calls
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -91,6 +93,7 @@ def test_what_does_not_fit_the_saved_state_is_refused_before_anything_starts(stu
     assert not stub.calls
 
 
+@pytest.mark.ci
 def test_a_completed_run_is_left_as_it_is_unless_its_end_is_changed(stub, old, capsys):
     files = old("completed")
     words = ["trainer.digest=true", f"hydra.run.dir='{files.path}'", "resume=auto"]
@@ -111,6 +114,7 @@ def test_a_run_without_a_checkpoint_begins_anew_only_by_itself(stub, old, capsys
     assert stub.calls[0][0].seed == 7
 
 
+@pytest.mark.ci
 def test_checkpoints_of_another_user_are_read_on_request_only(stub, old, capsys, within):
     files = old()
     within(foreign_code, "os", geteuid=lambda: os.getuid() + 1)
@@ -122,6 +126,7 @@ def test_checkpoints_of_another_user_are_read_on_request_only(stub, old, capsys,
     assert resume.main([str(files.path), "--trust"]) == 130
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "mode"),
     [("", 0o020), ("000000002", 0o002), ("000000002/state.pt", 0o020), ("000000002/manifest.json", 0o002)],
@@ -140,6 +145,7 @@ def test_checkpoints_that_others_can_write_to_are_read_on_request_only(stub, old
     assert resume.main([str(files.path), "--trust"]) == 130
 
 
+@pytest.mark.ci
 def test_checkpoints_that_others_could_write_to_are_read_when_they_no_longer_can(stub, old):
     files = old()
     files.checkpoints.chmod(0o775)
@@ -148,6 +154,7 @@ def test_checkpoints_that_others_could_write_to_are_read_when_they_no_longer_can
     assert resume.main([str(files.path)]) == 130
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to other users")
 def test_a_file_of_another_user_in_a_checkpoint_is_read_on_request_only(stub, old, capsys):
     files = old()
@@ -157,6 +164,7 @@ def test_a_file_of_another_user_in_a_checkpoint_is_read_on_request_only(stub, ol
     assert resume.main([str(files.path), "--trust"]) == 130
 
 
+@pytest.mark.ci
 def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     files = old()
     before = files.config.read_text()
@@ -176,6 +184,7 @@ def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     assert stub.calls[-1][0].trainer.gamma == 0.25
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

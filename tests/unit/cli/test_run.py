@@ -126,6 +126,7 @@ def test_a_second_start_runs_only_what_is_missing(stub, capsys):
     assert capsys.readouterr().out.count("not run") == 1
 
 
+@pytest.mark.ci
 def test_a_changed_configuration_is_another_point_in_another_folder(stub):
     for gamma in ("0.9", "0.5"):
         assert run.main([*SWEEP, f"trainer.gamma={gamma}"]) == 0  # without a sweep, one point
@@ -166,6 +167,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
     assert " cannot be made: PermissionError: choose" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     words, files = ["hydra.run.dir=here", "run.overwrite=true"], RunFolder("here")
     files.jobs.mkdir(parents=True)
@@ -212,6 +214,7 @@ def halving(monkeypatch):
     del ConfigStore.instance().repo["hydra"]["sweeper"]["halving.yaml"]
 
 
+@pytest.mark.ci
 def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving, capsys):
     stub.mean_return = lambda cfg: None if cfg.seed == 2 else 1 / cfg.trainer.gamma
     stub.status = lambda cfg: "failed" if cfg.seed == 1 else "completed"
@@ -230,6 +233,7 @@ def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving,
     assert "did you mean mean_return?" in capsys.readouterr().err
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("words", "names", "part"),
     [
@@ -252,6 +256,7 @@ def test_globs_intervals_and_folders_are_points_or_one_message(stub, tmp_path, c
     assert part in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_an_experiments_keys_are_left_out_with_a_note_in_runs_and_points(stub, capsys):
     by_mode = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=sweep2", "hydra.run.dir=run", "trainer=meter", "seed=1,2"]
     for words in (["trainer=meter"], [*SWEEP, "trainer=meter,ppo"], by_mode):
@@ -263,6 +268,7 @@ def test_an_experiments_keys_are_left_out_with_a_note_in_runs_and_points(stub, c
     ]
 
 
+@pytest.mark.ci
 def test_an_experiments_keys_are_left_out_where_a_third_party_sweeper_draws(stub, halving, capsys):
     words = [word.replace("trainer.gamma", "collector.preemptive_threshold") for word in halving]
     assert run.main(["experiment=cartpole_ppo", "trainer=meter", "sweep.objective=frames", *words]) == 0

@@ -41,6 +41,7 @@ def test_a_run_is_one_job_with_what_the_launcher_asks_for(queue, capsys):
     assert (RunFolder("run").read_result()["status"], len(queue.scripts)) == ("completed", 1)
 
 
+@pytest.mark.ci
 def test_a_job_continues_a_run_that_has_a_checkpoint(queue):
     command = ["launcher=slurm", "hydra.run.dir=run"]
     assert run.main(command) == 0
@@ -55,6 +56,7 @@ def test_a_job_continues_a_run_that_has_a_checkpoint(queue):
     assert not list(files.checkpoints.iterdir())
 
 
+@pytest.mark.ci
 def test_the_points_of_a_sweep_whose_folder_is_not_chosen_have_one_folder(queue, capsys):
     assert run.main(["launcher=slurm", "-m", "seed=0,4"]) == 0
     folder = capsys.readouterr().out.rpartition("sweep folder: ")[-1].strip()
@@ -63,6 +65,7 @@ def test_the_points_of_a_sweep_whose_folder_is_not_chosen_have_one_folder(queue,
     assert capsys.readouterr().out.count("  completed") == 2
 
 
+@pytest.mark.ci
 def test_a_repeated_sweep_continues_points_from_their_checkpoints(queue, capsys):
     words = ["launcher=slurm", "launcher.wait=false", "hydra.sweep.dir=sweep", "-m", "seed=1,2"]
     assert run.main(words) == 0
@@ -99,6 +102,7 @@ def test_a_launcher_that_needs_slurm_is_refused_where_there_is_none(launcher, wi
     assert problem.startswith(f"launcher={launcher}: this machine has no sbatch on its PATH")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("launcher", ["slurm", "submitit_delayed"])
 def test_a_refused_run_leaves_its_folder_as_it_was(queue, capsys, launcher):
     words = [f"launcher={launcher}", "hydra.run.dir=run", "launcher.wait=false"]
@@ -119,6 +123,7 @@ def test_a_refused_run_leaves_its_folder_as_it_was(queue, capsys, launcher):
     assert "  completed" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_refused_points_of_a_sweep_leave_their_folders_as_they_were(queue):
     words = ["launcher=slurm", "hydra.sweep.dir=sweep", "launcher.wait=false", "-m", "seed=0,1"]
     queue.refusal = "Invalid partition name specified"

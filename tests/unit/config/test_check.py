@@ -104,6 +104,7 @@ def test_all_problems_come_at_once():
     assert problems == []
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("line", WRONG_ARGUMENTS)
 def test_arguments_that_the_target_does_not_have(line: str):
     found = signatures.problems(examine(line)[0])

@@ -45,6 +45,7 @@ VALUES = st.one_of(
 ).map(lambda text: "".join(text.split()))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("cases", [20, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])])
 def test_any_override_is_a_configuration_or_problems(cases, tmp_path):
     composer, path = Composer(), tmp_path / "executed"

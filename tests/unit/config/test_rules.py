@@ -127,6 +127,7 @@ def test_a_broken_rule_is_one_problem(line):
     assert re.match(BROKEN[line], problem), problem
 
 
+@pytest.mark.sample(6)
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize(
     ("line", "backend"),

@@ -16,6 +16,7 @@ def cartpoles(num_envs, **kwargs) -> Stepper:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("num_envs", "greedy"), [(1, False), (16, False), (16, True)])
 def test_every_frame_obeys_the_physics_of_cartpole(num_envs, greedy):
     """There is no other stream to compare with, but a frame of the wrong env, or a reset, breaks the physics."""

@@ -43,6 +43,7 @@ def written(sweep):
     return sweep / "report"
 
 
+@pytest.mark.ci
 def test_the_page_loads_nothing_and_has_no_script(written):
     page = Page(written / "index.html")
     assert page.loads
@@ -71,6 +72,7 @@ def test_the_page_and_the_pngs_have_all_figures(written):
     assert "collector.frames_per_batch: 128" in page.text
 
 
+@pytest.mark.ci
 def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(sweep, "sweep")
@@ -93,6 +95,7 @@ def test_points_and_runs_are_ranked_by_the_objective(sweep, tmp_path, monkeypatc
     assert order == sorted(rates, key=rates.get, reverse=True)
 
 
+@pytest.mark.ci
 def test_what_happened_is_said_and_escaped(sweep, tmp_path):
     folder = tmp_path / "<b>run"
     shutil.copytree(sweep / "collector.num_workers=2,seed=1", folder)
@@ -119,6 +122,7 @@ def test_a_run_without_batches_has_a_page(sweep, tmp_path):
     assert "failed: its process has ended without leaving a result" in page.text
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -35,6 +35,7 @@ def entry(worker, measured_s):
     return {"worker": worker, "frames": 10, "env_s": measured_s, "policy_s": 0.0, "wait_s": 0.0, "send_s": 0.0}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 20])
 def test_the_centre_is_the_interquartile_mean(count):
     from scipy.stats import trim_mean  # takes a second
@@ -126,6 +127,7 @@ def test_folders_without_a_run_are_refused(tmp_path):
         read_runs([tmp_path])
 
 
+@pytest.mark.ci
 def test_a_damaged_file_is_the_status_of_its_run_only(sweep, tmp_path):
     generator = random.Random(0)
     shutil.copytree(sweep, tmp_path / "sweep")

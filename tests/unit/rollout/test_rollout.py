@@ -104,6 +104,7 @@ OBSERVED = spaces.Dict({"pose": spaces.Box(-1, 1, (2, 3)), "room": spaces.Discre
 ACTED = spaces.Dict({"force": spaces.Box(-1, 1, (3,)), "gear": spaces.Discrete(4)})
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("cfg", "acts"),
     [
@@ -174,6 +175,7 @@ def test_an_interrupted_batch_of_random_actions_is_collected_anew_with_random_ac
     rollout.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])
 def test_the_step_loop_keeps_no_object(cfg):
     rollout, _, rows = make(cfg, policies.build(mlp(), read_spec(cfg), 0), 50)

@@ -38,6 +38,7 @@ def evaluate(capsys):
     return call
 
 
+@pytest.mark.ci
 def test_it_is_reproducible_and_greedy_by_default(run, evaluate):
     folder = run(_LINE)
     status, text, first = evaluate(folder, "episodes=4")
@@ -53,6 +54,7 @@ def test_it_is_reproducible_and_greedy_by_default(run, evaluate):
     assert evaluate(folder, "episodes=4", "eval.seed=7")[2]["returns"] != first["returns"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "env",
     [
@@ -74,17 +76,20 @@ def test_any_kind_of_env_and_random_actions(run, evaluate, env):
         assert result["lengths"] == [5, 6, 7, 5, 6]
 
 
+@pytest.mark.ci
 def test_short_episodes_are_not_preferred(run, evaluate):
     """Each env contributes equally many episodes, whichever end first."""
     options = f"{_LINE} policy=random trainer=meter env=counting env.num_envs=2 env.episode_length=3"
     assert evaluate(run(options), "episodes=6")[2]["lengths"] == [3, 4] * 3
 
 
+@pytest.mark.ci
 def test_trajectories_are_cut_as_in_the_run(run, evaluate):
     folder = run(f"{_LINE} collector.max_frames_per_traj=5")
     assert evaluate(folder, "episodes=3")[2]["lengths"] == [5, 5, 5]
 
 
+@pytest.mark.ci
 def test_videos(run, evaluate, tmp_path):
     folder = run(_LINE)
     _, _, result = evaluate(folder, "episodes=2", "video=true")
@@ -93,6 +98,7 @@ def test_videos(run, evaluate, tmp_path):
     assert evaluate(folder, "episodes=1", "video=true")[2]["videos"] == ["videos/eval-episode-0.mp4"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("env", "message"),
     [
@@ -108,12 +114,14 @@ def test_an_env_that_cannot_render_is_refused_before_anything_runs(run, evaluate
     assert message in text
 
 
+@pytest.mark.ci
 def test_without_moviepy_the_extra_is_named(run, evaluate, monkeypatch):
     folder = run(_LINE)
     monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
     assert "eval.video=true needs moviepy: pip install 'collectx[video]'" in evaluate(folder, "video=true")[1]
 
 
+@pytest.mark.nightly
 def test_the_interval_covers_the_mean():
     generator = np.random.default_rng(1)
     covered = 0

@@ -52,6 +52,7 @@ def job(tmp_path, monkeypatch):
         signal.signal(number, handler)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("line", ["", "collector.trajs_per_batch=2 collector.traj_format=cat"])
 def test_an_interrupted_run_is_resumed_as_if_it_had_not_been(tmp_path, line):
     folder = tmp_path / "run"
@@ -61,6 +62,7 @@ def test_an_interrupted_run_is_resumed_as_if_it_had_not_been(tmp_path, line):
     check_equal(folder, tmp_path / "uncut")
 
 
+@pytest.mark.ci
 def test_batches_that_are_full_at_the_end_of_an_async_run_are_delivered_when_it_is_resumed(tmp_path):
     line = "env=counting policy=random trainer=meter collector=multi_async collector.num_workers=2 launcher=inline"
     for batches in (3, 6):
@@ -72,6 +74,7 @@ def test_batches_that_are_full_at_the_end_of_an_async_run_are_delivered_when_it_
     assert (len(state["undelivered"]), [*state["workers"]]) == (4, [0, 1])
 
 
+@pytest.mark.ci
 def test_a_requeued_job_resumes_its_run(tmp_path, job):
     assert job(restarts=0) == 130
     assert RunFolder(tmp_path / "run").read_result()["batches"] == 3

@@ -44,6 +44,7 @@ def test_a_state_of_the_wrong_content_falls_back_to_the_checkpoint_before(cfg, e
         assert _falls_back(cfg, ended), content
 
 
+@pytest.mark.ci
 def test_a_manifest_of_the_wrong_content_falls_back_to_the_checkpoint_before(cfg, ended):
     path = ended.checkpoints / "000000005" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -65,6 +66,7 @@ def test_files_of_other_checkpoints_fall_back_to_the_checkpoint_before(cfg, ende
     assert ResumePoint(ended, cfg).batches == 5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("option", ["run.max_batches=3", "collector.total_frames=60"])
 def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys, option):
     before = {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()}
@@ -76,6 +78,7 @@ def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys
     assert {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()} == before
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["metrics", "events"])
 @pytest.mark.parametrize("kind", ["single", "multi_async"])
 def test_a_damaged_line_that_is_not_needed_does_not_prevent_a_resume(folder, kind, name):
@@ -91,6 +94,7 @@ def test_a_damaged_line_that_is_not_needed_does_not_prevent_a_resume(folder, kin
     assert [line["batch"] for line in folder.read_metrics()] == [*range(5)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("command", "line"), [(resume.main, 0), (resume.main, 4), (reproduce.main, 2)])
 def test_missing_lines_are_noticed_by_the_command(cfg, ended, capsys, monkeypatch, tmp_path, command, line):
     monkeypatch.chdir(tmp_path)

@@ -25,12 +25,14 @@ def run(train_with, tmp_path):
     return start
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_a_batch_has_the_dimensions_of_its_envs_for_any_number(run, num_envs):
     batches, _ = run(f"env.num_envs={num_envs} collector=multi_sync")
     assert {batch.shape for batch in batches} == {(2, num_envs, 20 // num_envs)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("way", "size", "keywords"),
     [

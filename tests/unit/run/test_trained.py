@@ -120,6 +120,7 @@ def graph(path):
     return lambda *inputs: [each.numpy() for each in loaded(*map(torch.from_numpy, inputs))]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
 @pytest.mark.parametrize(
     ("line", "form"),

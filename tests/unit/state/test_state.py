@@ -93,6 +93,7 @@ def _walk(env, actions) -> list:
     return steps
 
 
+@pytest.mark.sample(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", _MAKERS)
 def test_a_restored_env_continues_as_the_saved_one(name):
@@ -124,6 +125,7 @@ def test_what_cannot_be_saved_is_named():
         dumps([env], "group")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("cut", [5, 7])
 def test_processes_of_a_vector_env_continue_in_and_right_after_an_episode(mode, cut):

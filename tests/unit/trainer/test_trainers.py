@@ -86,6 +86,7 @@ def preference(name, module, observation):
     return (one - none).mean().item()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_a_rewarded_action_becomes_more_likely(name):
     learner, module = made(name, learning_rate=1e-2, anneal=False)
@@ -99,6 +100,7 @@ def test_a_rewarded_action_becomes_more_likely(name):
     assert set(collection.scalars[-1]) == logged
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_observation_keys_may_be_names(name):
     module = policy.build(config(name).policy, SPEC, 0)
@@ -116,6 +118,7 @@ def test_epsilon_falls_to_its_end():
     assert [each["epsilon"] for each in collection.scalars] == pytest.approx([0.5, 0.1, 0.1, 0.1])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("num_episodes", "mean_return", "ends"), [(100, 20.0, True), (99, 20.0, False), (100, 19.9, False)]
 )
@@ -143,6 +146,7 @@ def test_a_diverged_trainer_stops_before_it_publishes(name):
         assert collection.version == 3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_the_same_seed_learns_the_same_and_its_state_can_be_put_back(name):
     (first, module), (second, same), (third, restored) = (made(name, seed, anneal=False) for seed in (3, 3, 1))
@@ -154,6 +158,7 @@ def test_the_same_seed_learns_the_same_and_its_state_can_be_put_back(name):
     torch.testing.assert_close(third.state_dict(), first.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_a_restored_trainer_learns_on_as_the_saved_one(name, tmp_path):
     # A fraction of a step of DQN is due after each batch.

@@ -1,16 +1,20 @@
 """Breaks copies of the product in seeded ways, one at a time, and tells which tests notice. Not collected by pytest.
 
-    python tests/mutants.py [--seed 0] [--whole]
+    python tests/mutants.py [--seed 0] [--tiers test ci]
 
-Each mutant is one changed expression or statement in one module of `TARGETS`. It is killed if a test that covers the
-file fails that passes without the change, or if the tests do not end in half an hour; with --whole, what survives these
-is run against all of `make test`. The exit status is 1 if more than 3 mutants in 40 survive. Works in temporary folders
-only.
+Each mutant is one changed expression or statement in one module of `TARGETS`. First, all tests of a tier run once, and
+each line of the product gets the tests that execute it, also in processes that they start (`line_coverage.py`). Then a
+mutant is killed if one of the tests that execute its statement fails, and passes without the change. What survives is
+tried with the next tier. The exit status is 1 if more than 15 % survive the first tier. Works in temporary folders
+only, on as many mutants at a time as there are cores.
 """
 
 import argparse
 import ast
+import collections
+import concurrent.futures
 import itertools
+import json
 import os
 import random
 import re
@@ -20,41 +24,40 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Modules, or folders of modules without those that are here by themselves: how many mutants they have, and the tests
-# that cover them, quick ones first: patterns below tests/.
+# Modules, or folders of modules without those that are here by themselves, and how many mutants they have.
 TARGETS = {
-    "cli": (10, "unit/cli unit/test_doctor.py"),
-    "collectx": (10, "unit/test_*.py unit/report unit/run contract library"),
-    "collectx/batch.py": (3, "unit/test_batch.py unit/rollout contract"),
-    "collectx/collector": (6, "unit/collector contract unit/run library"),
-    "collectx/collector/collector.py": (4, "contract library"),
-    "collectx/config": (6, "unit/config unit/run unit/cli contract"),
-    "collectx/rules": (5, "unit/config unit/collector/test_devices.py contract/test_collector_contract.py"),
-    "collectx/data": (5, "contract/test_data_contract.py library/test_datasets.py unit/run"),
-    "collectx/env": (8, "unit/env contract library"),
-    "collectx/env/torchrl": (5, "unit/env contract library"),
-    "collectx/jobs": (9, "unit/jobs unit/cli contract/test_slurm_commands.py"),
-    "collectx/place": (5, "unit/place contract library"),
-    "collectx/place/slurm": (4, "unit/place unit/jobs contract/test_slurm_commands.py"),
-    "collectx/library": (10, "library conformance contract"),
-    "collectx/policy": (8, "unit/policy contract library"),
-    "collectx/replay": (6, "unit/replay contract library"),
-    "collectx/report": (5, "unit/report"),
-    "collectx/rollout": (11, "unit/rollout contract/test_transition_contract.py library/test_lengths.py contract"),
-    "collectx/run": (10, "unit/run unit/cli contract"),
-    "collectx/schedule": (3, "unit/schedule contract library"),
-    "collectx/schedule/sync.py": (5, "unit/schedule contract library"),
-    "collectx/state": (4, "unit/state contract library"),
-    "collectx/trainer": (5, "unit/trainer unit/run contract"),
-    "collectx/transport": (3, "unit/transport contract library"),
-    "collectx/transport/slab.py": (4, "unit/transport contract"),
-    "collectx/transport/supervisor.py": (4, "unit/transport contract"),
-    "collectx/transport/network": (7, "unit/transport contract"),
-    "collectx/worker": (5, "unit/rollout unit/worker contract library"),
+    "cli": 10,
+    "collectx": 10,
+    "collectx/batch.py": 3,
+    "collectx/collector": 6,
+    "collectx/collector/collector.py": 4,
+    "collectx/config": 6,
+    "collectx/rules": 5,
+    "collectx/data": 5,
+    "collectx/env": 8,
+    "collectx/env/torchrl": 5,
+    "collectx/jobs": 9,
+    "collectx/place": 5,
+    "collectx/place/slurm": 4,
+    "collectx/library": 10,
+    "collectx/policy": 8,
+    "collectx/replay": 6,
+    "collectx/report": 5,
+    "collectx/rollout": 11,
+    "collectx/run": 10,
+    "collectx/schedule": 3,
+    "collectx/schedule/sync.py": 5,
+    "collectx/state": 4,
+    "collectx/trainer": 5,
+    "collectx/transport": 3,
+    "collectx/transport/slab.py": 4,
+    "collectx/transport/supervisor.py": 4,
+    "collectx/transport/network": 7,
+    "collectx/worker": 5,
 }
 # What `make test` does not run: it needs a GPU, MPI, torch RPC, Ray or a scheduler.
 UNCOVERED = {
@@ -80,10 +83,11 @@ BOUNDS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """The bytes `start` to `end` of a file, replaced by `text`."""
+    """The bytes `start` to `end` of a file, replaced by `text`, in a statement of the lines `first` to `last`."""
 
     file: str
-    line: int
+    first: int
+    last: int
     before: str
     text: str
     start: int
@@ -92,6 +96,31 @@ class Mutant:
     def applied(self) -> bytes:
         source = (ROOT / self.file).read_bytes()
         return source[: self.start] + self.text.encode() + source[self.end :]
+
+
+@dataclass
+class Coverage:
+    """Which tests of a tier execute which lines.
+
+    Attributes:
+        tests: their node ids, quick ones first.
+        lines: by file and line, a set of tests as the bits of an integer.
+        failed: the tests that fail without any change.
+    """
+
+    tests: list[str]
+    lines: dict[tuple[str, int], int]
+    failed: list[str] = field(default_factory=list)
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """The tests that execute the statement of a mutant; where that runs outside of tests, those of its file."""
+        found = 0
+        for line in range(mutant.first, mutant.last + 1):
+            found |= self.lines.get((mutant.file, line), 0)
+        if not found:
+            for (file, _), tests in self.lines.items():
+                found |= tests if file == mutant.file else 0
+        return [test for number, test in enumerate(self.tests) if found >> number & 1 and test not in self.failed]
 
 
 def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
@@ -139,8 +168,8 @@ def parts(node: ast.AST) -> Iterator[ast.AST]:
         return
     if not (isinstance(node, ast.Expr) and not list(parts(node.value))):
         yield node
-    for field, value in ast.iter_fields(node):
-        if field not in ("annotation", "returns", "decorator_list"):
+    for name, value in ast.iter_fields(node):
+        if name not in ("annotation", "returns", "decorator_list"):
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from parts(child)
@@ -151,22 +180,34 @@ def mutants(file: str) -> list[Mutant]:
     source = (ROOT / file).read_bytes()
     starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
     found = []
-    for node in parts(ast.parse(source)):
+    tree = ast.parse(source)
+    # The innermost statement of each line: of a compound one, its head.
+    heads = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if isinstance(body, list) else node.end_lineno
+            heads |= dict.fromkeys(
+                range(node.lineno, max(last, node.lineno) + 1), (node.lineno, max(last, node.lineno))
+            )
+    for node in parts(tree):
         for old, new in changes(node):
             start = starts[old.lineno - 1] + old.col_offset
             end = starts[old.end_lineno - 1] + old.end_col_offset
             text = ast.unparse(new)
             text = f"({text})" if isinstance(new, ast.expr) and not isinstance(new, ast.Constant | ast.Call) else text
-            found.append(Mutant(file, old.lineno, source[start:end].decode(), text, start, end))
+            first, last = heads.get(old.lineno, (old.lineno, old.end_lineno))
+            found.append(Mutant(file, first, last, source[start:end].decode(), text, start, end))
     return found
 
 
-def chosen(seed: int) -> Iterator[tuple[Mutant, str]]:
-    """Of every target as many mutants as it is to have, with its tests."""
+def chosen(seed: int) -> list[Mutant]:
+    """Of every target as many mutants as it is to have."""
     draw = random.Random(seed)
-    for target, (share, tests) in TARGETS.items():
-        pool = [mutant for file in modules(target) for mutant in mutants(file)]
-        yield from ((mutant, tests) for mutant in draw.sample(pool, share))
+    pools = [
+        ([mutant for file in modules(target) for mutant in mutants(file)], size) for target, size in TARGETS.items()
+    ]
+    return [mutant for pool, size in pools for mutant in draw.sample(pool, size)]
 
 
 def modules(target: str) -> list[str]:
@@ -175,13 +216,6 @@ def modules(target: str) -> list[str]:
         return [target]
     found = [str(path.relative_to(ROOT)) for path in sorted((ROOT / target).glob("*.py"))]
     return [file for file in found if file not in UNCOVERED and file not in TARGETS]
-
-
-def covering(patterns: str) -> list[str]:
-    """The tests that these patterns match, each once."""
-    matching = [sorted((ROOT / "tests").glob(pattern)) for pattern in patterns.split()]
-    assert all(matching), f"of {patterns} one matches nothing"
-    return [str(path.relative_to(ROOT)) for path in dict.fromkeys(itertools.chain(*matching))]
 
 
 def copied(root: Path) -> Path:
@@ -193,24 +227,54 @@ def copied(root: Path) -> Path:
     return root
 
 
-def first_failure(root: Path, tests: list[str], left_out: Sequence[str] = ()) -> str | None:
-    """What fails first of some tests of the copy in `root`, by default all of `make test`; None if nothing does."""
+def executed(root: Path, tier: str) -> Coverage:
+    """Runs the tests of a tier in the copy in `root`."""
+    folder = root / ".lines"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(root / 'tests')!r})\n")
+    with open(folder / "sitecustomize.py", "a") as file:
+        file.write("import line_coverage\nline_coverage.start()\n")
+    options = ["-n", str(os.cpu_count()), "--dist", "loadgroup", f"--tier={tier}", "-p", "line_coverage"]
+    _, text = pytest(root, options, 3 * 3600, LINE_COVERAGE=str(folder), PYTHONPATH=f"{folder}{os.pathsep}{root}")
+    seconds = dict(map(json.loads, (folder / "seconds").read_text().splitlines()))
+    coverage = Coverage(sorted(seconds, key=seconds.__getitem__), collections.defaultdict(int))
+    coverage.failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
+    bits = {test: 1 << number for number, test in enumerate(coverage.tests)}
+    for path in folder.glob("*.jsonl"):
+        for row in path.read_text().splitlines():
+            test, file, lines = json.loads(row)
+            for line in lines:
+                coverage.lines[file, line] |= bits.get(test, 0)
+    return coverage
+
+
+def pytest(root: Path, options: Sequence[str], limit_s: float, **variables: str) -> tuple[int | None, str]:
+    """The exit status, None after `limit_s`, and the output of pytest in the copy in `root`."""
     # Byte code is known by its source's time in seconds and its size: it would be that of another mutant.
-    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
-    command += ["-n", "2", "--dist", "loadgroup", *(f"--deselect={test}" for test in left_out), *tests]
+    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"} | variables
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", *options]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command, cwd=root, env=environment, stdout=output, stderr=output, start_new_session=True
         )
         try:
-            status = process.wait(1800)
+            status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return "timed out"
+            status = None
         output.seek(0)
-        text = output.read()
+        return status, output.read()
+
+
+def first_failure(root: Path, tests: list[str]) -> str | None:
+    """What fails first of some tests of the copy in `root`; None if nothing does."""
+    names = root / ".tests"
+    names.write_text("\n".join(tests))
+    status, text = pytest(root, ["-x", "--tier=all", "-p", "no:xdist", f"@{names}"], 1800)
+    if status is None:
+        return "timed out"
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
     return (failed[1] if failed else f"status {status}: {text.strip()[-200:]}") if status else None
 
@@ -218,44 +282,51 @@ def first_failure(root: Path, tests: list[str], left_out: Sequence[str] = ()) ->
 def killer_of(root: Path, mutant: Mutant, tests: list[str]) -> str | None:
     """What fails first of these tests with the mutant in the copy in `root`; None if nothing does. A test that fails
     without the mutant as well is left out."""
-    left_out: list[str] = []
-    while True:
+    tests = list(tests)
+    while tests:
         (root / mutant.file).write_bytes(mutant.applied())
-        killer = first_failure(root, tests, left_out)
+        killer = first_failure(root, tests)
         shutil.copy(ROOT / mutant.file, root / mutant.file)
-        if killer is None:
-            return None
-        test = killer.partition("[")[0]
-        is_test = test.startswith("tests/")
-        reason = first_failure(root, [test] if is_test else tests, left_out)
-        if reason is None:
+        if killer not in tests:
             return killer
-        if not is_test:
-            raise SystemExit(f"without any change: {reason}")
-        print(f"fails without any change: {test}")
-        left_out.append(test)
+        if first_failure(root, [killer]) is None:
+            return killer
+        print(f"fails without any change: {killer}")
+        tests.remove(killer)
+    return None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--whole", action="store_true", help="run survivors against all of `make test`")
+    parser.add_argument("--tiers", nargs="+", default=["test"], choices=["test", "ci", "nightly"])
     options = parser.parse_args()
-    picked, survivors = list(chosen(options.seed)), 0
+    left = picked = chosen(options.seed)
+    survived = []
     with tempfile.TemporaryDirectory(prefix="collectx-mutants-") as folder:
-        root = copied(Path(folder) / "repository")
-        if failed := first_failure(root, []):
-            print(f"without any change: {failed}")
-            return 1
-        for mutant, patterns in picked:
-            killer = killer_of(root, mutant, covering(patterns))
-            if killer is None and options.whole:
-                killer = killer_of(root, mutant, [])
-            survivors += killer is None
-            change = f"{mutant.before} -> {mutant.text}".replace("\n", " ")
-            print(f"{mutant.file}:{mutant.line}  {change}\n    {killer or 'SURVIVED'}", flush=True)
-    print(f"{survivors} of {len(picked)} mutants survived (seed {options.seed})")
-    return int(survivors * 40 > 3 * len(picked))
+        roots = [copied(Path(folder) / str(number)) for number in range(os.cpu_count() or 1)]
+        for tier in options.tiers:
+            coverage = executed(roots[0], tier)
+            print(f"tier {tier}: {len(coverage.tests)} tests, without any change fail: {coverage.failed}", flush=True)
+            free = list(roots)
+
+            def killer(mutant: Mutant, coverage=coverage, free=free) -> str | None:
+                root = free.pop()
+                try:
+                    return killer_of(root, mutant, coverage.of(mutant))
+                finally:
+                    free.append(root)
+
+            with concurrent.futures.ThreadPoolExecutor(len(roots)) as pool:
+                killers = {}
+                for mutant, found in zip(left, pool.map(killer, left), strict=True):
+                    killers[mutant] = found
+                    change = f"{mutant.before} -> {mutant.text}".replace("\n", " ")
+                    print(f"{mutant.file}:{mutant.first}  {change}\n    {found or 'SURVIVED'}", flush=True)
+            left = [mutant for mutant in left if killers[mutant] is None]
+            survived.append(len(left))
+            print(f"{len(left)} of {len(picked)} mutants survived tier {tier} (seed {options.seed})", flush=True)
+    return int(survived[0] > 0.15 * len(picked))
 
 
 if __name__ == "__main__":

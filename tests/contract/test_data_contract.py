@@ -78,7 +78,7 @@ def check(path, format, batches, partial=False):
         check_statistics(path, found)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("way", "format"),
     [case(way, format) for way in WAYS for format in (FORMATS if way is SINGLE else ("memmap", "minari"))],
@@ -100,7 +100,7 @@ def test_episodes_that_have_not_ended_are_recorded_on_request(tmp_path, format):
     assert len(collected(batches, partial=True)) > len(collected(batches))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @over_formats
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_run_that_is_resumed_has_every_episode_once(tmp_path, format, partial):
@@ -141,7 +141,7 @@ def test_several_runs_record_to_one_data_set_and_each_can_be_repeated(tmp_path, 
     assert facts(episodes(tmp_path / "set", format), format) == facts([*collected(one), *collected(two)], format)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.ci
 @over_formats
 def test_a_process_that_dies_within_a_flush_leaves_whole_flushes(tmp_path, format, monkeypatch):
     """It dies at each of the renames in turn, and is resumed."""
@@ -216,7 +216,7 @@ def test_several_runs_record_to_one_data_set_at_the_same_time(tmp_path, format):
     assert facts(episodes(tmp_path / "set", format), format) == facts(collected(batches) * 2, format)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("source", ["memmap", "parquet"])
 @over_formats
 def test_export_converts_every_episode(tmp_path, source, format):

@@ -85,7 +85,7 @@ def test_spec_is_read_without_building_the_group(cfg, env):
     assert not (spec.ragged and spec.can_restart_early)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 def test_frames_follow_one_another_and_equal_seeds_and_actions_give_the_same(cfg, env):
     """Where envs can be cut, one is restarted before its episode ends."""
     steps, cut_at = 45, 1 if env.spec.can_restart_early else None

@@ -41,7 +41,7 @@ def run(env, inference, draw=None, **knobs):
         return learn(collector, env, draw)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
 def test_batches_are_the_same_where_the_policy_does_not_sample(num_envs):
     knobs = {**_MODE, "frames_per_batch": 32 * num_envs, "max_frames_per_traj": 9}
@@ -51,7 +51,7 @@ def test_batches_are_the_same_where_the_policy_does_not_sample(num_envs):
     assert len(set(expected)) == len(expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("knobs", [{}, {"overlap": 1}, {"init_random_frames": 128}], ids=["plain", "overlap", "random"])
 def test_samples_in_the_fixed_order_do_not_depend_on_time(knobs):
     one, other = (
@@ -145,6 +145,7 @@ def test_the_server_is_no_worker():
     assert collector.frames_by_worker.keys() == {0, 1}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "how", [{}, {"min_batch_size": 3, "server_timeout": 0.001}, {"max_batch_size": 1}, {"num_envs": 2}]
 )

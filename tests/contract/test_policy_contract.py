@@ -135,7 +135,7 @@ def greedy(epsilon):
     return set_out(policy, torch.tensor([0.0, 3.0, 1.0, 2.0]))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("action", ["discrete", "box", "epsilon"])
 def test_weights_read_in_place_are_acted_with(action):
     if action == "epsilon":  # it is among the weights

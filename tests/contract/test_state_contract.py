@@ -95,7 +95,7 @@ def test_workers_continue_as_the_saved_ones(kind):
                 assert torch.equal(batch[key], continued[key]), key
 
 
-@pytest.mark.sample(1)
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", NOT_RESTORABLE)
 def test_the_reason_why_envs_cannot_be_saved(kind):
@@ -124,7 +124,7 @@ _UNSAVED = {
 
 
 # An endless graph takes seconds until it is given up.
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.ci] * (kind == "endless")) for kind in _UNSAVED]

@@ -56,6 +56,7 @@ def test_overlapped_batches_have_a_lag_of_one_version(way):
             collector.update_policy_weights_({0: weights_of(policy)})
 
 
+@pytest.mark.ci
 def test_weights_are_published_while_overlapped_batches_are_collected_in_the_background():
     policy, buffer = Constant(), ReplayBuffer(2000)
     with make(SHARED_SYNC, policy=policy, frames_per_batch=20, overlap=1, replay_buffer=buffer) as collector:

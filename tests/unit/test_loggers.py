@@ -55,7 +55,7 @@ def read_mlflow(folder):
 KINDS = {"tensorboard": (tensorboard, read_tensorboard), "csv": (table, read_table), "mlflow": (in_mlflow, read_mlflow)}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")  # of mlflow's and tensorboard's own imports
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_has_every_step_once(kind, tmp_path):

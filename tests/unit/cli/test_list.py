@@ -52,6 +52,7 @@ def test_the_help_of_run_has_the_choices_and_no_bases_of_them(capsys):
     assert "\n  learning_rate: 0.002\n" in out
 
 
+@pytest.mark.ci
 def test_one_group_with_choices_of_the_user(tmp_path, capsys):
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "mine.yaml").write_text("# Mine.\nkind: custom\n")

@@ -143,7 +143,7 @@ def test_a_run_that_began_with_some_workers_waits_for_all(stub, old, capsys):
     assert "the parts of the workers that are ready" in capsys.readouterr().out
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("line", "event", "message"),
     [
@@ -217,7 +217,7 @@ def test_a_damaged_folder_is_one_message_before_anything_starts(stub, old, capsy
     assert len(stub.calls) == 1
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

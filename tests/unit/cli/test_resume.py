@@ -71,7 +71,7 @@ def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub,
     assert not stub.calls
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("line", "message"),
     [

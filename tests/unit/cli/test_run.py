@@ -68,6 +68,7 @@ def test_an_empty_folder_is_refused(stub, tmp_path, capsys, word):
     assert (stub.calls, [*tmp_path.iterdir()]) == ([], [])
 
 
+@pytest.mark.ci
 def test_a_folder_that_has_a_run_in_it_is_refused_and_left_as_it_is(stub, tmp_path, capsys):
     assert run.main(["hydra.run.dir=here"]) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
@@ -93,6 +94,7 @@ def test_cfg_explains_without_running(stub, capsys):
     assert stub.calls == []
 
 
+@pytest.mark.ci
 def test_every_point_has_a_folder_named_by_what_varies(stub, tmp_path, capsys):
     assert run.main([*SWEEP, "env=cartpole,pendulum", "trainer.gamma=0.9"]) == 0
     assert [(cfg.env.id, folder) for cfg, folder, _ in stub.calls] == [
@@ -113,6 +115,7 @@ def test_the_points_of_a_sweep_whose_folder_is_not_chosen_have_one_folder(stub, 
     assert capsys.readouterr().out.count("  completed") == 2
 
 
+@pytest.mark.ci
 def test_a_second_start_runs_only_what_is_missing(stub, capsys):
     stub.status = lambda cfg: "failed" if cfg.seed == 0 else "completed"
     assert run.main([*SWEEP, "seed=0,1"]) == 1

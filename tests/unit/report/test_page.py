@@ -52,6 +52,7 @@ def test_the_page_loads_nothing_and_has_no_script(written):
     assert re.findall(r"url\((?!#)|@import", (written / "index.html").read_text()) == []
 
 
+@pytest.mark.ci
 def test_the_page_and_the_pngs_have_all_figures(written):
     names = ["return_frames", "return_time", "throughput", "scaling", "scalars", *(f"timeline-{i}" for i in range(4))]
     # Without lag there is no figure of it.

@@ -110,7 +110,7 @@ def test_a_checkpoint_that_torch_cannot_write_says_why(tmp_path):
         write_atomically(tmp_path / "final.pt", lambda file: torch.save(torch.ones(9), Full()))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["run.dir={}/file/run", "run.dir={}", "sweep.dir={}/file/x -m", "sweep.dir={} -m"])
 def test_a_run_folder_that_cannot_be_made_is_a_wrong_configuration(tmp_path, capsys, where):
     small = ["launcher=inline", "env=counting", "policy=random", "trainer=meter"]

@@ -54,7 +54,7 @@ def test_it_is_reproducible_and_greedy_by_default(run, evaluate):
     assert evaluate(folder, "episodes=4", "eval.seed=7")[2]["returns"] != first["returns"]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "env",
     [

@@ -344,7 +344,7 @@ _MODELS = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("depth", [7, pytest.param(12, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", _MODELS)
 def test_every_order_of_events(name, depth):

@@ -129,7 +129,7 @@ def why_not(kind: str, group: str = "backend") -> str | None:
         return f"{error.name} is not installed: {install}"
     except Exception as error:
         first, *_ = str(error).splitlines() or [type(error).__name__]
-        return f"its library cannot be loaded ({first}): {install}"
+        return f"cannot load its library ({first}): {install}"
     return module.why_not() if group == "backend" else None
 
 

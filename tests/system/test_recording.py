@@ -119,14 +119,14 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
         (["format=memmap"], "export needs a folder"),
         (["run", "run", "format=memmap"], "several folders are merged into one data set. Say where with output=FOLDER"),
         (["run", "format=lerobot", "fps=0"], "fps=0: expected a number of at least 1"),
-        ([".", "format=memmap"], "has no data set"),
+        ([".", "format=memmap"], "contains no data set"),
     ):
         assert export.main(words) == 2
         assert message in capsys.readouterr().err
     for option, message in (
-        ("collector.trajs_per_batch=2", "trainer=record itself joins the frames of episodes: use null"),
-        ("collector.reset_at_each_iter=true", "it breaks episodes off: use false"),
-        ("collector.compact_obs=true", "it leaves out the last observation of an episode: use false"),
+        ("collector.trajs_per_batch=2", "trainer=record joins the frames of episodes itself: use null"),
+        ("collector.reset_at_each_iter=true", "it cuts episodes: use false"),
+        ("collector.compact_obs=true", "it drops the last observation of an episode: use false"),
         ("trainer.format=hdf5", "memmap"),
     ):
         assert run.main(["trainer=record", option]) == 2

@@ -37,9 +37,9 @@ _HYDRA_SWITCHES = {"hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "
 _HYDRA_OPTIONS = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _BLOCKED = {
-    "--experimental-rerun": "it reads a pickle, which executes code, and writes into the old run folder: "
-    "use `collectx reproduce RUN_DIR [overrides]`.",
-    "--config-path": "the packaged choices are always available; add choices with --config-dir DIR.",
+    "--experimental-rerun": "not available, because it executes a pickle and writes into the old run folder. Use "
+    "`collectx reproduce RUN_DIR [overrides]`.",
+    "--config-path": "not available, as the packaged choices are always there. Add your own with --config-dir DIR.",
 }
 
 
@@ -150,8 +150,8 @@ def subcommand(
 
 
 def _print_list(problems: Sequence[str]) -> None:
-    count = f"{len(problems)} problems" if len(problems) > 1 else "A problem"
-    printing.print_message(f"{count} in the configuration, no worker was started:", "bold red")
+    count = f"{len(problems)} configuration errors" if len(problems) > 1 else "Configuration error"
+    printing.print_message(f"{count} (nothing was started):", "bold red")
     for problem in problems:
         first, *more = problem.splitlines()
         printing.print_message("\n".join([f"  - {first}", *(f"    {line}" for line in more)]))

@@ -7,12 +7,12 @@ from collectx.cli.watch import runs_of
 from collectx.jobs.cancel import cancel
 
 _USAGE = """\
-collectx cancel DIR [--now]: end the run in DIR, or all runs of the sweep in DIR, and wait until they have ended.
+collectx cancel DIR [--now]: stop the run in DIR, or every run of the sweep in DIR, and wait until it has stopped.
 
-The trainer completes the batch, writes a checkpoint and ends, within checkpoint.grace_s; `collectx resume` continues
-the run. --now ends it at once, as a second signal and scancel do. A run of this machine must be cancelled on its host.
+The trainer finishes its batch, saves a checkpoint and stops, within checkpoint.grace_s; `collectx resume` continues the
+run. --now stops it at once, like a second Ctrl-C or scancel. Cancel a run without a job on the host where it runs.
 
-Exit status: 0 all runs have ended, 1 not all in time, 2 wrong usage or one is on another host, 130 Ctrl-C."""
+Exit status: 0 all runs stopped, 1 some did not stop in time, 2 wrong usage or a run on another host, 130 Ctrl-C."""
 
 
 def _cancel(arguments: Arguments) -> int:

@@ -179,14 +179,14 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
         if "'hydra.launcher." in text:
             key = text.partition("'hydra.launcher.")[2].partition("'")[0]
             text = (
-                f"hydra.launcher.{key}: the chosen hydra/launcher has no such key. For jobs of collectx: "
-                f"launcher=slurm launcher.{key}=VALUE; for those of submitit: -m hydra/launcher=submitit_slurm."
+                f"hydra.launcher.{key}: no such key of the chosen hydra/launcher. For collectx jobs: launcher=slurm "
+                f"launcher.{key}=VALUE; for those of submitit: -m hydra/launcher=submitit_slurm."
             )
         word = text.removeprefix("Error merging override ").lstrip("+")
         if word != text:
             # Hydra merges what an override gives into the value of the file.
             text = (
-                f"{word}: a list replaces only a list, and a mapping only a mapping. Where the option may be both: "
+                f"{word}: a list can only replace a list, and a mapping a mapping. If the option accepts both, write "
                 f"'~{word.partition('=')[0]}' '+{word}'."
             )
         raise ConfigError(text) from error
@@ -210,7 +210,7 @@ def _launcher_problems(problems: Sequence[str], hydra: DictConfig, cfg: RunConfi
         yield problem + f" hydra/launcher={theirs} has hydra.launcher.{key}." * is_theirs
     with suppress(Unset):
         if ".hydra_submitit_launcher." in hydra.launcher._target_ and isinstance(cfg.launcher, SlurmResources):
-            yield f"hydra/launcher={theirs} and launcher={cfg.launcher.kind} both say where jobs run: use one of them."
+            yield f"hydra/launcher={theirs} and launcher={cfg.launcher.kind} both say where jobs run. Use one of them."
 
 
 @contextmanager
@@ -294,7 +294,7 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
     if not unused:
         return ""
     chosen = " ".join(f"{group}={choices[group]}" for group in dict.fromkeys(path.partition(".")[0] for path in unused))
-    return f"{chosen}: has no {', '.join(unused)}, which {' or '.join(presets)} sets: left out."
+    return f"{chosen} ignores {', '.join(unused)}, set by {' or '.join(presets)}: no such option."
 
 
 def _is_preset(group: str) -> bool:

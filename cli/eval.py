@@ -17,13 +17,13 @@ from collectx.run.folder.files import write_json
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx eval RUN_DIR [episodes=10] [video=true] [exploration_type=random] [overrides] [--trust]: evaluate the policy of
-the run in RUN_DIR, with its newest weights, in separate envs with separate seeds, and write RUN_DIR/eval.json.
+collectx eval RUN_DIR [episodes=10] [video=true] [exploration_type=random] [overrides] [--trust]: evaluate the newest
+policy of the run in RUN_DIR, in envs and with seeds of its own, and write RUN_DIR/eval.json.
 
-episodes=10 is short for eval.episodes=10; so are the other keys of the section `eval` (see conf/config.yaml). Overrides
-of the env evaluate in another one, as env.kwargs.gravity=5. video=true writes a video of each episode to
-RUN_DIR/videos/: pip install 'collectx[video]'. The code that the configuration imports is printed
-first. If RUN_DIR belongs to another user, --trust is required.
+episodes=10 is short for eval.episodes=10, and so on for every key of the section `eval` (see conf/config.yaml). To
+evaluate in a different env, override it: env.kwargs.gravity=5. video=true saves a video of each episode in
+RUN_DIR/videos/ (pip install 'collectx[video]'). eval first prints which code the configuration imports. If RUN_DIR
+belongs to another user, add --trust.
 
 Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""
 
@@ -31,7 +31,7 @@ _SHORT = {field.name for field in fields(EvalOptions)}
 
 
 def _eval(arguments: Arguments) -> int:
-    why_no_sweep = "eval evaluates one run: repeat it for each point of a sweep."
+    why_no_sweep = "eval evaluates one run. For a sweep, call it once for each point."
     files, words = run_folder(arguments, _USAGE, why_no_sweep)
     saved_config.check_folder(files)
     saved = saved_config.read_config(files.newest_config)

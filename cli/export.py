@@ -25,26 +25,26 @@ POLICIES = {
 }
 _OPTIONS = ("format", "output", "fps", "task")
 _USAGE = """\
-collectx export RUN_DIR format=NAME [output=PATH] [--trust]: write the policy of the run in RUN_DIR, with its newest
-weights, to PATH; by default to RUN_DIR/export/.
+collectx export RUN_DIR format=NAME [output=PATH] [--trust]: write the newest policy of the run in RUN_DIR to
+PATH, by default in RUN_DIR/export/.
 
-  format=state_dict    the tensors of the policy, for torch.load and load_state_dict
+  format=state_dict    policy tensors, for torch.load and load_state_dict
   format=torchscript   observations -> greedy actions, for torch.jit.load, also in C++
   format=onnx          the same, for ONNX Runtime and others: pip install 'collectx[onnx]'
 
-Inputs of the last two are the observations `[B, *shape]`, in the order of `collectx.load_policy(RUN_DIR).leaves`, then
-the states of a recurrent policy; outputs are the actions, then the next states. The code that the configuration imports
-is printed first. If RUN_DIR belongs to another user, --trust is required.
+The last two take the observations `[B, *shape]`, in the order of `collectx.load_policy(RUN_DIR).leaves`, then the
+states of a recurrent policy; they return the actions, then the next states. export first prints which code the
+configuration imports. If RUN_DIR belongs to another user, add --trust.
 
-collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert episodes of trainer=record.
+collectx export DIR... format=NAME [output=FOLDER] [fps=N] [task=TEXT]: convert episodes that trainer=record wrote.
 
-  DIR     a run folder, or the folder of a data set of the format memmap or parquet; several are put into one data set
+  DIR     a run folder, or a data set folder with format memmap or parquet; several are merged into one data set
   format  memmap, parquet, minari or lerobot
-  output  where the new data set goes, or one that exists already; default: a folder in DIR, named like the format
-  fps     frames per second of format=lerobot, default 30
-  task    description of what the policy is to do, for format=lerobot
+  output  folder of a new or an existing data set; default: a folder in DIR, named like the format
+  fps     frames per second, for format=lerobot; default 30
+  task    what the policy should do, in words, for format=lerobot
 
-Exit status: 0 written, 1 the policy cannot be written in this form, 2 wrong usage, or a data set cannot be read or
+Exit status: 0 written, 1 the policy cannot be exported to this format, 2 wrong usage, or a data set cannot be read or
 written."""
 
 
@@ -64,7 +64,7 @@ def _export(arguments: Arguments) -> int:
         return _export_episodes(sources, name, target, options)
     if options or len(sources) > 1:
         words = [*(f"{key}={value}" for key, value in options.items()), *sources[1:]]
-        raise UsageError(f"export: {words[0]}: format={name} needs one run folder, format and output only.\n{_USAGE}")
+        raise UsageError(f"export: {words[0]}: format={name} takes one run folder and output alone.\n{_USAGE}")
     return _export_policy(sources[0], name, target, "trust" in arguments.flags)
 
 
@@ -78,7 +78,7 @@ def _export_policy(source: str, name: str, target: Path | None, trusted: bool) -
         raise
     except OSError as error:
         place = error.filename or files.path
-        raise ConfigError(f"export: {place}: {error.strerror or error}: choose another with output=PATH.") from error
+        raise ConfigError(f"export: {place}: {error.strerror or error}. Choose another output=PATH.") from error
     except Exception as error:
         printing.error(f"format={name}: {type(error).__name__}: {error}")
         return 1
@@ -88,7 +88,7 @@ def _export_policy(source: str, name: str, target: Path | None, trusted: bool) -
 
 def _export_episodes(sources: Sequence[str], name: str, target: Path | None, options: dict[str, str]) -> int:
     if len(sources) > 1 and target is None:
-        raise UsageError("export: several folders go into one data set: name its folder, output=FOLDER.")
+        raise UsageError("export: several folders are merged into one data set. Say where with output=FOLDER.")
     fps = options.get("fps", "30")
     if not fps.isdigit() or int(fps) < 1:
         raise UsageError(f"export: fps={fps}: expected a number of at least 1.")
@@ -96,7 +96,7 @@ def _export_episodes(sources: Sequence[str], name: str, target: Path | None, opt
     # Runs that have recorded to one data set are exported once, with it.
     sets = dict.fromkeys(_recorded(each) for each in sources)
     count = sum(data.export(each, target, name, int(fps), options.get("task", "")) for each in sets)
-    printing.say(f"{count:,} episodes are in {target}")
+    printing.say(f"{target} now contains {count:,} episodes")
     return 0
 
 
@@ -109,7 +109,7 @@ def _recorded(source: str) -> Path:
         return Path(source)
     trainer = saved_config.read_config(files.config)["trainer"]
     if trainer["kind"] != "record":
-        raise ConfigError(f"export: {source} has trainer={trainer['kind']}: only trainer=record records episodes.")
+        raise ConfigError(f"export: {source} ran with trainer={trainer['kind']}. Only trainer=record records episodes.")
     return Path(source) if trainer["dir"] is None else Path(trainer["dir"]).expanduser()
 
 

@@ -18,10 +18,10 @@ from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS
 # How `collectx list` orders groups.
 _ORDER = (*GROUPS, "logger", "experiment", "debug")
 _USAGE = """\
-collectx list [GROUP] [-v] [--config-dir DIR] [hydra.searchpath=[...]]: every choice of each group, or of one, with a
-line about it; for run, checkpoint, sweep and tune, which have no choices, their keys.
+collectx list [GROUP] [-v] [--config-dir DIR] [hydra.searchpath=[...]]: list the choices of every group, or of
+one, with a line about each; for run, checkpoint, sweep and tune, which have no choices, their keys.
 
-  -v, --verbose   also the keys of the choices, with their defaults and their documentation"""
+  -v, --verbose   also list the keys of each choice, with defaults and documentation"""
 
 
 def show(arguments: Arguments) -> int:

@@ -10,10 +10,10 @@ from collectx.jobs.logs import print_logs, roles
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx logs DIR [ROLE] [-f]: print the log of a role of the run in DIR, or of all roles, each line with its role.
+collectx logs DIR [ROLE] [-f]: print one log of the run in DIR, or all logs, with the role before each line.
 
-  ROLE           trainer (errors with their tracebacks), job (output of SLURM and of the trainer's job), worker-0, ...
-  -f, --follow   print what is added, until the run has ended
+  ROLE           trainer (errors with tracebacks), job (output of SLURM and the trainer's job), worker-0, ...
+  -f, --follow   keep printing new lines until the run ends
 
 Exit status: 0, 2 wrong usage, 130 Ctrl-C."""
 
@@ -21,18 +21,18 @@ Exit status: 0, 2 wrong usage, 130 Ctrl-C."""
 def _logs(arguments: Arguments) -> int:
     run, *others = runs_of("logs", arguments.words[:1])
     if others:
-        raise ConfigError(f"logs: {arguments.words[0]} is a sweep: name one of its runs, such as {run.path}.")
+        raise ConfigError(f"logs: {arguments.words[0]} is a sweep. Name one of its runs, such as {run.path}.")
     if len(words := arguments.words[1:]) > 1:
         raise ConfigError(f"logs takes one role, got {len(words)}: {', '.join(words)}.")
     role = words[0] if words else None
     if role is not None and role not in (known := roles(run)):
         raise ConfigError(f"logs: {role}: no such role{did_you_mean(role, known)}")
     if not print_logs(run, role, "follow" in arguments.flags):
-        nothing = f"{run.logs} is empty" if role is None else f"{role} has written no log"
+        nothing = "no logs" if role is None else f"no log of {role}"
         printing.note(
-            f"{nothing}: logs have failures, and what envs print. The output of a run is in {run.path}: "
-            f"{run.metrics.name} (every batch), {run.events.name} (starts, failures, checkpoints), {run.result.name} "
-            f"(the end); collectx watch {run.path} shows it."
+            f"{nothing}: nothing failed, and no env printed anything. {run.path} contains {run.metrics.name} (a line "
+            f"for each batch), {run.events.name} (starts, failures, checkpoints) and {run.result.name} (how it ended); "
+            f"collectx watch {run.path} shows them."
         )
     return 0
 

@@ -17,20 +17,20 @@ from collectx.standard_streams import open_closed, outlive_readers
 
 # Name and one line of each subcommand; its module has `main(argv) -> exit status`.
 SUBCOMMANDS = {
-    "run": "collect and train as configured: collectx run [overrides] [-m] [flags]",
-    "reproduce": "repeat a run from its folder and compare: collectx reproduce RUN_DIR [overrides]",
+    "run": "collect and train: collectx run [overrides] [-m] [flags]",
+    "reproduce": "repeat a run and compare the batches: collectx reproduce RUN_DIR [overrides]",
     "resume": "continue a run from its newest checkpoint: collectx resume RUN_DIR [overrides]",
-    "eval": "evaluate the policy of a run: collectx eval RUN_DIR [episodes=10] [video=true]",
-    "export": "write the policy or recorded episodes for other programs: collectx export RUN_DIR format=NAME",
-    "plan": "show what a run or a sweep would start, allocate and request: collectx plan [overrides] [-m] [--json]",
-    "tune": "find the fastest numbers of workers, envs, threads: collectx tune [overrides] [tune.minutes=5]",
-    "doctor": "check this machine and its cluster: collectx doctor [--json]",
-    "status": "show the status of runs and sweeps, also from SLURM: collectx status [DIR]",
-    "watch": "follow a run or a sweep that was left running: collectx watch DIR",
-    "cancel": "end a run or a sweep: collectx cancel DIR [--now]",
+    "eval": "evaluate a trained policy: collectx eval RUN_DIR [episodes=10] [video=true]",
+    "export": "write a policy, or recorded episodes, for other programs: collectx export RUN_DIR format=NAME",
+    "plan": "show what a run would start, allocate and request: collectx plan [overrides] [-m] [--json]",
+    "tune": "find the fastest number of workers, envs and threads: collectx tune [overrides] [tune.minutes=5]",
+    "doctor": "check this machine and the cluster: collectx doctor [--json]",
+    "status": "list runs with their status, also from SLURM: collectx status [DIR]",
+    "watch": "follow a running run or sweep: collectx watch DIR",
+    "cancel": "stop a run or sweep and save it: collectx cancel DIR [--now]",
     "logs": "print the logs of a run: collectx logs DIR [ROLE] [-f]",
-    "report": "write a page with figures of runs or a sweep: collectx report DIR... [out=DIR]",
-    "list": "list the choices of every group, or its keys: collectx list [GROUP] [-v]",
+    "report": "write a page with the figures of runs: collectx report DIR... [out=DIR]",
+    "list": "list the choices of a group, and their keys: collectx list [GROUP] [-v]",
     "schema": "a JSON schema for editors: collectx schema [GROUP]",
 }
 
@@ -41,12 +41,12 @@ PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
 _THREADS_S = 10.0
 
 _HELP = """\
-collectx: reinforcement-learning experience collection from one YAML-driven command.
+collectx: collect experience for reinforcement learning, configured by YAML.
 
 {subcommands}
 
-collectx SUBCOMMAND --help says more. collectx --version prints the version.
-Completion: eval "$(collectx -sc install=bash)"; zsh: autoload -Uz bashcompinit; bashcompinit, then the same; fish:
+For details: collectx SUBCOMMAND --help. For the version: collectx --version.
+Completion: eval "$(collectx -sc install=bash)"; in zsh, first autoload -Uz bashcompinit; bashcompinit; in fish:
 collectx -sc install=fish | source
 
 Examples:

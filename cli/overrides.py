@@ -50,7 +50,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
         key = override.key_or_group
         pattern: object = override.value()
         if key in _FOLDERS and pattern in ("", None):
-            problems.append(f"{text}: is empty: give a folder, or leave it out for a new one below outputs.")
+            problems.append(f"{text}: the folder name is empty. Name one, or leave this out for a new folder.")
             continue
         if isinstance(pattern, Glob):
             # Hydra's expansion would include files with a leading underscore, and needs its config loader.
@@ -78,8 +78,8 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
 
 def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -> str:
     if key not in groups:
-        return f"{text}: glob() selects choices of a group, and {key} is not a group: groups are {', '.join(groups)}."
-    return f"{text}: glob() matches none of the choices: {', '.join(groups[key])}."
+        return f"{text}: glob() selects choices of a group, but {key} is not a group. Groups: {', '.join(groups)}."
+    return f"{text}: glob() matches no choice. Choices: {', '.join(groups[key])}."
 
 
 def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
@@ -104,6 +104,6 @@ def _forced(override: Override, text: str) -> str:
 
 def _unreadable(text: str, error: HydraException) -> str:
     if "=" not in text:
-        return f"{text}: not an override; write key=value or group=choice."
+        return f"{text}: not an override. Write key=value or group=choice."
     reason = str(error).splitlines()[0]
-    return f"{text}: cannot be read: {reason}; quote values with special characters: \"key='a b'\"."
+    return f"{text}: cannot be parsed: {reason}. Quote values with special characters: \"key='a b'\"."

@@ -12,14 +12,14 @@ from collectx.run import RunFolder
 from collectx.run.terminal import printing
 
 _USAGE = f"""\
-collectx report DIR... [out=DIR] [objective=NAME]: write one HTML page about the runs in and below the folders, which
-opens without network, and its figures as PNGs: returns, throughput, lag, losses, timelines of the workers, failures,
-configurations; of runs that differ in their seeds alone the mean and its interval; the scaling with workers.
+collectx report DIR... [out=DIR] [objective=NAME]: write an HTML page about the runs in and below the folders, which
+opens offline, and its figures as PNGs: returns, throughput, lag, losses, worker timelines, failures, configurations,
+scaling with workers. Runs that differ only in their seeds are averaged, with a confidence interval.
 
-  out=DIR          where to; default: report in DIR, or in the current folder if there are several
-  objective=NAME   by what runs are ranked: {", ".join(OBJECTIVES)}; default: sweep.objective of the first run
+  out=DIR          output folder; default: report in DIR, or in the current folder if you name several
+  objective=NAME   metric that ranks the runs: {", ".join(OBJECTIVES)}; default: sweep.objective of the first run
 
-Exit status: 0, 2 wrong usage, or there is no run."""
+Exit status: 0 written, 2 wrong usage or no run found."""
 _OPTIONS = ("out", "objective")
 
 
@@ -37,7 +37,7 @@ def _report(arguments: Arguments) -> int:
     runs = read.read_runs(folders)
     objective = options.get("objective") or read.objective_of(runs[0])
     if objective not in OBJECTIVES:
-        raise ConfigError(f"objective={objective}: no such number of a run{did_you_mean(objective, OBJECTIVES)}")
+        raise ConfigError(f"objective={objective}: no such metric{did_you_mean(objective, OBJECTIVES)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     printing.say(str(page.write_report(runs, out, objective)))

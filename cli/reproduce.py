@@ -28,20 +28,19 @@ from collectx.run.terminal import printing
 # Number of differences between two snapshots that are printed.
 _SHOWN = 12
 _USAGE = """\
-collectx reproduce RUN_DIR [overrides] [flags]: repeat a run from RUN_DIR/snapshot, compare the digests of the batches.
+collectx reproduce RUN_DIR [overrides] [flags]: repeat a run from RUN_DIR/snapshot and compare batches.
 
-The code that the configuration imports and calls is printed first. If RUN_DIR belongs to another user, --trust is
-required.
+reproduce first prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
 
-A run that was interrupted, or failed, is repeated up to the last batch in its folder; one that was resumed with another
-configuration, up to the first change that has an effect on the batches.
+A run that failed or was interrupted is repeated up to its last batch; a run that was resumed with another
+configuration, up to the first change that affects its batches.
 
-Exit status: 0 identical (or completed, where the saved run has no digest), 1 different or failed, 2 wrong usage.
-To compare, the run must have digests of its batches; trainer.digest says when it has."""
+Exit status: 0 identical (or completed, if the run recorded no batch digests), 1 different or failed, 2 wrong usage.
+The option trainer.digest says which runs record digests."""
 
 
 def _reproduce(arguments: Arguments) -> int:
-    why_no_sweep = "reproduce runs one configuration; sweeps are `collectx run -m`."
+    why_no_sweep = "reproduce repeats one run. For a sweep, use `collectx run -m`."
     old, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     saved_config.check_folder(old)
     path, change = saved_config.repeatable_config(old)
@@ -51,16 +50,16 @@ def _reproduce(arguments: Arguments) -> int:
     result, _ = old.read_result(), list(old.read_events())
     ended = "failed" if result is None else result["status"]
     if ended != "completed" and not digests:
-        raise ConfigError(f"{old.path} has delivered no batch: there is nothing to repeat.")
+        raise ConfigError(f"{old.path} delivered no batch, so there is nothing to repeat.")
     had_digest = bool(digests) and all(digests)
     composer, cfg = compose_saved(old, saved, overrides, arguments)
     for text in snapshot.changed_sources(old, cfg):
         printing.note(f"the source of {text} has changed since the run.")
     for override in parsed(composer.check(overrides).overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
-            raise ConfigError(f"{override.input_line}: this is the folder of the run to reproduce: choose another one.")
+            raise ConfigError(f"{override.input_line}: this folder contains the run to reproduce. Choose another one.")
     if not had_digest:
-        printing.note(f"{old.path} has no digests of its batches; repeats the run without comparing.")
+        printing.note(f"{old.path} recorded no batch digests, so the run is repeated without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
         overrides = (*overrides, "trainer.digest=true")
     if getattr(cfg.trainer, "dir", None) is not None:
@@ -71,7 +70,7 @@ def _reproduce(arguments: Arguments) -> int:
         overrides = (*overrides, "launcher.wait=true")
     collector = saved.get("collector") or {}
     if change is not None:
-        printing.note(f"{old.path} was resumed after {change.batches} batches {change.reason}: repeats these batches.")
+        printing.note(f"{old.path} was resumed after {change.batches} batches {change.reason}: repeats only these.")
     is_cut = ended != "completed" or change is not None
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")
@@ -96,11 +95,11 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
     if SCHEDULES.get(collector.get("kind", "")) != "async" and collector.get("sync") is not False:
         is_preemptive = collector.get("preemptive_threshold") is not None
         if is_preemptive:
-            return "with collector.preemptive_threshold batches end when enough workers are ready"
+            return "with collector.preemptive_threshold, a batch ends when enough workers are ready"
         has_members = collector.get("min_workers") is not None
-        return "with collector.min_workers batches have the parts of the workers that are ready" if has_members else ""
+        return "with collector.min_workers, a batch contains the parts of ready workers" if has_members else ""
     if any(text.lstrip("+~").startswith("collector") for text in overrides):
-        return "the overrides change the collector"
+        return "you override the collector"
     why = why_not_recorded(
         collector.get("refresh", "batch"), collector.get("num_workers_per_collector", 1), collector.get("inner", "sync")
     )
@@ -121,13 +120,13 @@ def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut:
     if comparison.identical:
         return 0
     if reason:
-        printing.say(f"note: the order in which workers are ready depends on no seed and was not recorded: {reason}.")
+        printing.say(f"note: the order in which workers were ready depends on timing and was not recorded: {reason}.")
     elif lost := {event["worker"] for event in old.read_events() if event.get("event") in LOSSES}:
         workers = ", ".join(map(str, sorted(lost)))
-        printing.say(f"note: {old.path} has lost workers ({workers}): the batches after a loss cannot be repeated.")
+        printing.say(f"note: {old.path} lost workers ({workers}). Batches after a loss cannot be repeated.")
     if differences := snapshot.differences(old, RunFolder(new)):
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
-        printing.say("\n  ".join(["note: results may depend on these differences:", *differences[:_SHOWN]]) + more)
+        printing.say("\n  ".join(["note: these differences may explain it:", *differences[:_SHOWN]]) + more)
     return 1
 
 

@@ -19,30 +19,29 @@ from collectx.run.resume import begins_anew
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
 
-Batches after the checkpoint are collected again: every batch counts once. A completed run is continued only if
-overrides change what ended it, such as collector.total_frames=200000. Fixed are the seed, env, policy, the kinds of
-trainer, collector and inference, and what determines the size and the form of batches; the configuration reference
-marks each such option. The code that the configuration imports and calls is printed first. If RUN_DIR belongs to
-another user, --trust is required.
+Batches after the checkpoint are collected again; every batch counts once. To continue a completed run, raise the limit
+that ended it, for example collector.total_frames=200000. You cannot change the seed, env, policy, algorithm, or
+anything else that alters the size or shape of batches; the configuration reference marks these options. resume first
+prints which code the configuration imports. If RUN_DIR belongs to another user, add --trust.
 
-Exit status: 0 completed, also before; 1 failed, 2 wrong usage or nothing to continue from, 130 interrupted."""
+Exit status: 0 completed, now or before; 1 failed, 2 wrong usage or nothing to continue, 130 interrupted."""
 
 
 def _resume(arguments: Arguments) -> int:
-    why_no_sweep = "resume continues one run: repeat the command of a sweep to continue the sweep."
+    why_no_sweep = "resume continues one run. To continue a sweep, repeat its command."
     files, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     if wrong := [text for text in overrides if _contradicts(text)]:
         raise ConfigError(
-            f"{', '.join(wrong)}: resume continues the run in {files.path}: leave this out, or use collectx run."
+            f"{', '.join(wrong)}: resume continues the run in {files.path}. Leave this out, or use collectx run."
         )
     if where := where_running(files):
-        raise ConfigError(f"{files.path} is {where}: wait for its end, or end it: collectx cancel {files.path}")
+        raise ConfigError(f"{files.path} is {where}. Wait until it ends, or stop it: collectx cancel {files.path}")
     saved_config.check_folder(files)
     saved = saved_config.read_config(files.newest_config)
     if begins_anew(files):
         raise ConfigError(
-            f"{files.path} has no checkpoint: there is nothing to continue from. To begin it anew, add resume=auto "
-            "to the command that started it, or run.overwrite=true."
+            f"{files.path} contains no checkpoint to continue from. To start over, add resume=auto to the command "
+            f"that started it, or run.overwrite=true."
         )
     composer, _ = compose_saved(files, saved, overrides, arguments)
     overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")

@@ -194,7 +194,7 @@ def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
     task.outcomes += outcomes
     if num_alive := sum(not run.status.has_ended for run in outcomes):
         command = f"collectx cancel {shlex.quote(str(root))}"
-        printing.note(f"{num_alive} of the points may continue without this command: {command} ends the started ones.")
+        printing.note(f"{num_alive} points may still be running after this command. To stop them: {command}")
 
 
 def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | None:
@@ -233,9 +233,9 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
     if (job := read_job(files)) is not None and not status.has_ended:
         if place_of(cfg).is_job:
             return  # the command watches this job, unless its configuration differs
-        known = f", as far as is known ({status.detail})" if status.status is Status.UNKNOWN else ""
-        advice = f"cancel it with scancel {job}, or choose another folder."
-        raise ConfigError(f"{files.path}: job {job} has not ended{known}: {advice}")
+        known = f", as far as this host knows ({status.detail})" if status.status is Status.UNKNOWN else ""
+        advice = f"Cancel it with scancel {job}, or choose another folder."
+        raise ConfigError(f"{files.path}: job {job} has not ended{known}. {advice}")
     with locked(files, cfg.run.overwrite or cfg.run.resume == "auto"):
         pass
 

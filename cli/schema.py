@@ -9,8 +9,8 @@ from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS
 
 _USAGE = """\
-collectx schema [GROUP]: a JSON schema of experiment files, or of the choices of one group, for editors that complete
-and check YAML."""
+collectx schema [GROUP]: print a JSON schema of experiment files, or of the choices of one group, with which editors
+complete and check YAML."""
 
 
 def _print_schema(arguments: Arguments) -> int:

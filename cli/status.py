@@ -23,15 +23,15 @@ from collectx.run.terminal import printing
 from collectx.run.terminal.printing import COLUMNS, cells, print_table
 
 _USAGE = """\
-collectx status [DIR]: the status of the run in DIR, or of the runs and the points of sweeps below DIR; without DIR, of
-the newest runs in outputs. For runs that are jobs it asks SLURM (squeue, then sacct where there is accounting).
+collectx status [DIR]: list the runs in and below DIR with their status; without DIR, the newest runs in outputs. The
+status of jobs comes from SLURM (squeue, then sacct if the cluster keeps accounts).
 
   completed, failed, interrupted   the run has ended
-  queued, running                  SLURM reports so; without SLURM, its process is running on this host
-  unknown                          this host cannot tell; the reason is printed
-  damaged                          a file of its folder cannot be read
+  queued, running                  according to SLURM; without SLURM, its process runs on this host
+  unknown                          cannot be determined from this host (the reason follows)
+  damaged                          a file in its folder cannot be read
 
-Exit status: 0 the status is known, 2 there is no run below DIR, or DIR is damaged."""
+Exit status: 0 listed, 2 no run in or below DIR, or DIR is damaged."""
 
 _OUTPUTS = Path("outputs")
 # Runs that are shown without DIR.
@@ -42,18 +42,18 @@ def _status(arguments: Arguments) -> int:
     if len(arguments.words) > 1:
         raise ConfigError(f"status takes one folder, got {len(arguments.words)}.\n{_USAGE}")
     if arguments.words and not arguments.words[0]:
-        raise ConfigError("status: the name of the folder is empty; . is the current one.")
+        raise ConfigError("status: the folder name is empty. For the current folder, write a dot.")
     root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
     runs = runs_below(root)
     if not runs:
-        reason = "there is no run in it or below it" if root.is_dir() else "no such folder"
+        reason = "no run in or below this folder" if root.is_dir() else "no such folder"
         raise ConfigError(f"status: {root}: {reason}.")
     if arguments.words:
         return _show(root, runs)
     newest = sorted(runs, key=lambda run: run.snapshot.stat().st_mtime)[-_NUM_NEWEST:]
     status = _show(root, newest, is_brief=True)
     if len(newest) < len(runs):
-        printing.note(f"the newest {len(newest)} of {len(runs)} runs: collectx status {root} shows all.")
+        printing.note(f"showing the newest {len(newest)} of {len(runs)} runs. To see all: collectx status {root}")
     return status
 
 
@@ -61,11 +61,11 @@ def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
     """Prints the status of each run, and what is known about it, or only its first line; returns the exit status."""
     jobs = [read_job(run) for run in runs]
     submitted = [job for job in jobs if job is not None]
-    states: JobStates = LauncherError("it has no squeue")
+    states: JobStates = LauncherError("no squeue on PATH")
     if shutil.which("squeue") is not None:
         states = query_slurm(submitted)
     if submitted and isinstance(states, LauncherError):
-        printing.note(f"this machine cannot query SLURM ({states}): the status is read from the folders.")
+        printing.note(f"this machine cannot query SLURM ({states}), so the status comes from the run folders.")
     rows, details = [], []
     for run, job in zip(runs, jobs, strict=True):
         is_root = run.path == root.absolute()

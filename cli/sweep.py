@@ -84,11 +84,11 @@ def prepare(
     swept = [override for override in overrides if override.is_sweep_override()]
     # The chosen launcher may turn every run into a sweep of one or more points.
     if "MULTIRUN" not in str(master.hydra.mode):
-        text = f"{_text(swept)}: several values are a sweep: add -m; a list is key=[a,b]."
+        text = f"{_text(swept)}: to sweep over values, add -m. To pass a list, write key=[a,b]."
         raise ConfigError(*checked.problems, text)
     if is_basic and (continuous := [override for override in swept if not override.is_discrete_sweep()]):
         text = (
-            f"{_text(continuous)}: Hydra's basic sweeper enumerates values, which an interval does not have: use "
+            f"{_text(continuous)}: Hydra's basic sweeper cannot enumerate an interval. Use "
             "choice(a,b) or range(a,b,step), or a sweeper that draws values, such as hydra/sweeper=optuna "
             "(pip install hydra-optuna-sweeper)."
         )
@@ -96,7 +96,7 @@ def prepare(
     if empty := [
         override for override in swept if override.is_discrete_sweep() and next(iter(_texts(override)), None) is None
     ]:
-        text = f"{_text(empty)}: gives no value, so the sweep has no point: give at least one, as in seed=range(0,3)."
+        text = f"{_text(empty)}: no value, so there is nothing to sweep. Write at least one, as in seed=range(0,3)."
         raise ConfigError(*checked.problems, text)
     combinations = product(overrides) if is_basic else [sample(overrides)]
     points = [composer.examine(words, checked.broken, master) for words in combinations]
@@ -128,13 +128,13 @@ def _sweeper_problems(point: Composed) -> list[str]:
     elif count != len(names):
         messages.append(
             f"sweep.objective names {', '.join(names)}, but hydra.sweeper.direction has {count}: name one objective "
-            "for each direction, as in sweep.objective=[mean_return,wall_s] with "
+            f"per direction, as in sweep.objective=[mean_return,wall_s] with "
             "hydra.sweeper.direction=[maximize,minimize]."
         )
     if isinstance(point.cfg.launcher, SlurmLauncherConfig) and point.cfg.launcher.wait is False:
         messages.append(
-            f"launcher.wait=false: {point.node.hydra.sweeper._target_} chooses values by the results of earlier "
-            "points: use launcher.wait=true."
+            f"launcher.wait=false: {point.node.hydra.sweeper._target_} needs the results of earlier points to choose "
+            f"values. Use launcher.wait=true."
         )
     return messages
 
@@ -209,7 +209,7 @@ class PointRunner:
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
         if not isinstance(task, Task):
-            raise ConfigError("hydra/launcher=collectx runs points of `collectx run` only: choose another launcher.")
+            raise ConfigError("hydra/launcher=collectx only runs points of `collectx run`. Choose another launcher.")
         self._context = context
         self._task = task
         self._master = master
@@ -232,7 +232,8 @@ class PointRunner:
         named = zip(overrides, names(overrides, fixed), strict=True)
         points = [self._point(words, name, done) for words, name in named]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
-        print(f"sweep: {len(points)} point{'s' * (len(points) > 1)}, {num_done} of them done already")
+        done = f", {num_done} already done" if num_done else ""
+        print(f"sweep: {len(points)} run{'s' * (len(points) > 1)}{done}")
         jobs: list[NamedRun] = []
         for number, point in enumerate(points, start=1):
             if point.job is None:

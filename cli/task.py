@@ -25,8 +25,8 @@ from collectx.run import RunFolder, Status, preflight
 from collectx.run.after import foreign_code
 
 _HINTS = {
-    "mean_return": "no episode has ended: raise collector.total_frames.",
-    "frames_per_s": "it takes two batches: raise collector.total_frames.",
+    "mean_return": "no episode ended. Raise collector.total_frames.",
+    "frames_per_s": "it takes two batches. Raise collector.total_frames.",
     "start_s": "no batch was delivered.",
 }
 
@@ -141,15 +141,15 @@ def objective(files: RunFolder, name: str, keys: Sequence[str], hydra: Any) -> f
     Raises:
         PointFailed: the run has failed, or an entry is missing that a sweeper which searches needs.
     """
-    result = files.read_result() or {"status": Status.FAILED, "exit_reason": "it left no result"}
-    advice = " hydra.sweeper.max_failure_rate=1 continues without such points." * ("max_failure_rate" in hydra.sweeper)
+    result = files.read_result() or {"status": Status.FAILED, "exit_reason": "it wrote no result"}
+    advice = " To continue without it, set hydra.sweeper.max_failure_rate=1." * ("max_failure_rate" in hydra.sweeper)
     if result["status"] != Status.COMPLETED:
         raise PointFailed(f"{name}: {result['status']}: {result['exit_reason']}.{advice}")
     values = {key: result.get(key) for key in keys}
     missing = [key for key, value in values.items() if value is None]
     if missing and not is_enumerated(hydra):
         hint = _HINTS.get(missing[0], "")
-        raise PointFailed(f"{name}: its result has no {missing[0]} (sweep.objective={missing[0]}): {hint}{advice}")
+        raise PointFailed(f"{name}: its result contains no {missing[0]} (sweep.objective={missing[0]}): {hint}{advice}")
     if missing:
         return None
     numbers = [float(value) for value in values.values() if value is not None]

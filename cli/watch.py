@@ -16,18 +16,18 @@ from collectx.run.folder.result import exit_status
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they have ended. For one run, a
-terminal shows curves of return and throughput, a row for each worker and one for the trainer; for several, a row for
-each. Ctrl-C leaves and lets them run; `collectx cancel DIR` ends them.
+collectx watch DIR: follow the run in DIR, or the runs of the sweep in DIR, until they end. For one run, a terminal
+shows the curves of return and throughput, and a row for the trainer and each worker; for several, a row for each run.
+Ctrl-C stops watching; the runs keep going. To stop them: collectx cancel DIR.
 
-Exit status: that of the runs: 0 completed, 1 failed, 130 interrupted, also where watch was left; 2 wrong usage."""
+Exit status: 0 the runs completed, 1 one failed, 130 one was interrupted or you left with Ctrl-C, 2 wrong usage."""
 
 
 def _watch(arguments: Arguments) -> int:
     runs = runs_of("watch", arguments.words)
     for run, status in zip(runs, statuses(runs), strict=True):
         if status.status is Status.UNKNOWN:
-            printing.note(f"{run.path}: {status.detail}; follows its folder.")
+            printing.note(f"{run.path}: {status.detail}, so watch follows its folder.")
     root = Path(arguments.words[0])
     followed = [(replace(named_run(run), name=run.name_below(root)), read_job(run)) for run in runs]
     watcher = Watcher(followed, is_owner=False)
@@ -42,14 +42,14 @@ def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
         ConfigError: there is not one word, or no run in that folder.
     """
     if len(words) != 1:
-        raise ConfigError(f"{subcommand} needs one folder, got {len(words)}: collectx {subcommand} --help says more.")
+        raise ConfigError(f"{subcommand} takes one folder, got {len(words)}. See collectx {subcommand} --help.")
     if not words[0]:
-        raise ConfigError(f"{subcommand}: the name of the folder is empty; . is the current one.")
+        raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder, write a dot.")
     folder = Path(words[0])
     # Hydra writes multirun.yaml. Below other folders, such as outputs, are runs that do not belong together.
     runs = runs_below(folder) if (folder / "multirun.yaml").is_file() else runs_below(folder, max_depth=1)
     if not runs:
-        raise ConfigError(f"{subcommand}: {words[0]} is neither the folder of a run nor of a sweep.")
+        raise ConfigError(f"{subcommand}: {words[0]} contains neither a run nor a sweep.")
     return runs
 
 

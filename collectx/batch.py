@@ -117,12 +117,12 @@ def batch_leaves(
     seen: set[Key] = set()
     for leaf in leaves:
         if leaf.key in seen:
-            raise ValueError(f"two leaves of the batch have the key {leaf.key}")
+            raise ValueError(f"the batch contains the key {leaf.key} twice")
         seen.add(leaf.key)
     for key in seen:
         for end in range(1, len(key)):
             if key[:end] in seen:
-                raise ValueError(f"the key {key[:end]} is a tensor and also holds {key}")
+                raise ValueError(f"the key {key[:end]} is a tensor, but also the parent of {key}")
     return leaves
 
 

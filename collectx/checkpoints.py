@@ -129,11 +129,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DamagedFile(f"{file}: is not JSON: {error}") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or "format" not in manifest or STATE not in files:
-        raise DamagedFile(f"{file}: is not the manifest of a checkpoint")
+        raise DamagedFile(f"{file}: is not a checkpoint manifest")
     if manifest["format"] != _FORMAT:
-        is_of = f"{file}: is of format {manifest['format']}, and this version of collectx reads format {_FORMAT}"
-        advice = "use the version that wrote it (packages.collectx in snapshot/meta.json), or begin another run"
-        raise DamagedFile(f"{is_of}: {advice}.")
+        is_of = f"{file}: uses format {manifest['format']}, but this version of collectx reads format {_FORMAT}"
+        advice = "Use the version that wrote it (packages.collectx in snapshot/meta.json), or start a new run"
+        raise DamagedFile(f"{is_of}. {advice}.")
     return manifest
 
 
@@ -156,7 +156,7 @@ class Checkpoint:
             except OSError as error:
                 raise DamagedFile(f"{path / name}: cannot be read: {error.strerror}") from error
             if now != written:
-                raise DamagedFile(f"{path / name}: has {now}, written was {written}")
+                raise DamagedFile(f"{path / name}: changed since it was written (now {now}, expected {written})")
 
     def __contains__(self, name: str) -> bool:
         """Whether it has a file of this name."""

@@ -26,7 +26,7 @@ def text_of(error: BaseException) -> str:
     try:
         return _shorten(str(error), _MAX_TEXT)
     except Exception as refusal:
-        return f"(its text cannot be made: {type(refusal).__name__})"
+        return f"(no text: str() raised {type(refusal).__name__})"
 
 
 def traceback_of(error: BaseException) -> str:

@@ -59,17 +59,17 @@ def limited(
 
     def error(frame: FrameType | None) -> TimeoutError:
         timeout = TimeoutError(f"{what} took more than {timeout_s:g} s ({option}={timeout_s:g}).")
-        timeout.add_note(f"It was here:\n{stack(frame)}")
+        timeout.add_note(f"It was at:\n{stack(frame)}")
         return timeout
 
     def watch() -> None:
         patience_s = min(_PATIENCE_S, timeout_s)
         if has_ended.wait(patience_s):
             return
-        limit = f"it is ended after {timeout_s:g} s ({option}={timeout_s:g})"
+        limit = f"it is killed after {timeout_s:g} s ({option}={timeout_s:g})"
         if say is not None and timeout_s > patience_s:
             text = stack(sys._current_frames().get(main))
-            say(f"{what} has taken more than {patience_s:g} s: {limit}. It is here:\n{text}")
+            say(f"{what} has taken more than {patience_s:g} s: {limit}. It is at:\n{text}")
         if has_ended.wait(timeout_s - patience_s):
             return
         for _ in range(_NUM_INTERRUPTS):

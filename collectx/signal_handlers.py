@@ -35,7 +35,7 @@ def restore(maker: str) -> None:
     replaced = [signal.Signals(signum).name for signum, ours in _kept.items() if signal.getsignal(signum) != ours]
     for signum, handler in _kept.items():
         signal.signal(signum, handler)  # also in place of one that a C library has installed, which Python does not see
-    text = f"{maker} has installed handlers of {', '.join(replaced)}: they are removed, as the run needs its own."
+    text = f"{maker} installed handlers of {', '.join(replaced)}; the run needs its own and removed them."
     if replaced and text not in _noted:
         _noted.add(text)
         _note(text)

@@ -32,7 +32,9 @@ def outlive_readers(note: Callable[[str], None]) -> None:
     `BrokenPipeError`. `note` is called once where standard output is concerned. Does nothing to streams that are none
     of this process's own, as those of pytest."""
     if sys.stdout is sys.__stdout__:
-        sys.stdout = _outliving(sys.stdout, lambda: note("standard output was closed; the command goes on without it."))
+        sys.stdout = _outliving(
+            sys.stdout, lambda: note("standard output was closed, so the command continues without it.")
+        )
     if sys.stderr is sys.__stderr__:
         sys.stderr = _outliving(sys.stderr, lambda: None)
 

@@ -186,9 +186,9 @@ class Assembler:
         if count < self._count and now_s - self._since_s > _SAY_S:
             self._has_said = True
             self._say(
-                f"{self._prefix}trajs_per_batch={self._count}: {count} trajectories have ended in "
-                f"{now_s - self._since_s:.0f} s, and the memory has {self.num_unfinished:,} frames of others: if they "
-                f"never end, end each after N frames with {self._prefix}max_frames_per_traj=N"
+                f"{self._prefix}trajs_per_batch={self._count}: {count} trajectories ended in "
+                f"{now_s - self._since_s:.0f} s, and memory holds {self.num_unfinished:,} frames of others. If "
+                f"these never end, cut each after N frames with {self._prefix}max_frames_per_traj=N"
             )
 
     def take(self) -> TensorDictBase | None:

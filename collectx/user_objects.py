@@ -35,7 +35,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     if callable(name):
         return name
     if not isinstance(name, str) or not re.fullmatch(r"[\w.]*\w[.:]\w[\w.]*", name):
-        raise ConfigError(f"{where}={name} is no import path: use package.module:Name.")
+        raise ConfigError(f"{where}={name} is not an import path. Write package.module:Name.")
     path, (module_name, _, attribute) = name, name.rpartition(".")
     # With a colon, an error of the module itself is not taken for the lack of that module.
     with contextlib.suppress(ModuleNotFoundError):
@@ -49,11 +49,13 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
         module = getattr(error, "obj", None)
         if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
             names = ", ".join(each for each in dir(module) if not each.startswith("_"))
-            raise ConfigError(f"{where}={name}: {module.__name__} has no {error.name!r}; it has {names}.") from error
+            raise ConfigError(
+                f"{where}={name}: {module.__name__} has no {error.name!r}; it defines {names}."
+            ) from error
         missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{where}={name}: cannot be imported: {error}{extra_advice(error) or missing}") from error
     if not callable(target):
-        raise ConfigError(f"{where}={name}: is {type(target).__name__}, expected something to call")
+        raise ConfigError(f"{where}={name}: is {type(target).__name__}, expected a class or function")
     return target
 
 
@@ -102,7 +104,7 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
     needed = (name for name, each in parameters.items() if each.default is each.empty and each.kind not in variable)
     if missing := [name for name in needed if name not in kwargs]:
         name = getattr(target, "__qualname__", repr(target))
-        problems = [f"{where}.{each}: {name} needs it: give {where}.{each}=VALUE." for each in missing]
+        problems = [f"{where}.{each}: {name} requires it: set {where}.{each}=VALUE." for each in missing]
         raise ConfigError(*problems) from error
 
 
@@ -161,8 +163,8 @@ class _ByValue:
         # The representation of a torch module has many lines.
         shown = value.partition("(")[0] if "\n" in value else value
         return (
-            f"{keyword}={shown} has to travel to worker processes, and cannot be pickled "
-            f"({type(error).__name__}: {error}): make it in the worker, in create_env_fn or policy_factory."
+            f"{keyword}={shown} cannot be pickled for the worker processes ({type(error).__name__}: {error}). Create "
+            f"it in the worker, in create_env_fn or policy_factory."
         )
 
 
@@ -191,8 +193,8 @@ def _rebuild(cls: type, content: bytes, keywords: list[str]) -> Any:
         return cls(**pickle.loads(content))
     except Exception as error:
         error.add_note(
-            f"{', '.join(keywords)}: pickled in the trainer's process, and cannot be unpickled in the worker's, which "
-            "has to be able to import all that it needs."
+            f"{', '.join(keywords)}: pickled in the trainer's process, but the worker cannot unpickle it. Everything "
+            f"it needs must be importable in the worker."
         )
         raise
 

@@ -126,9 +126,9 @@ def _group(group: str, choices: dict[str, dict[str, Any]]) -> str:
         for path, held in holders.items()
     }
     named = ", ".join(f"`{group}={path.stem}`" for path in sorted((_CONF / group).glob("*.yaml")))
-    kept = " A resume may not change any of these options." if group in KEPT_GROUPS else ""
+    kept = " All of these options are fixed on resume." if group in KEPT_GROUPS else ""
     if "kind" in marked(group, "kept"):
-        kept = " A resume may not choose another kind."
+        kept = " The kind is fixed on resume."
     return _section(group, merged, where, f"Choices: {named}.{kept}\n")
 
 

@@ -105,14 +105,14 @@ def _class_of(group: str, section: Any) -> Any:
     if isinstance(section, Unresolved):
         return Problem(group, section.reason)
     if not isinstance(section, Mapping):
-        return Problem(group, "nothing is chosen", advice=f"give {group}=NAME (`collectx list {group}`).")
+        return Problem(group, "nothing is chosen", advice=f"set {group}=NAME (see `collectx list {group}`).")
     if not KINDS[group]:
         return schemas(group)["cpu"]
     path, kind = f"{group}.kind", section.get("kind", UNSET)
     if isinstance(kind, Unresolved):
         return Problem(path, kind.reason)
     if kind is None or kind == UNSET:
-        return Problem(path, f"is not set: it is one of {', '.join(KINDS[group])}.")
+        return Problem(path, f"is not set: choose one of {', '.join(KINDS[group])}.")
     if not isinstance(kind, str) or kind not in KINDS[group]:
         return Problem(path, f"is not known{did_you_mean(str(kind), KINDS[group])}", kind)
     return KINDS[group][kind].schema
@@ -154,7 +154,7 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
     if isinstance(value, Unresolved):
         return Problem(path, value.reason)
     if value is ABSENT or (isinstance(value, str) and value == UNSET):
-        return Problem(path, "is not set", advice=f"give {path}=VALUE.")
+        return Problem(path, "is not set", advice=f"set {path}=VALUE.")
     try:
         converted = convert(value, hint, language)
     except (TypeError, ValueError, OverflowError):

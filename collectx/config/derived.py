@@ -22,12 +22,12 @@ def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
     if total <= 0 or total % frames == 0:
         return None
     batches = -(-total // frames)
-    collected = f"{batches} whole batches, {batches * frames} frames, are"
+    collected = f"{batches} batches ({batches * frames} frames)"
     if batches == 1:
-        collected = f"1 whole batch ({frames} frames) is"
+        collected = f"1 batch ({frames} frames)"
     return (
         f"{prefix}total_frames={total} is not a multiple of {prefix}frames_per_batch={frames} ({total} / {frames} = "
-        f"{total / frames:.2f}): {collected} collected."
+        f"{total / frames:.2f}), rounded up to {collected}."
     )
 
 

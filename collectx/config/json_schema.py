@@ -95,7 +95,7 @@ def _described(field: dataclasses.Field) -> dict[str, Any]:
     values = {} if default is ABSENT else {"default": default}
     if isinstance(default, Section):
         values = {"default": dataclasses.asdict(default)}  # type: ignore[call-overload]
-    kept = " A resume may not change it." if field.metadata.get("kept") else ""
+    kept = " Fixed on resume." if field.metadata.get("kept") else ""
     return values | {"description": YAML.words(field.metadata["text"]) + kept}
 
 

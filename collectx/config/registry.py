@@ -20,7 +20,7 @@ from collectx.config.schema.run import SECTIONS, RunConfig
 
 # The groups, in the order of the data path; a choice in each is needed, but for those of `DEFAULTS`.
 GROUPS = ("env", "policy", "collector", "inference", "backend", "launcher", "devices", "trainer")
-# A resume may not change any option of these groups; of others, it may not change the marked ones.
+# All options of these groups are fixed on resume; of other groups, only the marked ones.
 KEPT_GROUPS = ("env", "policy")
 # The choices of groups that a configuration may lack, as saved ones of earlier versions do.
 DEFAULTS = {"inference": "local"}
@@ -129,7 +129,7 @@ def why_not(kind: str, group: str = "backend") -> str | None:
         return f"{error.name} is not installed: {install}"
     except Exception as error:
         first, *_ = str(error).splitlines() or [type(error).__name__]
-        return f"its library cannot be loaded ({first}): {install}"
+        return f"cannot load its library ({first}): {install}"
     return module.why_not() if group == "backend" else None
 
 

@@ -75,7 +75,7 @@ def data_set(path: str | os.PathLike[str]) -> Path:
     for folder in (Path(path), Path(path, "data")):
         if (folder / "_runs").is_dir():
             return folder
-    raise ConfigError(f"{path}: has no data set: name the folder of one, or that of a run with trainer=record.")
+    raise ConfigError(f"{path}: contains no data set. Name a data set folder, or a run folder with trainer=record.")
 
 
 def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]]:
@@ -87,11 +87,11 @@ def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]
     folder = data_set(path)
     runs = runs_of(folder)
     if not runs:
-        raise ConfigError(f"{folder}: no run has recorded an episode.")
+        raise ConfigError(f"{folder}: no run recorded an episode.")
     if runs[0].format not in READABLE:
         theirs = {"minari": "minari.MinariDataset", "lerobot": "lerobot's LeRobotDataset"}[runs[0].format]
         raise ConfigError(
-            f"{folder}: has the format {runs[0].format}, which {theirs} reads; collectx reads {', '.join(READABLE)}."
+            f"{folder}: collectx reads {', '.join(READABLE)}, not {runs[0].format}. Read it with {theirs}."
         )
     return folder, runs
 
@@ -141,7 +141,7 @@ def load(path: str | os.PathLike[str]) -> TensorDict:
 
     pieces = list(shards(path))
     if not pieces:
-        raise ConfigError(f"{path}: no run has recorded an episode.")
+        raise ConfigError(f"{path}: no run recorded an episode.")
     lengths = [len(episode) for piece in pieces for episode in episodes_of(piece)]
     frames: TensorDict = torch.cat(pieces)
     frames["collector", "episode"] = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -165,7 +165,7 @@ def export(
     """
     folder, runs = readable_runs(path)
     if folder.resolve() == Path(target).resolve():
-        raise ConfigError(f"{target}: is the data set that is read: choose another folder.")
+        raise ConfigError(f"{target}: this data set is the source. Choose another folder.")
     count = 0
     for run in runs:
         with closing(open_writer(Path(target), replace(run, format=format, fps=fps, task=task))) as writer:

@@ -177,8 +177,8 @@ class SequentialWriter(Writer):
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            rule = f"another run is recording to it, and format={self.run.format} takes one at a time"
-            raise ConfigError(f"{self.path}: {rule}: wait for its end, or use format=memmap or parquet.") from error
+            rule = f"another run is recording to it, and format={self.run.format} allows one at a time"
+            raise ConfigError(f"{self.path}: {rule}: wait until it ends, or use format=memmap or parquet.") from error
 
     def close(self) -> None:
         super().close()
@@ -194,7 +194,7 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
     known = {each.name: each for each in runs_of(path)}
     names = {each.name for each in path.iterdir()}
     if names and not names & {"_runs", "_new", "_lock"}:
-        raise ConfigError(f"{path}: has files that are no data set of collectx: choose another folder.")
+        raise ConfigError(f"{path}: contains files that do not belong to a collectx data set. Choose another folder.")
     if position is None and [*known] == [run.name]:
         # All of it is of an earlier run in the same run folder.
         for each in (*path.glob(f"{run.name}-*"), *(path / name for name in ("data", "meta", "_new", "_runs"))):
@@ -212,13 +212,15 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
             later = [each for each in known.values() if own is not None and each.time > own.time and each.first < end]
             start = first if position is None else position
             if later and start < end:
-                rule = f"has later episodes of {later[-1].folder}, so that those of {run.folder} cannot be replaced"
+                rule = (
+                    f"contains later episodes of {later[-1].folder}, so the episodes of {run.folder} cannot be replaced"
+                )
                 advice = "choose another folder for the data set" if position is None else "record another run instead"
                 raise ConfigError(f"{path}: {rule}: {advice}.")
         else:
             first, start = 0, position or 0
         if start > end:
-            raise ConfigError(f"{path}: {start} were recorded before the checkpoint, and {end} are there.")
+            raise ConfigError(f"{path}: {start} were recorded before the checkpoint, but the data set contains {end}.")
         writer.rewind(start)
         began = own.time if own is not None and position is not None else time.time()
         writer.run = replace(run, time=began, first=first)
@@ -232,19 +234,21 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
 def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
     """Raises a `ConfigError` where a run of the data set has another format, or other frames."""
     if other.format != run.format:
-        raise ConfigError(f"{path}: has the format {other.format}, not {run.format}: choose another folder.")
+        raise ConfigError(f"{path}: this data set uses format={other.format}, not {run.format}. Choose another folder.")
     ours, theirs = ({leaf.key: f"{list(leaf.shape)} {leaf.dtype}" for leaf in each.leaves} for each in (run, other))
     if different := [key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)]:
         mine, its = (each.get(different[0], "missing") for each in (ours, theirs))
         rule = f"{'.'.join(different[0])} is {mine} in this run, and {its} in {other.folder}"
-        raise ConfigError(f"{path}: all runs of a data set have equal frames, but {rule}: choose another folder.")
+        raise ConfigError(
+            f"{path}: all runs of a data set must record the same keys, but {rule}. Choose another folder."
+        )
 
 
 def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
     """The problems of a format that knows entries by names: several entries of one name."""
     return [
-        f"{' and '.join(str(key) if key else 'its own column' for key in keys)} have the same name {name}: rename a "
-        "part of the observation, as gymnasium.wrappers.TransformObservation can, or use format=memmap."
+        f"{' and '.join(str(key) if key else 'its own column' for key in keys)} are both called {name}. Rename a part "
+        f"of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."
         for name, keys in clashes(names).items()
     ]
 

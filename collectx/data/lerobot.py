@@ -48,10 +48,10 @@ class LeRobotWriter(SequentialWriter):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        problems = [] if run.has_usual_reward else ["an episode has one reward for each step, float32."]
+        problems = [] if run.has_usual_reward else ["each step needs one float32 reward."]
         for leaf in (*run.observation, *run.action):
             if len(leaf.shape) > 1:
-                rule = f"{'.'.join(leaf.key)} has the shape {list(leaf.shape)}, and only vectors are written"
+                rule = f"{'.'.join(leaf.key)} has shape {list(leaf.shape)}, but only vectors can be written"
                 problems.append(f"{rule}: leave it out with env.exclude_keys, or use format=memmap, parquet or minari.")
         return problems + clash_problems(_names(run))
 

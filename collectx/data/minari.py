@@ -45,10 +45,10 @@ class MinariWriter(SequentialWriter):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        problems = [] if run.has_usual_reward else ["an episode has one reward for each step, float32."]
+        problems = [] if run.has_usual_reward else ["each step needs one float32 reward."]
         for name, space in (("observation", run.observation_space), ("action", run.action_space)):
             if (part := _unstored(space)) is not None:
-                rule = f"the {name} has the part {part}, which it cannot hold: leave it out with env.exclude_keys"
+                rule = f"it cannot store {part} of the {name}: leave it out with env.exclude_keys"
                 problems.append(f"{rule}, or use format=memmap or parquet.")
         return problems
 

@@ -34,7 +34,7 @@ class DatasetEnv(Env):
             raise ConfigError(*(f"env.dir={problem}" for problem in error.problems)) from error
         run = self._run
         if not run.has_usual_reward:
-            raise ConfigError(f"env.dir={cfg.dir}: its frames have other rewards than one number, float32.")
+            raise ConfigError(f"env.dir={cfg.dir}: its frames need one float32 reward each.")
         spaces = (run.observation_space, run.action_space)
         self.spec = EnvSpec(cfg.num_envs, run.observation, run.action, *spaces, inputs=run.inputs)
         self._first = (first_index + np.arange(cfg.num_envs)) % len(self._starts)

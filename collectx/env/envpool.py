@@ -40,7 +40,7 @@ class EnvPoolEnv(Env):
     2**31; the spares get seeds derived from these.
     """
 
-    unsaved = "EnvPool gives no access to the state of its envs"
+    unsaved = "EnvPool does not expose the state of its envs"
 
     def __init__(self, cfg: EnvPoolEnvConfig, first_index: int, incarnation: int):
         try:
@@ -53,7 +53,7 @@ class EnvPoolEnv(Env):
         reserved = sorted(set(cfg.kwargs) & set(_RESERVED_ARGUMENTS))
         if reserved:
             raise ConfigError(
-                f"env.kwargs has {', '.join(reserved)}: collectx sets these of EnvPool's arguments itself"
+                f"env.kwargs must not contain {', '.join(reserved)}: collectx sets these arguments itself"
             )
         if cfg.id not in self._envpool.list_all_envs():
             raise ConfigError(f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them")
@@ -70,7 +70,7 @@ class EnvPoolEnv(Env):
             self._observation = ObservationLeaves(spec.gymnasium_observation_space, cfg.exclude_keys)
             action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:
-            raise SpaceError(f"action: {action.space} has several parts, which the envpool kind does not support")
+            raise SpaceError(f"action: env=envpool supports one action, not the parts of {action.space}")
         leaves = self._observation.leaves
         self.spec = EnvSpec(cfg.num_envs, leaves, action.leaves, self._observation.space, action.space)
         self._num_envs = cfg.num_envs
@@ -172,7 +172,7 @@ class EnvPoolEnv(Env):
         if not np.array_equal(state[self._member_at], members):
             raise CollectxError(
                 f"EnvPool returned the members {state[self._member_at].tolist()} after {members.tolist()} were sent: "
-                "this version does not keep their order in synchronous mode: use another one"
+                f"this version does not keep their order in synchronous mode. Use another one"
             )
         if self._observation_at is not None:
             return state, [state[self._observation_at]]

@@ -169,7 +169,7 @@ def reward_number(reward: Any, e: int | None = None) -> float:
         if array.size == 1 and array.dtype.kind in "biuf":
             return reward_number(array.reshape(-1)[0].item(), e)
         got = f"shape {array.shape}, dtype {array.dtype}" if array.shape else f"{reward!r:.100}"
-    raise ShapeError(f"reward: expected one number, got {got}{source}: return a float from step")
+    raise ShapeError(f"reward: expected one number, got {got}{source}. Return a float from step")
 
 
 def _stored_integer(number: int, source: str) -> float:
@@ -181,7 +181,7 @@ def _stored_integer(number: int, source: str) -> float:
         stored = math.inf
     if stored != number:
         raise ShapeError(
-            f"reward: got {number!s:.40}{source}, an integer that float32, the dtype of rewards, rounds to "
+            f"reward: got {number!s:.40}{source}, an integer that float32, the dtype of rewards, would round to "
             f"{stored:.0f}: return float(reward) from step to allow this"
         )
     return stored

@@ -83,8 +83,8 @@ class GymVectorEnv(Env):
             self._observation = ObservationLeaves(env.single_observation_space, exclude_keys, info_keys)
             if self._observation.has_text and getattr(env.unwrapped, "shared_memory", False):
                 raise SpaceError(
-                    f"{self._observation.space} has a Text, which Gymnasium's AsyncVectorEnv reads from its shared "
-                    "memory only once: use env.vectorization_mode=sync, or an AsyncVectorEnv(..., shared_memory=False)"
+                    f"{self._observation.space} contains a Text, which Gymnasium's AsyncVectorEnv reads from shared "
+                    f"memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)"
                 )
             self._action = SpaceLeaves(env.single_action_space, ("action",))
             self._infos = InfoKeys(info_keys, env)
@@ -160,8 +160,8 @@ class GymVectorEnv(Env):
         if early.any():
             if not self.spec.can_restart_early:
                 raise CollectxError(
-                    f"this vector env resets by itself (autoreset mode {self._mode.value}), so an env cannot be "
-                    "restarted before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
+                    f"this vector env resets itself (autoreset mode {self._mode.value}), so no env can be reset "
+                    f"before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
                     "not truncate trajectories"
                 )
             # A copy, as a vector env may change or keep the mask.
@@ -191,7 +191,7 @@ class GymVectorEnv(Env):
         if "final_obs" not in info:
             raise CollectxError(
                 'a vector env with autoreset mode SameStep must put the final observations into info["final_obs"], '
-                f"which has only {sorted(map(str, info))}"
+                f"which contains only {sorted(map(str, info))}"
             )
         first_infos, final_infos = self._infos.first_and_final_values(info, ended)
         self._write(out, [*self._observation.flatten(observation), *first_infos])
@@ -334,12 +334,12 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     mode = stated or configured
     if mode is None:
         raise ConfigError(
-            f"{env} does not say how it resets (metadata has no autoreset_mode): set env.autoreset_mode, {_MODES}"
+            f"{env} does not say how it resets (no autoreset_mode in its metadata): set env.autoreset_mode, {_MODES}"
         )
     if configured not in (None, mode):
         raise ConfigError(
-            f"env.autoreset_mode={value}, but {env} resets by {mode.value} and its vectorization mode gives no "
-            "choice: leave it null, or use env.vectorization_mode=sync or async"
+            f"env.autoreset_mode={value}, but {env} always uses {mode.value} in this vectorization mode: leave it "
+            f"null, or use env.vectorization_mode=sync or async"
         )
     return mode
 

@@ -52,12 +52,12 @@ class InfoKeys:
         for name in names:
             if name not in examples:
                 raise SpaceError(
-                    f"env.info_keys: the infos of one episode (or its first {_PROBED_STEPS} steps) have no {name!r}; "
-                    f"they have {', '.join(sorted(known)) or 'nothing'}"
+                    f"env.info_keys: no {name!r} in the infos of one episode (or its first {_PROBED_STEPS} steps); "
+                    f"they contain {', '.join(sorted(known)) or 'nothing'}"
                 )
             parts = list(_walk(name, examples[name], ()))
             if not parts:
-                raise SpaceError(f"env.info_keys: {name!r} is an empty dict: only numbers and arrays can be kept")
+                raise SpaceError(f"env.info_keys: {name!r} is an empty dict, and only numbers and arrays can be kept")
             self._entries[name] = Leaves(parts)
         self.leaves = tuple(
             leaf

@@ -74,9 +74,8 @@ def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
     """Raises SpaceError where a part of a Dict observation has a name that is taken."""
     if colliding := [str(name) for name in names if str(name) in taken]:
         raise SpaceError(
-            f"a part of a Dict observation cannot have the name {' or '.join(colliding)}, as parts are at the root of "
-            "a batch, which has another key of this name: choose another name, as "
-            f"gymnasium.wrappers.TransformObservation can give it, or {leave_out(*colliding)}"
+            f"{' and '.join(colliding)}: reserved in batches, so no part of a Dict observation can have this name. "
+            f"Rename it (gymnasium.wrappers.TransformObservation), or {leave_out(*colliding)}"
         )
 
 
@@ -127,7 +126,7 @@ def exclude_parts(space: Space, names: Sequence[str]) -> Space:
     known: list[Path] = [] if isinstance(space, spaces.Dict) else [(_OBSERVATION,)]
     is_empty = _OBSERVATION in names and known
     reduced = spaces.Dict({}) if is_empty else _exclude_parts(space, (), frozenset(names), known)
-    check_excluded(names, known, "the observation does not have: it")
+    check_excluded(names, known, "does not exist in the observation, which")
     return reduced
 
 
@@ -136,13 +135,13 @@ def check_excluded(names: Sequence[str], known: Sequence[Path], which: str) -> N
     paths = {path: ".".join(map(str, path)) for path in known}
     if unknown := [name for name in names if name not in paths.values()]:
         raise ConfigError(
-            f"env.exclude_keys names {', '.join(unknown)}, which {which} has {', '.join(paths.values()) or 'no parts'}."
+            f"env.exclude_keys: {', '.join(unknown)} {which} contains {', '.join(paths.values()) or 'no parts'}."
         )
     several = clashes((name, path) for path, name in paths.items())
     if ambiguous := [f"{name}, which is {' and '.join(map(str, several[name]))}" for name in names if name in several]:
         raise ConfigError(
-            f"env.exclude_keys names {', '.join(ambiguous)}: leave out a part that contains one of them, or rename "
-            "one, as gymnasium.wrappers.TransformObservation can."
+            f"env.exclude_keys names {', '.join(ambiguous)}: exclude a part that contains one of them, or rename one "
+            f"(gymnasium.wrappers.TransformObservation)."
         )
 
 

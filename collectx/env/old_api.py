@@ -27,7 +27,7 @@ def refuse(error: Exception, method: str, where: str, result: Any = None) -> Non
         what = "reset returned an observation without an info" if lacks_info else ""
     if what:
         raise ShapeError(
-            f"{where}: {what}, as in the old API of Gym (before 0.26): in Gymnasium's, step returns observation, "
-            "reward, terminated, truncated, info, and reset(*, seed=None, options=None) returns observation, info: "
-            "change the env, or wrap it"
+            f"{where}: {what}, as in Gym before 0.26. In Gymnasium, step returns observation, reward, terminated, "
+            f"truncated, info, and reset(*, seed=None, options=None) returns observation, info. Change the env, or "
+            f"wrap it"
         ) from error

@@ -69,5 +69,5 @@ def as_vector_env(env: Any, info_keys: Any = ()) -> Any:
     if not is_vec_env(env):
         return env
     if info_keys:
-        raise ConfigError(f"info_keys={[*info_keys]}: the infos of a VecEnv cannot be kept: leave it out.")
+        raise ConfigError(f"info_keys={[*info_keys]}: collectx cannot keep the infos of a VecEnv: leave info_keys out.")
     return VecEnvAdapter(env)

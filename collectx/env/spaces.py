@@ -47,7 +47,7 @@ class Leaves:
                 for step in path:
                     part = part[step]
             except (KeyError, IndexError, TypeError) as error:
-                raise ShapeError(f"{'.'.join(leaf.key)}: missing from the value, which is {value!r:.200}") from error
+                raise ShapeError(f"{'.'.join(leaf.key)}: required by the space, but got {value!r:.200}") from error
             flat.append(part)
         return flat
 
@@ -71,7 +71,7 @@ class SpaceLeaves(Leaves):
         parts = list(_walk(space, root, ()))
         if not parts and not may_be_empty:
             raise SpaceError(
-                f"{'.'.join(root) or 'observation'}: {space} is empty, so there is nothing to store: give it a Box"
+                f"{'.'.join(root) or 'observation'}: {space} is empty, so there is nothing to store. Put a Box in it"
             )
         super().__init__((leaf, path) for leaf, path, _ in parts)
         self._part_spaces = [part for *_, part in parts]
@@ -82,7 +82,7 @@ class SpaceLeaves(Leaves):
         if self.has_text:
             self.flatten = self._flatten_with_texts  # type: ignore[method-assign]
         if len({leaf.key for leaf in self.leaves}) < len(parts):
-            raise SpaceError(f"two parts of {space} have the same name as text: rename one")
+            raise SpaceError(f"two parts of {space} have the same name when written as text. Rename one")
 
     def _flatten_with_texts(self, value: Any) -> list[Any]:
         flat = super().flatten(value)

@@ -45,7 +45,7 @@ class TensorVectorEnv(Env):
         ConfigError: the env has another autoreset mode, or entries of `info` are to be kept.
     """
 
-    unsaved = "the env returns tensors, and its simulator may hold others that a copy lacks"
+    unsaved = "the env returns tensors, and its simulator may hold more state than a copy would contain"
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class TensorVectorEnv(Env):
         with closed_on_error(self):
             if mode is not AutoresetMode.SAME_STEP:
                 raise ConfigError(
-                    f"{env} returns tensors on {device} and has autoreset mode {mode.value}: use same_step, in which "
-                    'info["final_obs"] has the final observations, so that no step waits for the device.'
+                    f"{env} returns tensors on {device} with autoreset mode {mode.value}. Use same_step and put the "
+                    'final observations into info["final_obs"], so that no step waits for the device.'
                 )
             if info_keys:
                 raise ConfigError(
-                    f"info_keys={[*info_keys]}: {env} returns tensors on {device}, of which no entries of info are "
-                    "kept: leave it out, or let the env observe them."
+                    f"info_keys={[*info_keys]}: {env} returns tensors on {device}, and collectx keeps no infos of "
+                    f"such envs. Leave info_keys out, or add the values to the observation."
                 )
             self._observation = ObservationLeaves(env.single_observation_space, exclude_keys)
             self._action = SpaceLeaves(env.single_action_space, ("action",))
@@ -136,7 +136,7 @@ class TensorVectorEnv(Env):
         lost, self._lost = self._lost, None
         if lost is not None and lost.any():
             raise CollectxError(
-                f"env {int(lost.nonzero()[0])} of {self._env} has ended an episode, and info has no final observation: "
+                f"env {int(lost.nonzero()[0])} of {self._env} ended an episode without a final observation in info: "
                 'with autoreset mode SameStep, a vector env must put the final observations into info["final_obs"]'
             )
 

@@ -102,7 +102,7 @@ def _make_envs(cfg: UserEnvConfig, first: Any) -> list[Any]:
     envs = [first, *(cfg.create(**cfg.kwargs) for _ in range(count - 1))]
     if len(set(map(id, envs))) < count:
         raise ConfigError(
-            f"num_envs={count}: create_env_fn={cfg.create!r} returned the same env twice: make a new one in each call."
+            f"num_envs={count}: create_env_fn={cfg.create!r} returned the same env twice. Make a new one in each call."
         )
     return envs
 

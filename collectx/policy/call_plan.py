@@ -190,7 +190,7 @@ class ArgumentsStep(Step):
         if not isinstance(result, tuple | list) or len(result) < num_actions:
             form = "a tensor" if num_actions == 1 else f"a tuple of {num_actions} tensors"
             raise ShapeError(
-                f"a policy without out_keys has to return the env's action ({key_names(self._actions)}) as {form}, got "
+                f"a policy without out_keys must return the env's action ({key_names(self._actions)}) as {form}, got "
                 f"{type(result).__name__}"
             )
         if not self.writes:
@@ -297,8 +297,8 @@ class TensorDictStep(Step):
         writes = self.writes = self.writes or [*outputs]
         if len(outputs) > len(writes) and (late := index.keys() & outputs.keys() - set(writes)):
             raise ShapeError(
-                f"the policy overwrites {key_names(late)}, which it did not in its first call: overwrite it in every "
-                "call, or write it under another key."
+                f"the policy overwrites {key_names(late)}, but did not in its first call. Overwrite it in every call, "
+                f"or write it under another key."
             )
         try:
             return [outputs[key] for key in writes]
@@ -309,7 +309,7 @@ class TensorDictStep(Step):
 def missing_outputs(keys: Iterable[Key]) -> ShapeError:
     """The error of a later call that lacks outputs of the first one."""
     return ShapeError(
-        f"the policy wrote no {key_names(keys)}, which it did in its first call: write the same keys in every call."
+        f"the policy did not write {key_names(keys)}, but did in its first call. Write the same keys in every call."
     )
 
 
@@ -344,8 +344,8 @@ class Output:
             value = value.reshape(self.shape)
         if value.shape != self.shape or not (self.is_action or torch.can_cast(value.dtype, dtype)):
             raise ShapeError(
-                f"the policy returned {key_names([self.leaf.key])} of shape {list(value.shape)}, {value.dtype}, but of "
-                f"shape {list(self.shape)}, {dtype} in its first call: an output has one shape and dtype."
+                f"the policy returned {key_names([self.leaf.key])} of shape {list(value.shape)}, {value.dtype}, but "
+                f"{list(self.shape)}, {dtype} in its first call. Keep the shape and dtype of an output constant."
             )
         return _cast(value, self.leaf) if self.is_action else value.to(dtype)
 
@@ -381,7 +381,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
         if _without_last_ones(shape) != _without_last_ones(leaf.shape):
             hint = " For a discrete action return its index (argmax), not logits or one-hot." if not leaf.shape else ""
             raise ShapeError(
-                f"the policy returned {name} of shape {list(value.shape)}, but the action space demands "
+                f"the policy returned {name} of shape {list(value.shape)}, but the action space requires "
                 f"{[*size, *leaf.shape]}.{hint}"
             )
         if is_action:
@@ -389,7 +389,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
         elif (seen := observed.get(key, leaf)) != leaf:
             raise ShapeError(
                 f"the policy overwrites {name}, which the env observes as {list(seen.shape)} {seen.dtype}, with "
-                f"{list(shape)} {leaf.dtype}: a batch has one shape and dtype for both: write it under another key."
+                f"{list(shape)} {leaf.dtype}, and a batch can store only one of the two. Write it under another key."
             )
         is_reshaped = dims > 1 or shape != leaf.shape
         records.append(Output(leaf, ((spec.num_envs,) if is_reshaped else size) + leaf.shape, is_reshaped, is_action))
@@ -441,6 +441,6 @@ def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
             advice = f"clamp it to {limits.min} .. {limits.max}, or give the action spec the dtype {value.dtype}."
         raise ShapeError(
             f"the policy returned {key_names([leaf.key])} as {value.dtype} with the value {wrong}, but the action "
-            f"space demands {leaf.dtype}, which has no such value: {advice}"
+            f"space requires {leaf.dtype}, which cannot represent it: {advice}"
         )
     return cast

@@ -36,7 +36,7 @@ def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
         policy = _call_factory(policy, spec, {})
     if not callable(policy):
         raise ConfigError(
-            f"policy.target={cfg.target} gave {type(policy).__name__}, which cannot be called with an observation."
+            f"policy.target={cfg.target} returned {type(policy).__name__}, which cannot be called with an observation."
         )
     return policy
 

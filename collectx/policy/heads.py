@@ -158,6 +158,6 @@ def head_for(space: object, leaf: Leaf) -> Head:
     # A bare `Space` stands for what only TorchRL has, such as one-hot actions.
     name = f"of one-hot actions {list(leaf.shape)}" if type(space) is spaces.Space else space
     raise SpaceError(
-        f"no built-in policy acts in the action space {name}: they know Discrete, MultiDiscrete, MultiBinary and Box "
-        "of a floating-point dtype. Use policy=random or policy=custom."
+        f"no built-in policy acts in the action space {name}: they support Discrete, MultiDiscrete, MultiBinary and "
+        f"floating-point Box. Use policy=random or policy=custom."
     )

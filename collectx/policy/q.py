@@ -65,7 +65,7 @@ class QPolicy(StochasticPolicy):
     def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
         space = spec.action_space
         if not isinstance(space, spaces.Discrete):
-            raise SpaceError(f"policy=q_mlp and policy=q_cnn value each action of a Discrete space, but it is {space}.")
+            raise SpaceError(f"policy=q_mlp and policy=q_cnn need a Discrete action space, got {space}.")
         super().__init__(spec, encode, body, num_features)
         self.head = EpsilonGreedy(np.array([space.n]), np.array(space.start), spec.action[0])
 

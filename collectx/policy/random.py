@@ -46,7 +46,9 @@ class RandomPolicy:
         from tensordict import TensorDictBase
 
         if self.action_spec is None:
-            raise RuntimeError("RandomPolicy has no action_spec: pass it, or construct a collector with this policy")
+            raise RuntimeError(
+                "RandomPolicy has no action_spec yet. Pass one, or construct a collector with this policy"
+            )
         if hasattr(self.action_spec, "rand"):
             action = self.action_spec.rand()
         else:

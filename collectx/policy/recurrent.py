@@ -103,7 +103,7 @@ def _try_shapes(
             return states
     names = ", ".join(".".join(key) for key in keys)
     raise ConfigError(
-        f"the policy carries {names} through `next`, and no shape was found that it accepts and returns (tried: "
+        f"the policy carries {names} through `next`, but no shape that it accepts and returns was found (tried: "
         f"{candidates or 'none, as it has no recurrent layer of torch'}): set the initial value as an attribute of "
         f"the policy, initial_state = {{{names.split(', ')[0]!r}: torch.zeros(...)}}, for one env."
         + (f" The last error was: {last_error}" if last_error else "")

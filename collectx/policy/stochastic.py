@@ -32,8 +32,8 @@ class Flatten(nn.Module):
         super().__init__()
         if not leaves:
             raise ConfigError(
-                "policy=mlp, policy=q_mlp and critics need an observation, but the env has none: use "
-                "policy=random, or leave less out with env.exclude_keys."
+                "policy=mlp, policy=q_mlp and critics need an observation, but the env returns none. Use "
+                "policy=random, or exclude fewer parts with env.exclude_keys."
             )
         self._shapes = [leaf.shape for leaf in leaves]
         # Kept infos have no space.

@@ -132,8 +132,8 @@ class FlatWeights:
     def _check(self, buffer: torch.Tensor) -> None:
         if buffer.dtype != torch.uint8 or buffer.numel() != self.nbytes:
             raise ValueError(
-                f"the weights take {self.nbytes} uint8, got {buffer.numel()} {buffer.dtype}: are the trainer's and the "
-                "worker's policies built alike?"
+                f"the weights take {self.nbytes} uint8, got {buffer.numel()} {buffer.dtype}. Are the policies of the "
+                f"trainer and the worker built alike?"
             )
 
     def _is_adopted(self) -> bool:

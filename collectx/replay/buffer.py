@@ -59,12 +59,12 @@ class ReplayBuffer:
     ):
         sizes = {"capacity": capacity, "batch_size": 1 if batch_size is None else batch_size}
         problems = [
-            f"{name}={size!r}: must be a whole number, at least 1: it counts frames."
+            f"{name}={size!r}: must be a whole number of frames, at least 1."
             for name, size in sizes.items()
             if not _is_count(size)
         ]
         if scratch_dir is not None and not Path(scratch_dir).is_dir():
-            problems.append(f"scratch_dir={scratch_dir} is no folder: create it, or use None.")
+            problems.append(f"scratch_dir={scratch_dir} does not exist. Create this folder, or use None.")
         if problems:
             raise ConfigError(*problems)
         self.batch_size = None if batch_size is None else int(batch_size)
@@ -162,7 +162,7 @@ class ReplayBuffer:
     def _draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         self._attach()
         if not len(self._ring):
-            raise ValueError("the buffer is empty: write frames before sampling")
+            raise ValueError("the buffer is empty. Write frames before you sample")
         return self.sampler.draw(size)
 
     def __getitem__(self, index: torch.Tensor | slice | int | Sequence[int]) -> TensorDict:
@@ -188,7 +188,7 @@ class ReplayBuffer:
             absent = indices[~self._ring.contains(indices)]
             if absent.size:
                 raise IndexError(
-                    f"frame {absent[0]} is not in the buffer: it has {self._ring.first} to {self._ring.end - 1}"
+                    f"frame {absent[0]} is not in the buffer, which contains {self._ring.first} to {self._ring.end - 1}"
                 )
             frames = self._ring.frames(indices)
         return TensorDict(nest(frames), indices.shape)
@@ -206,7 +206,7 @@ class ReplayBuffer:
         indices = index.to("cpu", torch.int64).numpy().reshape(-1)
         values = priority.detach().to("cpu", torch.float64).numpy().reshape(-1)
         if len(indices) != len(values):
-            raise ValueError(f"{len(indices)} frames and {len(values)} priorities: one priority per frame is needed")
+            raise ValueError(f"{len(indices)} frames but {len(values)} priorities: each frame needs one")
         with self._lock:
             is_present = self._ring.contains(indices)
             with self._changing():
@@ -278,8 +278,8 @@ class ReplayBuffer:
         folders = Checkpoints(Path(path), prefix=_SAVED).all()
         if not folders:
             raise FileNotFoundError(
-                f"{path} has no folder {_SAVED}*: no replay buffer was saved there, or by an earlier version of "
-                "collectx, which can load it and write it with torch.save(buffer.state_dict(), file)"
+                f"{path} contains no folder {_SAVED}*, so no replay buffer was saved there, or by an earlier version "
+                f"of collectx; load it with that version and write it with torch.save(buffer.state_dict(), file)"
             )
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)

@@ -62,7 +62,9 @@ class Sampler:
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> None:
         """Sets the priorities `[N]` of the frames `index` `[N]`, which are in the ring."""
-        raise ValueError(f"{type(self).__name__} has no priorities: construct the buffer with a PrioritizedSampler")
+        raise ValueError(
+            f"{type(self).__name__} does not use priorities. Construct the buffer with a PrioritizedSampler"
+        )
 
 
 class UniformSampler(Sampler):

@@ -101,8 +101,8 @@ class SliceSampler(Sampler):
             if len(candidates):
                 return self.random.choice(candidates, count)
         raise ValueError(
-            f"none of the {self._ring.end - self._ring.first} frames in the buffer ends slice_len={self.slice_len} "
-            "consecutive frames of one trajectory: wait for more, use shorter slices, or write longer batches."
+            f"the {self._ring.end - self._ring.first} frames in the buffer contain no slice_len={self.slice_len} "
+            f"consecutive frames of one trajectory. Wait for more, use shorter slices, or write longer batches."
         )
 
     def _ends_slice(self, index: np.ndarray) -> np.ndarray:

@@ -94,7 +94,14 @@ def curves(groups: Sequence[Group]) -> Iterator[Plot]:
         ("mean_return", "frames", "return_frames", "Return against frames", "mean return", window),
         ("mean_return", "elapsed_s", "return_time", "Return against time", "mean return", window),
         ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received"),
-        ("lag", "frames", "lag", "Policy lag", "lag (versions)", "How many versions the acting policy was behind"),
+        (
+            "lag",
+            "frames",
+            "lag",
+            "Policy lag",
+            "lag (versions)",
+            "Versions between the acting policy and the newest one",
+        ),
     ):
         with matplotlib.rc_context(_STYLE):
             figure = Figure(_SIZE, layout="constrained")
@@ -121,7 +128,7 @@ def scalars(groups: Sequence[Group]) -> Iterator[Plot]:
             _draw(axes, groups, f"scalars/{name}", "frames")
             _label(axes, "frames", name)
         _legend(figure, figure.axes[0])
-        yield Plot("scalars", "Losses and other scalars", f"What the trainer has logged. {_words(groups)}", figure)
+        yield Plot("scalars", "Losses and other scalars", f"Values that the trainer logged. {_words(groups)}", figure)
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
@@ -158,8 +165,8 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         _legend(figure, axes, num_least=1)
         words = (
-            "Percentages: share of the ideal (dotted), which is in proportion to the throughput of the fewest workers. "
-            "Points: interquartile mean over the seeds (mean of fewer than four). Bars: bootstrap interval of 95 %."
+            "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. "
+            "Points: interquartile mean over the seeds (mean of fewer than four). Bars: 95 % bootstrap interval."
         )
         yield Plot("scaling", "Scaling with workers", words, figure)
 
@@ -283,4 +290,4 @@ def _words(groups: Sequence[Group]) -> str:
     if counts == [1]:
         return ""
     runs = "to ".join(f"{count} " for count in dict.fromkeys((counts[0], counts[-1])))
-    return f"Line: interquartile mean of {runs}seeds (mean of fewer than four). Band: bootstrap interval of 95 %."
+    return f"Line: interquartile mean of {runs}seeds (mean of fewer than four). Band: 95 % bootstrap interval."

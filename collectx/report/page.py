@@ -56,7 +56,7 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         objective=objective,
         columns=COLUMNS,
         rows=[(run.status.status, cells(run.name, run.status.status, run.numbers)) for run in ranked],
-        group_head=(objective, *SPREAD[1:], "IQM", "95 % CI from", "to"),
+        group_head=(objective, *SPREAD[1:], "IQM", "95 % CI low", "high"),
         group_rows=[_group_row(each, objective, spreads[each]) for each in best] if len(groups) < len(runs) else [],
         sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
         left_out={
@@ -77,7 +77,7 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         write_atomically(path, lambda file: file.write(page.encode()))
     except OSError as error:
         raise ConfigError(
-            f"the report cannot be written to {folder}: {error.strerror}: choose another with out=DIR."
+            f"cannot write the report to {folder}: {error.strerror}. Choose another folder with out=DIR."
         ) from error
     return path
 
@@ -103,7 +103,7 @@ def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
 def _origin(files: RunFolder) -> dict[str, Any]:
     meta = files.read_meta()
     git = (meta.get("git") or {}).get("cwd") or {}
-    commit = f"{git.get('commit')}{' and changes' if git.get('dirty') else ''}" if git else ""
+    commit = f"{git.get('commit')}{' with changes' if git.get('dirty') else ''}" if git else ""
     return {
         "started": meta.get("time", ""),
         "host": meta.get("host", ""),

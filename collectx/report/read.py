@@ -157,7 +157,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         if not (below := runs_below(folder)):
-            reason = "there is no run in it or below it" if folder.is_dir() else "no such folder"
+            reason = "no run in or below this folder" if folder.is_dir() else "no such folder"
             raise ConfigError(f"{folder}: {reason}.")
         found |= {files.path: files for files in below}
     root = _common_folder(list(found))
@@ -178,7 +178,9 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
         except ConfigError as error:  # also a damaged file
             run.status = RunStatus(Status.DAMAGED, str(error))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            run.status = RunStatus(Status.DAMAGED, f"{files.path}: a line of a file in it is not of a run: {error!r}")
+            run.status = RunStatus(
+                Status.DAMAGED, f"{files.path}: a file in this folder does not belong to a run: {error!r}"
+            )
         runs.append(run)
     return runs
 

@@ -48,16 +48,16 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
         if value := getattr(cfg.collector, name, None):
             yield Problem(
                 f"collector.{name}",
-                "with env.autoreset_mode=next_step no env can be reset before its episode ends",
+                "with env.autoreset_mode=next_step, no env can be reset before its episode ends",
                 value,
                 "use env.autoreset_mode=disabled or same_step.",
             )
     for name in ("max_policy_lag", "preemptive_threshold"):
         if (value := getattr(cfg.collector, name, None)) is not None:
-            rule = "with env.autoreset_mode=next_step a batch may begin with frames of earlier batches"
+            rule = "with env.autoreset_mode=next_step, a batch may begin with frames of earlier batches"
             yield Problem(f"collector.{name}", rule, value, "use env.autoreset_mode=disabled or same_step, or null.")
     if isinstance(cfg.inference, ServerInferenceConfig):
-        rule = "with inference=server, the frames that are acted for have no place in the batch yet"
+        rule = "with inference=server, the frames of the current call have no place in the batch yet"
         advice = "use disabled or same_step, or inference=local."
         yield Problem("env.autoreset_mode", rule, cfg.env.autoreset_mode, advice)
 
@@ -68,7 +68,7 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(env, GymEnvConfig | GymVectorEnvConfig):
         return
     if env.id is None and env.entry_point is None:
-        advice = "give a Gymnasium id, env.id=CartPole-v1, or env.entry_point=module:Class."
+        advice = "choose a Gymnasium id, such as env.id=CartPole-v1, or env.entry_point=module:Class."
         yield Problem("env.id", "is not set", advice=advice)
     if env.id is not None and env.entry_point is not None:
         rule = f"env.entry_point={env.entry_point} names an env too"
@@ -77,7 +77,9 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
         return
     if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
         advice = "use env.id with env.vectorization_mode=sync or async, or no wrappers."
-        yield Problem("env.wrappers", "an env that is a vector itself has no single envs to wrap", advice=advice)
+        yield Problem(
+            "env.wrappers", "an env that is itself a vector env contains no single envs to wrap", advice=advice
+        )
 
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
@@ -85,7 +87,7 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
     if cfg.collector.schedule == "single" and cfg.collector.num_workers != 1:
         yield Problem(
             "collector.num_workers",
-            "collector=single has one worker, the trainer's own process",
+            "collector=single runs one worker, in the trainer's process",
             cfg.collector.num_workers,
             "use collector=multi_sync or collector=multi_async, or collector.num_workers=1.",
         )
@@ -105,13 +107,13 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     if threshold is None:
         return
     if cfg.collector.schedule == "single":
-        rule, advice = "collector=single has one worker and waits for no other", "use `collector=multi_sync`."
+        rule, advice = "collector=single runs one worker, which waits for no other", "use `collector=multi_sync`."
         yield Problem(path, rule, threshold, advice)
     elif cfg.collector.schedule == "async":
         rule = "an async batch comes from one worker and waits for no other"
         yield Problem(path, rule, threshold, "use `collector=multi_sync`, or `null`.")
     elif (network := place_of(cfg).network) is not None:
-        rule = f"over `backend={network}` workers cannot be stopped within a batch"
+        rule = f"over `backend={network}`, workers cannot be stopped within a batch"
         yield Problem(path, rule, threshold, "use `collector=multi_sync` on one machine, or `null`.")
 
 
@@ -127,13 +129,13 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
         rule = "async workers do not wait between batches"
         advice = "use a sync collector, or 0."
     elif collector.refresh == "step":
-        rule = "with `collector.refresh=step` workers take newer weights within a batch"
+        rule = "with `collector.refresh=step`, workers load newer weights within a batch"
         advice = "use `collector.refresh=batch`, or 0."
     elif collector.preemptive_threshold is not None:
-        rule = "with `collector.preemptive_threshold` the end of a batch would end the next one too"
+        rule = "with `collector.preemptive_threshold`, the end of a batch would end the next one too"
         advice = "use `collector.preemptive_threshold=null`, or 0."
     elif collector.num_workers_per_collector > 1 and collector.inner == "async":
-        rule = "a worker that is itself an async collector (`collector.inner=async`) runs ahead already"
+        rule = "a worker that is itself an async collector (`collector.inner=async`) already runs ahead"
         advice = "use `collector.inner=sync`, or 0."
     if rule:
         yield Problem("collector.overlap", rule, collector.overlap, advice)
@@ -146,11 +148,11 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     if count == 1:
         return
     if collector.refresh == "step":
-        rule = f"a worker that is itself a collector (`{path}={count}`) takes weights between its batches"
+        rule = f"a worker that is itself a collector (`{path}={count}`) loads weights only between batches"
         yield Problem("collector.refresh", rule, "step", "use `collector.refresh=batch`.")
     if collector.inner == "single":
         advice = "use `collector.inner=sync or async`, or `collector.num_workers_per_collector=1`."
-        yield Problem(path, "`collector.inner=single` has one process", count, advice)
+        yield Problem(path, "`collector.inner=single` runs one process", count, advice)
     if collector.max_policy_lag is not None and collector.inner == "async":
         rule = f"a worker that is itself an async collector (`{path}={count}`, `collector.inner=async`) adds a lag"
         yield Problem(
@@ -158,7 +160,7 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
         )
     place = place_of(cfg)
     if place.network is None:
-        rule = f"over `backend={place.backend}` every process of this machine is a worker itself"
+        rule = f"over `backend={place.backend}`, every process of this machine is already a worker"
         advice = f"use `collector.num_workers={collector.num_workers * count}`, or `collector=distributed`."
         yield Problem(path, rule, count, advice)
 
@@ -166,7 +168,7 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
 def served_policy(cfg: RunConfig) -> Iterator[Problem]:
     """The inference server calls a policy."""
     if isinstance(cfg.inference, ServerInferenceConfig) and cfg.policy.kind == "random":
-        rule = "policy=random is drawn by each worker for many steps at once"
+        rule = "each worker draws the actions of policy=random for many steps at once"
         yield Problem("inference", rule, cfg.inference.kind, "use inference=local.")
 
 
@@ -178,21 +180,23 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     path, local = "inference", "use inference=local."
     place = place_of(cfg)
     if not place.shares_memory:
-        rule = f"over backend={place.backend} the workers do not share memory with the inference server"
+        rule = f"over backend={place.backend}, workers share no memory with the inference server"
         if place.is_inline:
             rule = "the workers are in the trainer's process, where one of them acts at a time"
         advice = f"use collector=multi_sync or multi_async with launcher=local, or {local.removeprefix('use ')}"
         yield Problem(path, rule, options.kind, advice)
     if collector.num_workers > MAX_SERVED_WORKERS:
-        rule = f"with inference=server may be {MAX_SERVED_WORKERS} at most, as each takes a descriptor of its start"
+        rule = (
+            f"with inference=server, the maximum is {MAX_SERVED_WORKERS}, because each worker needs a file descriptor"
+        )
         advice = "use a higher env.num_envs, or inference=local."
         yield Problem("collector.num_workers", rule, collector.num_workers, advice)
     if collector.preemptive_threshold is not None:
-        rule = "with inference=server no part of a batch ends early"
+        rule = "with inference=server, no part of a batch can end early"
         advice = "use collector.preemptive_threshold=null, or inference=local."
         yield Problem("collector.preemptive_threshold", rule, collector.preemptive_threshold, advice)
     if is_elastic(collector):
-        rule = "with inference=server a run begins with all workers"
+        rule = "with inference=server, a run starts with all workers"
         advice = f"use collector.min_workers={collector.num_workers}, or inference=local."
         yield Problem("collector.min_workers", rule, collector.min_workers, advice)
     is_fixed = acts_in_fixed_order(cfg)
@@ -200,7 +204,7 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
         rule = "async workers do not step at the same time"
         yield Problem("inference.order", rule, options.order, "use auto or ready, or a sync collector.")
     if not is_fixed and collector.overlap:
-        rule = "with inference.order=ready one call would need the weights of two versions"
+        rule = "with inference.order=ready, one call would need two weight versions"
         yield Problem("collector.overlap", rule, collector.overlap, "use inference.order=fixed, or 0.")
     if options.max_batch is not None and options.max_batch < options.min_batch:
         rule = f"is below `inference.min_batch={options.min_batch}`"

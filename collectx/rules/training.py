@@ -19,7 +19,7 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
         rule = f"trainer={trainer} learns from the observation below next"
         yield Problem("collector.compact_obs", rule, True, "use false, or trainer=meter or custom.")
     threshold, trajectories = collector.preemptive_threshold, collector.trajs_per_batch
-    rule = f"have places without a frame, and trainer={trainer} learns from every place"
+    rule = f"contain places without a frame, but trainer={trainer} learns from every place"
     if trajectories is None and threshold is not None:
         yield Problem(
             "collector.preemptive_threshold",
@@ -38,9 +38,9 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
         return
     collector = cfg.collector
     reasons = {
-        "compact_obs": "it leaves out the last observation of an episode",
-        "reset_at_each_iter": "it breaks episodes off",
-        "trajs_per_batch": "trainer=record itself joins the frames of episodes",
+        "compact_obs": "it drops the last observation of an episode",
+        "reset_at_each_iter": "it cuts episodes",
+        "trajs_per_batch": "trainer=record joins the frames of episodes itself",
     }
     for name, why in reasons.items():
         if value := getattr(collector, name, None):
@@ -53,23 +53,23 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
     if isinstance(cfg.policy, CnnPolicyConfig):
         lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
         if len(set(lists.values())) > 1 or 0 in lists.values():
-            first, *others = (f"policy.{name} has {count}" for name, count in lists.items())
+            first, *others = (f"policy.{name} contains {count}" for name, count in lists.items())
             rule = first.removeprefix("policy.channels ")
-            yield Problem("policy.channels", f"{rule}, {', '.join(others)}", advice="give one entry per convolution.")
+            yield Problem("policy.channels", f"{rule}, {', '.join(others)}", advice="write one entry per convolution.")
 
 
 def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     """PPO and IMPALA learn a distribution of actions, DQN the values of actions."""
     policy, trainer = cfg.policy.kind, cfg.trainer.kind
     if policy == "random" and trainer in ("ppo", "impala"):
-        rule = f"trainer={trainer} has nothing to train"
+        rule = f"trainer={trainer} would have nothing to train"
         yield Problem("policy", rule, policy, "use policy=mlp, or trainer=meter.")
     exploration = cfg.collector.exploration_type
     if exploration != "random" and policy in ("mlp", "cnn") and trainer in ("ppo", "impala"):
         rule = f"trainer={trainer} needs log-probabilities, which only sampled actions have"
         yield Problem("collector.exploration_type", rule, exploration, "use random.")
     if trainer == "dqn" and policy in ("random", "mlp", "cnn"):
-        yield Problem("policy", "trainer=dqn learns values of actions", policy, "use policy=q_mlp or policy=q_cnn.")
+        yield Problem("policy", "trainer=dqn learns action values", policy, "use policy=q_mlp or policy=q_cnn.")
     if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn"):
-        rule = f"trainer={trainer} learns probabilities of actions"
+        rule = f"trainer={trainer} learns action probabilities"
         yield Problem("policy", rule, policy, f"use policy={policy.removeprefix('q_')}, or trainer=dqn.")

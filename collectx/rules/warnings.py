@@ -13,24 +13,24 @@ def warnings_of(cfg: RunConfig) -> list[str]:
     notes = place_of(cfg).notes()
     if trainer == "ppo" and collector.schedule == "async":
         notes.append(
-            f"trainer=ppo collector={collector.kind}: batches are a few updates old, which PPO does not correct "
-            "for; trainer=impala does, and collector=multi_sync has no lag."
+            f"trainer=ppo collector={collector.kind}: batches are a few updates old, and PPO does not correct for "
+            f"that. Use trainer=impala, which does, or collector=multi_sync, which has no lag."
         )
     if trainer == "impala" and collector.schedule == "sync":
         notes.append(
-            f"trainer=impala collector={collector.kind}: nothing lags, so V-trace corrects nothing; try multi_async."
+            f"trainer=impala collector={collector.kind}: no batch lags, so V-trace corrects nothing. Try multi_async."
         )
     if collector.min_workers is not None and collector.on_worker_failure != "drop":
         notes.append(
             f"collector.min_workers={collector.min_workers} collector.on_worker_failure={collector.on_worker_failure}: "
-            "the run needs all workers; min_workers has an effect with on_worker_failure=drop only."
+            "the run needs all workers. min_workers only has an effect with on_worker_failure=drop."
         )
     frames, total = collector.init_random_frames, collector.total_frames
     if frames and cfg.policy.kind != "random":
         if trainer in ("ppo", "impala"):
             notes.append(
-                f"trainer={trainer} collector.init_random_frames={frames}: random actions have log-probability 0 in a "
-                f"batch, which is not theirs, and {trainer} learns from it: use null."
+                f"trainer={trainer} collector.init_random_frames={frames}: random actions are stored with "
+                f"log-probability 0, which is wrong, and {trainer} learns from it. Use null."
             )
         if 0 <= total <= frames:
             notes.append(

@@ -64,7 +64,7 @@ def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] =
     try:
         return _Unpickler(saved, _kept(current, outside), outside).read()
     except Exception as error:
-        raise NotRestorable(f"{name}: the saved state cannot be read: {_line(error)}") from error
+        raise NotRestorable(f"{name}: cannot read the saved state: {_line(error)}") from error
 
 
 def reason_not_saved(value: Any, name: str) -> str | None:
@@ -76,7 +76,7 @@ def reason_not_saved(value: Any, name: str) -> str | None:
         # The `state_dict` of an env that was not reset may raise an error.
         return None if isinstance(error.__cause__, _StateDictError) else str(error)
     except Exception as error:
-        return f"{name} cannot be saved, as it cannot be read again: {_line(error)}"
+        return f"{name} cannot be saved, because it could not be read back: {_line(error)}"
     return None
 
 
@@ -150,7 +150,7 @@ class _Unpickler(pickle.Unpickler):
             return self._outside[reference[1]]
         _, number, state = reference
         if number >= len(self._kept):
-            raise NotRestorable("the env has less of what cannot be made anew than the saved one")
+            raise NotRestorable("the env contains fewer objects that cannot be recreated than the saved one")
         value, kind = self._kept[number]
         if state is not None and self._loads_kept:
             kind.load(value, *state)

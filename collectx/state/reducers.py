@@ -119,7 +119,7 @@ class ReducingPickler(cloudpickle.Pickler):
                 return _view, self._place(array, base)
             # The references are the array's, `base`'s and the argument's: nothing else refers to it.
             if sys.getrefcount(base) > 3:
-                raise NotRestorable("an array of objects that is a view of another one cannot be saved")
+                raise NotRestorable("an object array that is a view of another one cannot be saved")
             return NotImplemented
         if array.dtype.hasobject or not array.flags.contiguous or not array.nbytes:
             return NotImplemented
@@ -131,7 +131,7 @@ class ReducingPickler(cloudpickle.Pickler):
         if storage.device.type != "cpu" or not storage.nbytes():
             return _storage_on, (flat.cpu().numpy().copy(), storage.device)
         if storage.is_shared():
-            raise NotRestorable("memory that processes share cannot be saved")
+            raise NotRestorable("shared memory cannot be saved")
         array = flat.numpy()
         block = self._block(array)
         return _storage_of, (block, _address(array) - _address(block), storage.nbytes())
@@ -163,7 +163,7 @@ class ReducingPickler(cloudpickle.Pickler):
         if module is None or vars(module) is not function.__globals__ or module.__name__ in by_value:
             for cell in function.__closure__ or ():
                 if self._cells.setdefault(id(cell), function) is not function:
-                    raise NotRestorable(f"{function.__qualname__} shares a variable, and is of no module")
+                    raise NotRestorable(f"{function.__qualname__} shares a variable but belongs to no module")
             return reduced
         names = ("__qualname__", "__module__", "__doc__", "__annotations__", "__defaults__", "__kwdefaults__")
         state = {name: getattr(function, name) for name in names}, vars(function)

@@ -112,7 +112,7 @@ def _make_data(model: Any, time: float, arrays: dict[str, np.ndarray]) -> Any:
 def _save_atari(ale: Any) -> bytes:
     if ale.getFloat("repeat_action_probability") > 0:
         raise NotRestorable(
-            "the Arcade Learning Environment does not save the last action, which sticky actions repeat: set "
+            "the Arcade Learning Environment does not save the last action, which sticky actions repeat. Set "
             "repeat_action_probability=0"
         )
     return ale.cloneState(include_rng=True).serialize()
@@ -127,8 +127,8 @@ def _load_atari(ale: Any, state: bytes) -> None:
 def _save_processes(env: Any) -> list[bytes]:
     if SAVES_PROCESS not in env.metadata or not env.shared_memory:
         raise NotRestorable(
-            "an AsyncVectorEnv is saved if the option env.vectorization_mode=async has made it, or if its env_fns "
-            "return collectx.state.ProcessState(env), with shared_memory=True"
+            "an AsyncVectorEnv can be saved only if env.vectorization_mode=async made it, or its env_fns return "
+            "collectx.state.ProcessState(env) with shared_memory=True"
         )
     states = env.call("save_process")
     for index, state in enumerate(states):

@@ -24,9 +24,9 @@ from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import gae, vtrace
 
 _ADVICE = (
-    "it needs log-probabilities of actions. Use policy=mlp or policy=cnn, or give your module observation_keys and "
-    "evaluate(observation, action), as collectx.policy.stochastic.StochasticPolicy has them, and let it write "
-    "action_log_prob."
+    "it does not give log-probabilities of actions. Use policy=mlp or policy=cnn, or add observation_keys and "
+    "evaluate(observation, action) to your module, as in collectx.policy.stochastic.StochasticPolicy, and let it "
+    "write action_log_prob."
 )
 
 
@@ -236,7 +236,7 @@ class Transitions:
 
         if batch.get("action_log_prob", None) is None:
             raise ConfigError(
-                "this trainer needs action_log_prob in its batches, written only where actions are sampled: use "
+                "this trainer needs action_log_prob in its batches, which only sampled actions have. Use "
                 "collector.exploration_type=random."
             )
         return cls(

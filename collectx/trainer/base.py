@@ -100,15 +100,13 @@ def check_trainable(
         ConfigError: the policy has not, or the env has not the one usual reward, or no next observation.
     """
     if spec.deltas:
-        raise ConfigError(
-            f"trainer.kind={cfg.kind} reads the next observation, which NextObservationDelta deletes: leave it out."
-        )
+        raise ConfigError(f"trainer.kind={cfg.kind} reads the next observation, but NextObservationDelta deletes it.")
     if spec.rewards != (REWARD,):
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
         raise ConfigError(
-            f"trainer.kind={cfg.kind}: the env gives {rewards}, but the trainer learns from one reward [1] "
-            "torch.float32: reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or "
-            "use trainer=custom."
+            f"trainer.kind={cfg.kind}: the env returns {rewards}, but the trainer learns from one reward [1] "
+            f"torch.float32. Reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use "
+            f"trainer=custom."
         )
     if policy is None or not all(hasattr(policy, name) for name in attributes):
         name = "policy=random" if policy is None else f"a policy of type {type(policy).__name__}"
@@ -126,8 +124,8 @@ def present_keys(batch: TensorDict, observation_keys: Sequence[Key]) -> list[Key
     if missing := [key for key in keys if batch.get(key, None) is None or batch.get(("next", *key), None) is None]:
         names, known = (", ".join(".".join(key) for key in each) for each in (missing, _keys_below_next(batch)))
         raise ConfigError(
-            f"the policy's observation_keys name {names}, but the trainer needs keys that a batch has for each frame "
-            f"and its next one: {known}. Change observation_keys."
+            f"the policy's observation_keys name {names}, but the trainer needs keys that a batch contains for each "
+            f"frame and the next: {known}. Change observation_keys."
         )
     return keys
 
@@ -151,7 +149,7 @@ def reached(target_return: float | None, collection: Collection) -> str | None:
     if target_return is None or not is_known or value < target_return:
         return None
     last = f"the last {RETURN_WINDOW} episodes"
-    return f"trainer.target_return={target_return:g} is reached: the mean return of {last} is {value:.6g}"
+    return f"reached trainer.target_return={target_return:g}: the mean return of {last} is {value:.6g}"
 
 
 def remaining_fraction(collection: Collection) -> float:

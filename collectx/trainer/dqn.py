@@ -33,8 +33,8 @@ _MAX_STEPS_PER_SAMPLE = 16
 
 _LOSSES = ("loss", "value")
 _ADVICE = (
-    "it needs the values of actions. Use policy=q_mlp or policy=q_cnn, or give your module observation_keys, epsilon, "
-    "index and forward, as collectx.policy.q.QPolicy has them."
+    "it does not give action values. Use policy=q_mlp or policy=q_cnn, or add observation_keys, epsilon, index and "
+    "forward to your module, as in collectx.policy.q.QPolicy."
 )
 
 

@@ -47,10 +47,11 @@ def check_finite(
     for name, weight in weights.items():
         bad = weight[~weight.isfinite()]
         if len(bad):
-            problems.append((last_step, f"the weight {name} has the value {bad[0].item()}"))
+            problems.append((last_step, f"the weight {name} contains {bad[0].item()}"))
     step, what = problems[0]
     raise TrainingDiverged(
-        f"trainer.kind={cfg.kind}: {what} in gradient step {step}: training has diverged, or, with "
-        f"collector.check_finite=false, batches have such values: lower trainer.learning_rate={cfg.learning_rate:g} or "
-        f"trainer.max_grad_norm={cfg.max_grad_norm:g}, or train on with trainer.check_finite=false"
+        f"trainer.kind={cfg.kind}: {what} in gradient step {step}: training diverged, or, with "
+        f"collector.check_finite=false, batches contain such values. Lower trainer.learning_rate="
+        f"{cfg.learning_rate:g} or trainer.max_grad_norm={cfg.max_grad_norm:g}, or continue with "
+        "trainer.check_finite=false"
     )

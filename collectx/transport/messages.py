@@ -49,7 +49,7 @@ def unpack_signed(message: bytes, secret: bytes) -> Any:
     content, proof = message[:-_PROOF_BYTES], message[-_PROOF_BYTES:]
     if not hmac.compare_digest(hmac.digest(secret, content, "sha256"), proof):
         raise RendezvousError(
-            "a message is not signed with the secret of this run: something between the two hosts has altered it"
+            "a message is not signed with the secret of this run, so something between the two hosts altered it"
         )
     return unpack_tensors(content)
 

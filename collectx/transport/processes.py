@@ -58,15 +58,15 @@ def timeout_error(name: str, has_joined: bool, limit: Limit, stacks: str = "") -
     option, limit_s = limit
     if has_joined:
         what = "delivered nothing"
-        why = "its env or policy hangs, its host is out of reach, or a batch takes longer than that"
+        why = "its env or policy hangs, its host is unreachable, or a batch takes longer"
     else:
         what = "has not joined"
         why = (
-            "it waits in a queue, starts slowly, or cannot reach the trainer, as its log then says (choose another "
-            "network with backend.interface; a firewall must let all TCP ports between the hosts through)"
+            "it waits in a queue, starts slowly, or cannot reach the trainer; see its log (choose another network "
+            "with backend.interface, and open all TCP ports between the hosts)"
         )
     return WorkerTimeout(
-        f"{name} {what} for {limit_s:g} s ({option}={limit_s:g}): {why}; to wait longer, raise {option}."
+        f"{name} {what} for {limit_s:g} s ({option}={limit_s:g}): {why}. To wait longer, raise {option}."
         f"{stacks and ' '}{stacks}"
     )
 
@@ -84,11 +84,11 @@ def death_error(
         if getattr(handle, "is_ended_by_scheduler", False):
             return JobEnded(f"{name} is gone: SLURM has ended its job.")
         if not has_joined:
-            return WorkerDied(f"{name} ended before it had joined the trainer.")
+            return WorkerDied(f"{name} ended before it joined the trainer.")
         cause = "" if error is None or isinstance(error, EOFError) else f" ({error})"
         return WorkerDied(
-            f"{name} is gone{cause}: its connection broke without an error being reported: killed "
-            "from outside, out of memory, a crash in native code of the env, or its host is gone."
+            f"{name} is gone{cause}: its connection broke without an error report. It was killed, ran out of memory, "
+            f"crashed in native code of the env, or lost its host."
         )
     handle.join(join_timeout_s)
     code = handle.exitcode
@@ -98,6 +98,6 @@ def death_error(
     # Python's exit code after a traceback is 1.
     script = ', or a script that makes a collector outside of its `if __name__ == "__main__":`' if code == 1 else ""
     return WorkerDied(
-        f"{name} (pid {handle.pid}) {how} without reporting an error: killed from outside, "
-        f"out of memory, or a crash in native code of the env{script}."
+        f"{name} (pid {handle.pid}) {how} without reporting an error: it was killed, ran out of memory, or crashed in "
+        f"native code of the env{script}."
     )

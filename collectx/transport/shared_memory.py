@@ -127,7 +127,7 @@ class SharedMemoryTransport(SlabTransport):
         try:
             value, failure = pickle.loads(pickled)
         except Exception as refusal:
-            refusal.add_note("the answer cannot be read in the trainer's process")
+            refusal.add_note("the trainer's process cannot unpickle the answer")
             return Reply(process.index, None, refusal)
         error = None if failure is None else failure.rebuild(self._supervisor.describe(process))
         return Reply(process.index, value, error)
@@ -181,7 +181,7 @@ class SharedMemoryLink(SlabLink):
         try:
             answer = cloudpickle.dumps((value, None if error is None else RemoteFailure.of(error)))
         except Exception as refusal:
-            refusal.add_note(f"{type(value).__name__}: the answer cannot travel to the trainer's process")
+            refusal.add_note(f"{type(value).__name__}: the answer cannot be pickled for the trainer's process")
             answer = pickle.dumps((None, RemoteFailure.of(refusal)))
         self._send(messages.REPLY + answer)
 

@@ -59,7 +59,7 @@ def request_stacks(pid: int | None, connection: Connection | None) -> str:
         if connection is not None:
             with socket_of(connection) as line:
                 line.send(b"\0", socket.MSG_OOB | socket.MSG_DONTWAIT)
-            return "Its log ends with the stack of each of its threads, unless its process or host is stopped."
+            return "Its log ends with the stacks of its threads, unless its process or host is stopped."
     return ""
 
 
@@ -70,7 +70,7 @@ def _read(pid: int) -> str:
     descriptors = Path(f"/proc/{pid}/fd")
     memory = next((each for each in descriptors.iterdir() if f":{_MEMORY} " in os.readlink(each)), None)
     if memory is None:
-        return "Its process has not begun to work, so it cannot write its stacks."
+        return "Its process has not started working yet, so it cannot write its stacks."
     written = b""
     with open(memory, "rb") as file:
         file.seek(0, os.SEEK_END)
@@ -83,9 +83,9 @@ def _read(pid: int) -> str:
             if written and not lines:
                 break
     if not written:
-        return f"Its process has not written its stacks within {_LONGEST_S:g} s (state {state} in /proc/{pid}/stat)."
+        return f"Its process did not write its stacks within {_LONGEST_S:g} s (state {state} in /proc/{pid}/stat)."
     text = f"The stacks of its threads:\n{written.decode(errors='replace')}"
     if stat.S_ISREG((descriptors / "2").stat().st_mode):
         with open(descriptors / "2", "a") as log:
-            log.write(f"The trainer ends this worker, which has exceeded a timeout. {text}")
+            log.write(f"The trainer kills this worker because it exceeded a timeout. {text}")
     return text.rstrip()

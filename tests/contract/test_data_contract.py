@@ -186,7 +186,7 @@ def test_a_format_with_numbered_episodes_takes_one_run_at_a_time(tmp_path, forma
 
     def meanwhile():
         yield batches[0]
-        with pytest.raises(ConfigError, match=f"another run is recording to it, and format={format} takes one at a"):
+        with pytest.raises(ConfigError, match=f"another run is recording to it, and format={format} allows one at a"):
             trainer(format, tmp_path / "set").train(Batches(batches, tmp_path / "other"))
         yield from batches[1:]
 
@@ -198,7 +198,7 @@ def test_a_format_with_numbered_episodes_takes_one_run_at_a_time(tmp_path, forma
         again = trainer(format, tmp_path / "set")
         if saved is not None:
             again.load_state_dict(saved)
-        with pytest.raises(ConfigError, match=r"has later episodes of .*two, so that those of .*one cannot"):
+        with pytest.raises(ConfigError, match=r"contains later episodes of .*two, so the episodes of .*one cannot"):
             again.train(Batches(batches, tmp_path / "one"))
     assert facts(episodes(tmp_path / "set", format), format) == before
 
@@ -283,10 +283,10 @@ def test_nested_spaces_are_held(tmp_path, format):
 def test_what_a_format_cannot_hold_is_refused_before_a_worker_starts(tmp_path):
     kinds = {"entry_point": "user_code.spaceenv:SpaceEnv", "length": 5, "action_space": spaces.Discrete(2)}
     image = gym(1, observation_space=spaces.Dict(SPACES), **kinds)
-    with pytest.raises(ConfigError, match=r"format=lerobot: box has the shape \[2, 3\], and only vectors are written"):
+    with pytest.raises(ConfigError, match=r"format=lerobot: box has shape \[2, 3\], but only vectors can be written"):
         trainer("lerobot", tmp_path / "set", image)
     unequal = spaces.Dict({"two": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])})
-    with pytest.raises(ConfigError, match=r"format=minari: the observation has the part Tuple.*env.exclude_keys"):
+    with pytest.raises(ConfigError, match=r"format=minari: it cannot store Tuple.*env.exclude_keys"):
         trainer("minari", tmp_path / "set", gym(1, observation_space=unequal, **kinds))
 
 
@@ -294,10 +294,10 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     batches = collect(2)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="has files that are no data set of collectx"):
+    with pytest.raises(ConfigError, match="contains files that do not belong to a collectx data set"):
         trainer("memmap", tmp_path / "own").train(Batches(batches, tmp_path))
     trainer("memmap", tmp_path / "set").train(Batches(batches, tmp_path / "a"))
-    with pytest.raises(ConfigError, match="has the format memmap, not parquet"):
+    with pytest.raises(ConfigError, match="uses format=memmap, not parquet"):
         trainer("parquet", tmp_path / "set").train(Batches(batches, tmp_path / "b"))
     other = [batch.exclude("action") for batch in batches]
     with pytest.raises(ConfigError, match=r"action is missing in this run, and \[\] torch.int64 in .*a: choose"):
@@ -308,7 +308,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     (tmp_path / "lost").mkdir()
     recorder = trainer("memmap", tmp_path / "lost")
     recorder.load_state_dict({"run": "x", "position": 3} | EMPTY)
-    with pytest.raises(ConfigError, match="3 were recorded before the checkpoint, and 0 are there"):
+    with pytest.raises(ConfigError, match="3 were recorded before the checkpoint, but the data set contains 0"):
         recorder.train(Batches(batches, tmp_path))
 
 
@@ -360,8 +360,8 @@ def test_an_env_replays_the_episodes_in_recorded_order(tmp_path, format):
         assert any_ended == ended.any()
         env.restart(ended, [observation])
     assert not recorded[-1].terminated[-1]
-    with pytest.raises(ConfigError, match=r"has no data set: name the folder of one, or that of a run with"):
+    with pytest.raises(ConfigError, match=r"contains no data set. Name a data set folder, or a run folder with"):
         envs.read_spec(DatasetEnvConfig(kind="dataset", num_envs=1, dir=str(tmp_path / "nowhere")))
     trainer("minari", tmp_path / "other").train(Batches(batches, tmp_path))
-    with pytest.raises(ConfigError, match=r"has the format minari, which minari.MinariDataset reads; collectx reads"):
+    with pytest.raises(ConfigError, match=r"collectx reads .*, not minari. Read it with minari.MinariDataset"):
         data.load(tmp_path / "other")

@@ -161,7 +161,7 @@ def test_the_python_class_collects_and_publishes(how):
 @pytest.mark.parametrize(
     ("kind", "place", "words", "knobs"),
     [
-        ("distributed", "local", "backend=gloo do not share memory", {}),
+        ("distributed", "local", "backend=gloo, workers share no memory", {}),
         ("single", "inline", "trainer's process", {"num_workers": 1}),
         ("multi_sync", "local", "preemptive_threshold", {"preemptive_threshold": 0.5}),
         ("multi_sync", "local", "min_workers", {"min_workers": 1, "on_worker_failure": "drop"}),

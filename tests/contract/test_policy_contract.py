@@ -313,10 +313,10 @@ def test_a_scalar_observation_of_a_single_env_is_changed_in_place():
     ("later", "match"),
     [
         ({"action": torch.tensor([1.5, 0, 1])}, r"with the value 1\.5"),
-        ({"action": torch.tensor([[0], [1], [0]])}, r"action of shape \[3, 1\], .* but of shape \[3\]"),
+        ({"action": torch.tensor([[0], [1], [0]])}, r"action of shape \[3, 1\], .* but \[3\]"),
         ({"extra": torch.zeros(3, 2)}, r"extra of shape \[3, 2\]"),
         ({"extra": torch.zeros(3, dtype=torch.complex64)}, r"extra of .* torch\.complex64"),
-        ({"observation": torch.zeros(3, 5)}, "overwrites observation, which it did not"),
+        ({"observation": torch.zeros(3, 5)}, "overwrites observation, but did not"),
     ],
 )
 def test_what_a_policy_returns_in_a_later_call_is_checked(later, match):
@@ -342,7 +342,7 @@ def test_a_policy_that_writes_no_action_in_a_later_call_is_told_so(keys):
     actor = actor_of(policy)
     assert "action" not in keys or act(actor, observe(SPEC))
     written[:] = [("extra",)]
-    with pytest.raises(ShapeError, match="wrote no action, which it did in its first call"):
+    with pytest.raises(ShapeError, match="did not write action, but did in its first call"):
         act(actor, observe(SPEC))
 
 
@@ -433,7 +433,7 @@ def test_a_network_without_an_observation_is_refused(kind):
     spec = dataclasses.replace(
         make_spec("vector", "discrete"), observation=(), inputs=(), observation_space=spaces.Dict({})
     )
-    with pytest.raises(ConfigError, match=r"an observation, but the env has none|but the env observes nothing"):
+    with pytest.raises(ConfigError, match=r"an observation, but the env returns none|but the env observes nothing"):
         build(POLICIES[kind], spec, 0)
 
 

@@ -71,7 +71,7 @@ def test_a_lost_worker_is_replaced(way, fault):
 def test_a_worker_whose_error_has_no_text_is_replaced():
     _, log = survive(ways.INLINE_SYNC, "wordless")
     assert [(each["worker"], each["message"]) for each in log.of("worker_failed")] == [
-        (1, "(its text cannot be made: RuntimeError)")
+        (1, "(no text: str() raised RuntimeError)")
     ]
 
 

@@ -165,7 +165,7 @@ def test_a_batched_env_that_has_started_is_stepped_by_itself():
     assert TorchrlEnv([env], owned=False).spec.path == "gymnasium"
     env.reset()
     group = TorchrlEnv([env], owned=False)
-    assert group.spec.path == "torchrl: the SerialEnv has started: pass a function that makes it"
+    assert group.spec.path == "torchrl: the SerialEnv has already started. Pass a function that makes it"
     env.close()
 
 

@@ -128,8 +128,8 @@ def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_
         "none": "reward: expected one number, got None from env 0",
         "text": "reward: expected one number, got '1.5' from env 0",
         "integer": "reward: got 16777217 from env 0 of the group, an integer that float32, the dtype of rewards, "
-        "rounds to 16777216: return float(reward) from step",
-        "huge": "an integer that float32, the dtype of rewards, rounds to inf",
+        "would round to 16777216: return float(reward) from step",
+        "huge": "an integer that float32, the dtype of rewards, would round to inf",
         "float": "reward: inf at step 0 of the batch, from env 0 of worker 0: values must be finite, and up to 3.4e+38 "
         "as float32: fix the env",
         "complex": "reward: expected one number, got 1j from env 0",
@@ -161,7 +161,9 @@ def test_an_integer_that_the_action_spec_cannot_hold_is_refused():
 
     with Collector(Bytes, policy(255), frames_per_batch=4) as collector:
         assert collector.next()["action"].unique().tolist() == [255]
-    words = r"with the value 256, but .*uint8, which has no such value: clamp it to 0 \.\. 255, or .* dtype torch.int64"
+    words = (
+        r"with the value 256, but .*uint8, which cannot represent it: clamp it to 0 \.\. 255, or .* dtype torch.int64"
+    )
     with pytest.raises(ShapeError, match=words), Collector(Bytes, policy(256), frames_per_batch=4) as collector:
         collector.next()
 

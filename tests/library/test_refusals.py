@@ -102,8 +102,8 @@ class NoSeed(gymnasium.Wrapper):
 @pytest.mark.parametrize(
     ("old", "words"),
     [
-        (FourValues, r"step returned 4 values, as in the old API of Gym .*step 0 of the batch"),
-        (NoInfo, "reset returned an observation without an info, as in the old API of Gym"),
+        (FourValues, r"step returned 4 values, as in Gym before 0.26.*step 0 of the batch"),
+        (NoInfo, "reset returned an observation without an info, as in Gym before 0.26"),
         (NoSeed, "reset has no argument seed, as in the old API of Gym"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_task_that_does_not_come_to_join_is_named_at_once(cluster, run, tmp_pa
         cluster.crash(node)
     (lost,) = started.wait_for("worker_failed", 1)
     assert re.search(rf"worker 1 \(task 2 on {node} {how}", lost["message"]), lost["message"]
-    assert "ended before it had joined the trainer" in lost["message"]
+    assert "ended before it joined the trainer" in lost["message"]
     started.wait_for_more()
     started.complete()
 
@@ -85,7 +85,7 @@ def test_a_firewall_that_lets_one_port_through_is_named(cluster, run):
     fixed_port = ["backend.interface=eth0", "backend.port=7123", "collector.start_timeout_s=60"]
     started = run(*SMALL, *_N1_TO_N3, *fixed_port)
     assert started.finish() == 1
-    message = r"Worker [01] on n[23] has reached the trainer's port 7123, but the connection of gloo"
+    message = r"Worker [01] on n[23] reached the trainer's port 7123, but not the port of gloo"
     assert re.search(message, started.output), started.output
-    assert "a firewall between them lets the one port through" in started.output
+    assert "a firewall probably blocks it" in started.output
     started.states()

@@ -55,11 +55,11 @@ def test_an_evaluation_ends(folder):
 def test_a_wait_for_whole_trajectories_is_noted(folder, wait_until):
     words = ["trainer=meter", "collector.trajs_per_batch=2", "collector.total_frames=-1"]
     command, said = start("run", *NEVER, *words, cwd=folder), folder / "said.txt"
-    text = "trajs_per_batch=2: 0 trajectories have ended in"
+    text = "trajs_per_batch=2: 0 trajectories ended in"
     wait_until(lambda: f"collector.{text}" in said.read_text() or command.poll() is not None, 200, "the note")
     collectx("cancel", "run", cwd=folder)
     assert command.wait(200) == 130
-    assert "end each after N frames with collector.max_frames_per_traj=N" in said.read_text()
+    assert "cut each after N frames with collector.max_frames_per_traj=N" in said.read_text()
     (folder / "script.py").write_text(LIBRARY)
     script = [sys.executable, "-W", "error::UserWarning", "script.py"]
     done = subprocess.run(script, cwd=folder, env=environment(), capture_output=True, text=True, timeout=200)

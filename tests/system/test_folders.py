@@ -46,7 +46,7 @@ def test_what_is_refused_before_a_worker_starts_leaves_no_trace(tmp_path):
         [*HUGE, "collector=distributed"],
     ):
         refused = collectx("run", *TINY, *words, cwd=tmp_path, status=2)
-        assert "no worker was started" in refused.stderr
+        assert "nothing was started" in refused.stderr
         assert not [*tmp_path.iterdir()], words
     collectx("run", *TINY, *RESETS, "hydra.run.dir=here", cwd=tmp_path)
     before = contents(tmp_path / "here")

@@ -38,7 +38,7 @@ def test_a_folder_of_an_earlier_format_is_shown_and_reproduced(folder):
 def test_a_checkpoint_of_an_earlier_format_is_refused_and_the_folder_stays_as_it_was(folder):
     before = content(folder)
     said = collectx("resume", "run", "collector.total_frames=256", cwd=folder.parent, status=2).stderr
-    assert "is of format 2, and this version of collectx reads format 3: use the version that wrote it" in said
+    assert "uses format 2, but this version of collectx reads format 3. Use the version that wrote it" in said
     assert {path: data for path, data in content(folder).items() if path.name != "lock"} == before
 
 

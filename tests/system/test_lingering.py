@@ -20,7 +20,7 @@ MADE = "making the trainer's own env (env.entry_point=user_code.lingering:never_
             ["collector.start_timeout_s=7"],
             1,
             [
-                f"collectx: {MADE} has taken more than 5 s: it is ended after 7 s (collector.start_timeout_s=7). It is",
+                f"collectx: {MADE} has taken more than 5 s: it is killed after 7 s (collector.start_timeout_s=7). It",
                 f"collectx: TimeoutError: {MADE} took more than 7 s (collector.start_timeout_s=7).",
                 "lingering.py",
             ],

@@ -78,7 +78,7 @@ def test_a_sweep_records_to_one_data_set_which_is_exported_and_replayed(tmp_path
     assert len({each.facts() for each in recorded}) == len(recorded) > 20
     for format in FORMATS:
         done = collectx("export", "set", f"format={format}", f"output={format}", cwd=tmp_path)
-        assert done.stdout == f"{len(recorded)} episodes are in {format}\n"
+        assert done.stdout == f"{format} now contains {len(recorded)} episodes\n"
         assert len(episodes(tmp_path / format, format)) == len(recorded)
     done = collectx("export", "sweep/seed=0", "sweep/seed=1", "format=memmap", "output=again", cwd=tmp_path)
     assert len(episodes(tmp_path / "again", "memmap")) == len(recorded)  # both runs have recorded to it
@@ -109,7 +109,7 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
     collectx("run", "trainer=meter", "collector.total_frames=512", "hydra.run.dir=run", cwd=tmp_path)
     monkeypatch.chdir(tmp_path)
     for words, message in (
-        (["run", "format=memmap"], "run has trainer=meter: only trainer=record records episodes"),
+        (["run", "format=memmap"], "run ran with trainer=meter. Only trainer=record records episodes"),
         (
             ["run", "format=hdf5"],
             "format=hdf5: no such format; valid: state_dict, torchscript, onnx, memmap, parquet, minari, lerobot",
@@ -117,16 +117,16 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
         (["run", "forma=memmap"], "forma: no such option; did you mean format?"),
         (["nowhere", "format=memmap"], "nowhere: no such folder"),
         (["format=memmap"], "export needs a folder"),
-        (["run", "run", "format=memmap"], "several folders go into one data set: name its folder, output=FOLDER"),
+        (["run", "run", "format=memmap"], "several folders are merged into one data set. Say where with output=FOLDER"),
         (["run", "format=lerobot", "fps=0"], "fps=0: expected a number of at least 1"),
-        ([".", "format=memmap"], "has no data set"),
+        ([".", "format=memmap"], "contains no data set"),
     ):
         assert export.main(words) == 2
         assert message in capsys.readouterr().err
     for option, message in (
-        ("collector.trajs_per_batch=2", "trainer=record itself joins the frames of episodes: use null"),
-        ("collector.reset_at_each_iter=true", "it breaks episodes off: use false"),
-        ("collector.compact_obs=true", "it leaves out the last observation of an episode: use false"),
+        ("collector.trajs_per_batch=2", "trainer=record joins the frames of episodes itself: use null"),
+        ("collector.reset_at_each_iter=true", "it cuts episodes: use false"),
+        ("collector.compact_obs=true", "it drops the last observation of an episode: use false"),
         ("trainer.format=hdf5", "memmap"),
     ):
         assert run.main(["trainer=record", option]) == 2

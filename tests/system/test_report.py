@@ -59,7 +59,7 @@ def test_the_page_and_the_terminal_name_the_same_numbers(tmp_path):
     head = next(index for index, line in enumerate(said) if "least" in line)
     names, numbers = said[head].split(), said[head + 1].split()
     assert names[:3] == ["point", "seeds", "mean_return"]
-    assert f"{' '.join(names)} IQM 95 % CI from to all 8 of 8 {' '.join(numbers[2:])} " in text
+    assert f"{' '.join(names)} IQM 95 % CI low high all 8 of 8 {' '.join(numbers[2:])} " in text
     results = [json.loads(file.read_text())["mean_return"] for file in tmp_path.glob("sweep/*/result.json")]
     assert numbers[2] == f"{sum(results) / 8:#.4g}"
     assert f"{sum(sorted(results)[2:6]) / 4:#.4g}" in text

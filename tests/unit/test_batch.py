@@ -13,8 +13,8 @@ LEAVES = batch_leaves([OBSERVATION], [ACTION])
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        (OBSERVATION, r"two leaves of the batch have the key \('observation',\)"),
-        (Leaf(("observation", "camera"), (), torch.uint8), "is a tensor and also holds"),
+        (OBSERVATION, r"the batch contains the key \('observation',\) twice"),
+        (Leaf(("observation", "camera"), (), torch.uint8), "is a tensor, but also the parent of"),
     ],
 )
 def test_keys_that_collide_are_refused(leaf, message):

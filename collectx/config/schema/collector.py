@@ -20,13 +20,11 @@ SCHEDULES = {
 @dataclass(kw_only=True)
 class CollectorConfig(Section):
     kind: str = required("The schedule.", kept=True)
-    num_workers: int = option(
-        2, "Number of worker processes, at least 1. Each steps env.num_envs envs.", minimum=1, kept=True
-    )
+    num_workers: int = option(2, "Worker processes, at least 1. Each steps env.num_envs envs.", minimum=1, kept=True)
     frames_per_batch: int = option(
         512,
-        """Frames in one batch. Sync workers collect it together: a multiple of num_workers x env.num_envs. An async
-        worker collects it alone: a multiple of env.num_envs.""",
+        """Frames in one batch. Sync workers collect it together, so it is a multiple of num_workers x env.num_envs. An
+        async worker collects it alone, so it is a multiple of env.num_envs.""",
         minimum=1,
         kept=True,
     )
@@ -38,63 +36,62 @@ class CollectorConfig(Section):
     )
     max_frames_per_traj: int | None = option(
         None,
-        """Maximum frames of a trajectory. The last frame is marked truncated and done, then the env is reset.
-        Statistics count the trajectory as an episode. Adds step_count to batches: the number of earlier frames of the
-        trajectory. `null`: no maximum.""",
+        """Maximum frames of a trajectory. Its last frame is marked truncated and done, and the env is reset.
+        Statistics count the trajectory as an episode. Batches then contain step_count, the number of earlier frames of
+        the trajectory. `null`: no maximum.""",
         minimum=1,
         kept=True,
     )
     init_random_frames: int | None = option(
         None,
-        """Frames with random actions at the start of the run, of all workers together. Each worker collects an equal
-        share, rounded up to complete batches. Other outputs of the policy are zero in these frames. Restarted workers
-        collect no such frames. `null`: none.""",
+        """Frames with random actions at the start of the run, shared equally by all workers and rounded up to complete
+        batches. Other policy outputs are zero in these frames. Restarted workers collect none. `null`: none.""",
         minimum=0,
         kept=True,
     )
     reset_at_each_iter: bool = option(
         False,
-        """`true`: all envs are reset between batches. The interrupted trajectories are not marked as done, but
-        statistics count them as episodes. `false`: trajectories continue in the next batch.""",
+        """`true`: reset all envs between batches. Interrupted trajectories are not marked as done, but statistics count
+        them as episodes. `false`: trajectories continue in the next batch.""",
         kept=True,
     )
     set_truncated: bool = option(
         False,
-        """`true`: the last frame of every env in a batch is marked truncated and done, for algorithms that treat
-        batches separately. The trajectory still continues in the next batch, and statistics count it as one, unless
+        """`true`: mark the last frame of every env in a batch truncated and done, for algorithms that treat batches
+        separately. The trajectory still continues in the next batch, and statistics count it once, unless
         reset_at_each_iter is `true`.""",
     )
     refresh: str = option(
         "batch",
-        """When a worker loads newer weights. batch: between two batches. step: also between two steps; ("collector",
-        "policy_version") has the version of every frame, metrics the version of a batch's first step.""",
+        """When a worker loads newer weights. batch: between batches. step: also between steps; ("collector",
+        "policy_version") then records the version of each frame, and metrics the version of a batch's first step.""",
         choices=("batch", "step"),
     )
     overlap: int = option(
         0,
         """For sync workers. 1: the workers fill the next batch while the trainer learns from the previous batch. The
-        next batch uses the weights that were the newest when the previous batch was requested, so the lag is one
-        version. Runs are as reproducible as with 0. 0: the workers wait for the new weights.""",
+        next batch uses the newest weights at the time the previous batch is requested, so the lag is one version. Runs
+        are as reproducible as with 0. 0: the workers wait for the new weights.""",
         minimum=0,
         maximum=1,
         kept=True,
     )
     max_policy_lag: int | None = option(
         None,
-        """For async workers. Maximum lag of a batch: the number of versions that were published between the version
-        that acted and the delivery of the batch. A worker waits if its next batch could exceed this lag. With n, at
-        most n + 1 batches are being collected or ready at a time, and all workers wait for a slow worker. The trainer
-        must publish at most once per batch, as the built-in trainers do. Otherwise, a batch with a higher lag is an
-        error. Not available for vector envs with autoreset_mode=next_step, whose batches have frames of earlier
-        batches. `null`: no maximum.""",
+        """For async workers. Maximum lag of a batch: how many versions were published between the version that acted
+        and the delivery of the batch. A worker waits if its next batch could exceed this lag. With n, at most n + 1
+        batches are being collected or ready at a time, and all workers wait for a slow one. The trainer must publish at
+        most once per batch, as the built-in trainers do; otherwise, a batch with a higher lag is an error. Not
+        available for vector envs with autoreset_mode=next_step, whose batches contain frames of earlier batches.
+        `null`: no maximum.""",
         minimum=0,
         kept=True,
     )
     preemptive_threshold: float | None = option(
         None,
-        """For multi_sync. A fraction of the workers, 0 to 1. As soon as this fraction has finished its part of a batch,
-        the other workers end their parts early, after at least one step. Missing frames are zeros, False in
-        ("collector", "mask"), and have trajectory id -1. `null`: a batch waits for all workers.""",
+        """For multi_sync. As soon as this fraction of the workers (0 to 1) has finished its part of a batch, the others
+        end their parts early, after at least one step. Missing frames are zeros, with trajectory id -1 and False in
+        ("collector", "mask"). `null`: a batch waits for all workers.""",
         minimum=0,
         maximum=1,
         kept=True,
@@ -102,8 +99,8 @@ class CollectorConfig(Section):
     trajs_per_batch: int | None = option(
         None,
         """Complete trajectories per batch, in the order in which they end. frames_per_batch is then the number of
-        frames collected at a time, and total_frames counts collected frames. Incomplete trajectories and incomplete
-        batches at the end of the run are dropped. `null`: batches of frames.""",
+        frames collected at a time, and total_frames counts collected frames. The run drops incomplete trajectories and
+        an incomplete batch at its end. `null`: batches of frames.""",
         minimum=1,
         kept=True,
     )
@@ -116,22 +113,21 @@ class CollectorConfig(Section):
     )
     compact_obs: bool = option(
         False,
-        """`true`: batches have no observation below next. Within a trajectory, it equals the observation of the next
-        frame. The built-in trainers ppo, impala, dqn and record need the final observation of a trajectory, and refuse
-        it.""",
+        """`true`: batches contain no observation below next. Within a trajectory, it equals the observation of the next
+        frame. The trainers ppo, impala, dqn and record refuse this option, because they need final observations.""",
         kept=True,
     )
     check_finite: bool = option(
         True,
-        """`true`: NaN or an infinity in an observation, an action or a reward is an error that names worker, env, key
-        and step, and the source: env or policy. Each worker checks its batches once. infos (env.info_keys) are not
-        checked. `false`: such values are delivered, and logged returns exclude such rewards.""",
+        """`true`: NaN or infinity in an observation, action or reward is an error that names worker, env, key and step,
+        and whether the env or the policy returned it. Each worker checks its batches once, without infos
+        (env.info_keys). `false`: deliver such values; logged returns exclude them.""",
     )
     order_of: str | None = option(
         None,
-        """Folder of an earlier async run. Batches are delivered in its recorded order, and collected with the recorded
-        versions of the weights, so that equal seeds give equal batches. `collectx reproduce` sets this key. `null`: in
-        the order of completion, or for sync collectors, whose order is always the same.""",
+        """Folder of an earlier async run. Batches are delivered in its recorded order and collected with the recorded
+        weight versions, so equal seeds give equal batches. `collectx reproduce` sets this key. `null`: the order of
+        completion; sync collectors need no recorded order.""",
     )
     exploration_type: str = option(
         "random",
@@ -142,14 +138,14 @@ class CollectorConfig(Section):
     )
     num_slots: int = option(
         2,
-        """Slots of memory per worker, at least 1: the number of batches that a worker may be ahead of the trainer. 1:
-        the worker waits until the trainer has consumed its batch. Sync workers use 1.""",
+        """Memory slots per worker, at least 1: how many batches a worker may be ahead of the trainer. 1: the worker
+        waits until the trainer has consumed its batch. Sync workers use 1.""",
         minimum=1,
     )
     zero_copy: bool = option(
         False,
-        """`true`: a batch is a view of the transport's memory, valid until the next one is requested. `false`: the
-        trainer owns it.""",
+        """`true`: a batch is a view of transport memory, valid until you request the next one. `false`: the trainer
+        owns the batch.""",
     )
     on_worker_failure: str = option(
         "raise",
@@ -160,17 +156,17 @@ class CollectorConfig(Section):
     )
     max_restarts: int = option(
         10,
-        "Maximum restarts in a run, counted over all workers. A further failure ends the run.",
+        "Maximum restarts in a run, over all workers. One more failure ends the run.",
         minimum=0,
         without_effect=True,
     )
     min_workers: int | None = option(
         None,
-        """With `collector.on_worker_failure=drop`, n: the run begins as soon as n of the num_workers workers are ready.
-        The others join when they are ready, sync ones at the next batch, which then has their parts too; one that is
-        not ready in time (start_timeout_s, and launcher.queue_timeout_s in a queue) is dropped. While fewer than n are
-        ready, the run waits for those that are starting; if fewer than n would be left, it ends with the error of the
-        one that is gone. `null`: the run begins with all workers and continues down to the last one.""",
+        """With `collector.on_worker_failure=drop`: the run starts when this many workers are ready. The others
+        join when they are ready; sync workers join at the next batch. A worker that is not ready in time
+        (start_timeout_s, and launcher.queue_timeout_s in a queue) is dropped. If failures leave too few ready workers,
+        the run waits for those that are starting; if these are too few as well, it ends with the last worker's error.
+        `null`: the run starts with all workers and continues down to the last one.""",
         minimum=1,
         without_effect=True,
     )
@@ -191,15 +187,15 @@ class CollectorConfig(Section):
     )
     num_workers_per_collector: int = option(
         1,
-        """Over a network: processes in each worker, all on its host and each with env.num_envs envs. They share one
-        copy of the weights and send their parts in one message. 1: no inner processes.""",
+        """Over a network: processes per worker, all on its host, each with env.num_envs envs. They share one copy of
+        the weights and send their parts in one message. 1: no inner processes.""",
         minimum=1,
         kept=True,
     )
     inner: str = option(
         "sync",
-        """Schedule within a worker with several processes. sync: one part of each process. async: the batch of the
-        first process that is ready. single: one process.""",
+        """Schedule within a worker with several processes. sync: a batch stacks one part per process. async: a batch
+        comes from the first process that is ready. single: one process.""",
         choices=("sync", "async", "single"),
         kept=True,
     )
@@ -218,7 +214,7 @@ class CollectorConfig(Section):
 
 @dataclass(kw_only=True)
 class SingleCollectorConfig(CollectorConfig):
-    num_workers: int = like(CollectorConfig, "num_workers", "Always 1: the trainer's process is the worker.", default=1)
+    num_workers: int = like(CollectorConfig, "num_workers", "Always 1: the trainer process is the worker.", default=1)
 
 
 @dataclass(kw_only=True)
@@ -246,25 +242,22 @@ class InferenceConfig(Section):
 class ServerInferenceConfig(InferenceConfig):
     order: str = option(
         "auto",
-        """The envs of one call of the policy. fixed: all envs of one half, in the order of the workers, so that runs
-        are reproducible; the other half steps meanwhile. ready: the envs that wait for an action, in the order of their
-        requests, so that a slow env does not delay other envs. auto: fixed for sync collectors, ready for async
-        collectors.""",
+        """Which envs one policy call serves. fixed: one half of all envs, in worker order, while the other half steps;
+        runs are reproducible. ready: the envs that wait for an action, in the order of their requests, so a slow env
+        does not delay the others. auto: fixed for sync collectors, ready for async collectors.""",
         choices=("auto", "fixed", "ready"),
         kept=True,
     )
-    max_batch: int | None = option(
-        None, "With order=ready. The maximum number of envs in one call. `null`: no maximum.", minimum=1
-    )
+    max_batch: int | None = option(None, "With order=ready. Maximum envs in one call. `null`: no maximum.", minimum=1)
     min_batch: int = option(
         1,
-        "With order=ready. The minimum number of envs in one call. A call waits for them, for at most `timeout_s`.",
+        "With order=ready. Minimum envs in one call. A call waits for them for at most `timeout_s`.",
         minimum=1,
     )
     timeout_s: float = option(
         0.01,
-        """With order=ready. Maximum seconds that a call waits for `min_batch` envs. Workers whose batch is complete
-        request no actions, so each step of another worker may wait as long: together less than
+        """With order=ready. Maximum seconds that a call waits for `min_batch` envs. Workers with a complete batch
+        request no actions, so every step of the others may wait that long. All these waits together must stay below
         collector.worker_timeout_s.""",
         minimum=0,
         finite=True,

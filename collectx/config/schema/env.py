@@ -28,14 +28,14 @@ class GymnasiumConfig(EnvConfig):
     kwargs: dict[str, Any] = option({}, "Keyword arguments of the env: `env.kwargs.sutton_barto_reward=true`.")
     wrappers: list[Any] = option(
         [],
-        """Wrappers, the innermost first: the import path of a class, or a mapping with that path as _target_ and
-        keyword arguments.""",
+        """Wrappers, innermost first: the import path of a class, or a mapping of that path (_target_) and keyword
+        arguments.""",
     )
     info_keys: list[str] = option(
         [],
-        """Entries of info to keep in the batch (numbers, arrays, or dicts of these), such as [episode], as ("info",
-        name) and ("next", "info", name). ("info", "_name") is False for frames without the entry, whose value is then
-        zero.""",
+        """Entries of info to keep in the batch (numbers, arrays, or dicts of these), such as [episode]. The batch keys
+        are ("info", name) and ("next", "info", name). In frames without the entry, the value is zero and ("info",
+        "_name") is False.""",
     )
     exclude_keys: list[str] = option(
         [], "Parts of a Dict or Tuple observation to leave out of the batch, such as text: [mission, inner.text]."
@@ -63,15 +63,15 @@ class GymVectorEnvConfig(GymnasiumConfig):
     )
     vectorization_mode: str = option(
         "sync",
-        """How the envs are vectorized: vector_entry_point (a batched implementation of the env), sync (in the worker's
+        """How the envs are vectorized: vector_entry_point (a batched implementation of the env), sync (in the worker
         process) or async (one process per env).""",
         choices=("vector_entry_point", "sync", "async"),
     )
     context: str | None = option(
         None,
-        """How vectorization_mode=async starts processes: forkserver, spawn or fork, as multiprocessing names them. fork
-        is the fastest, and may hang if a library of the env has started threads. `null`: forkserver, or spawn where
-        there is none.""",
+        """How vectorization_mode=async starts processes: forkserver, spawn or fork, as in multiprocessing. fork is the
+        fastest, but may hang if a library of the env has started threads. `null`: forkserver if available, otherwise
+        spawn.""",
         choices=("forkserver", "spawn", "fork"),
     )
     autoreset_mode: str | None = option(
@@ -87,7 +87,7 @@ class EnvPoolEnvConfig(EnvConfig):
     num_envs: int = like(EnvConfig, "num_envs", default=64)
     id: str = required("An EnvPool task such as CartPole-v1 or Pong-v5.")
     kwargs: dict[str, Any] = option({}, "Keyword arguments of envpool.make.")
-    num_threads: int = option(1, "Threads of each worker's pool. 0: one per core.", minimum=0, bits=31)
+    num_threads: int = option(1, "Threads in each worker's pool. 0: one per core.", minimum=0, bits=31)
     exclude_keys: list[str] = option(
         [], "Parts of a Dict observation to leave out of the batch, such as text: [mission, inner.text]."
     )
@@ -108,13 +108,13 @@ class DatasetEnvConfig(EnvConfig):
     num_envs: int = like(
         EnvConfig,
         "num_envs",
-        """Envs per worker. Env i of the run starts with episode i of the data set, and continues in recorded order.
-        After the last episode, it continues with the first one.""",
+        """Envs per worker. Env i of the run starts with episode i of the data set and continues in recorded order, then
+        from the first episode again.""",
         default=1,
     )
     dir: str = required(
-        """Folder of a data set of the format memmap or parquet, or of a run that has recorded one. Each worker reads it
-        into memory."""
+        """Folder of a data set in memmap or parquet format, or of a run that recorded one. Each worker reads it into
+        memory."""
     )
 
 
@@ -122,12 +122,12 @@ class DatasetEnvConfig(EnvConfig):
 class CountingEnvConfig(EnvConfig):
     episode_length: int = option(
         10,
-        "Frames in an episode of env 0. Episodes of other envs have up to two more, so that they do not end together.",
+        "Frames in an episode of env 0. Other envs add up to two, so that episodes do not end together.",
         minimum=1,
     )
     observation_size: int = option(
-        3, "Size of an observation, at least 3; the elements after the first three are a function of those.", minimum=3
+        3, "Size of an observation, at least 3. The elements after the first three are computed from those.", minimum=3
     )
     step_s: float = option(
-        0.0, "Seconds of processor time of one step of all envs of a worker.", minimum=0, finite=True
+        0.0, "Processor time, in seconds, of one step of all envs of a worker.", minimum=0, finite=True
     )

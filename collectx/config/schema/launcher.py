@@ -31,8 +31,8 @@ class RpcBackendConfig(BackendConfig):
     )
     visible_devices: list[str] | None = option(
         None,
-        """The only GPU that each worker can see, such as ["cuda:0", "cuda:1"], numbered as on its host. cpu: no GPU.
-        The transport keeps batches and weights on the CPU. `null`: every worker sees all GPUs.""",
+        """The GPU of each worker, such as ["cuda:0", "cuda:1"], numbered as on its host; it sees no other. cpu: no GPU.
+        Batches and weights travel through CPU memory. `null`: every worker sees all GPUs.""",
     )
 
 
@@ -42,8 +42,8 @@ class LauncherConfig(Section):
     num_threads: int = option(1, "Torch threads per worker.", minimum=1)
     pin_cores: bool = option(
         False,
-        """`true`: pin each worker, with the threads of its envs, to one core. For envs with threads (EnvPool) on a
-        machine without other load. On a shared machine, a worker may wait for its core while other cores are idle.""",
+        """`true`: pin each worker, with its env threads, to one core. For envs with threads (EnvPool) on an otherwise
+        idle machine: on a shared one, a worker may wait for its core while other cores are idle.""",
     )
 
 
@@ -62,15 +62,15 @@ class SlurmResources(Section):
     gpus: int | None = option(None, "GPUs per node.", minimum=0)
     constraint: str | None = option(None, """Required features of the nodes, such as "intel&ib".""")
     exclusive: bool = option(False, "`true`: do not share nodes with other jobs.")
-    container: str | None = option(None, "OCI bundle in which srun starts the tasks (option --container).")
+    container: str | None = option(None, "OCI bundle in which srun starts the tasks (srun --container).")
     setup: list[str] = option(
         [],
-        """Shell commands that run before the tasks start, such as ["module load cuda", "source env.sh"]. The job ends
-        if a command fails, except before && or || and in a pipe before its last command.""",
+        """Shell commands to run before the tasks start, such as ["module load cuda", "source env.sh"]. The job ends if
+        one fails, except before && or ||, or in a pipe before its last command.""",
     )
     sbatch: dict[str, Any] = option(
         {},
-        """Any other sbatch options, such as {nodelist: n7, mail-type: FAIL, exclusive: user}. They override the keys of
+        """Other sbatch options, such as {nodelist: n7, mail-type: FAIL, exclusive: user}. They override the keys of
         `launcher`.""",
     )
 
@@ -78,20 +78,20 @@ class SlurmResources(Section):
 @dataclass(kw_only=True)
 class JobLauncherConfig(SlurmResources, LauncherConfig):
     python: str | None = option(
-        None, "Path of the Python executable on the nodes. `null`: the path of the Python that submits the job."
+        None, "Python executable on the nodes. `null`: the same path as the Python that submits the job."
     )
-    srun: dict[str, Any] = option({}, "Any other srun options, such as {container-image: my.sqsh}.")
+    srun: dict[str, Any] = option({}, "Other srun options, such as {container-image: my.sqsh}.")
     requeue: bool | None = option(
         None,
-        """`true`: preemption and the time limit do not end the run. The job returns to the queue, and its next start
-        continues the run from the newest checkpoint. This also applies after `scontrol requeue`, and if the run loses a
-        node that it needs. With launcher=submitit, the trainer resubmits the worker's job, for every value of
-        collector.on_worker_failure. `null`: `true` if launcher.time is set or the partition preempts its jobs.""",
+        """`true`: the run survives preemption and the time limit. The job returns to the queue, and continues from the
+        newest checkpoint when it starts again; so it does after `scontrol requeue`, and if the run loses a node that it
+        needs. With launcher=submitit, the trainer resubmits the worker's job, whatever collector.on_worker_failure
+        says. `null`: `true` if launcher.time is set or the partition preempts its jobs.""",
     )
     max_requeues: int = option(
         20,
-        """Maximum number of requeues of a job. After that, the run ends as interrupted. With launcher=submitit, the
-        limit applies to each worker; after that, collector.on_worker_failure applies.""",
+        """Maximum requeues of a job. After that, the run ends as interrupted. With launcher=submitit, the limit counts
+        per worker; after that, collector.on_worker_failure applies.""",
         minimum=0,
     )
 
@@ -106,8 +106,8 @@ class SubmititLauncherConfig(JobLauncherConfig):
     )
     queue_timeout_s: float = option(
         3600.0,
-        """Maximum seconds for a worker's job to wait in the queue and start. An async run continues with the workers
-        that have joined.""",
+        """Maximum seconds that a worker's job may take to start, including the queue. Meanwhile, an async run continues
+        with the workers that have joined.""",
         above=0,
     )
 
@@ -117,19 +117,19 @@ class SlurmLauncherConfig(JobLauncherConfig):
     kind: str = like(
         LauncherConfig,
         "kind",
-        """Where workers run. The job has collector.num_workers + 1 tasks. Inside an allocation (salloc), runs are steps
-        of the allocation, one after another.""",
+        """Where workers run. The job runs collector.num_workers + 1 tasks. Inside an allocation (salloc), runs are
+        steps of the allocation, one after another.""",
     )
     nodes: int | None = option(None, "Number of nodes for the tasks. `null`: SLURM decides.", minimum=1)
     signal_s: int = option(
         60,
-        """With requeue=true, the number of seconds before the time limit at which SLURM signals the run; the signal may
-        come up to 60 s earlier. The run then has checkpoint.grace_s to write a checkpoint. A preemption signals the run
-        too: the partition's GraceTime must be longer than checkpoint.grace_s.""",
+        """With requeue=true: how many seconds before the time limit SLURM signals the run (up to 60 s earlier). The run
+        must then save a checkpoint within checkpoint.grace_s. Preemption signals the run as well, so the partition's
+        GraceTime must be longer than checkpoint.grace_s.""",
         minimum=1,
     )
     max_parallel: int | None = option(
-        None, "Maximum points of a sweep that run at the same time. `null`: no maximum.", minimum=1
+        None, "Maximum points of a sweep that run at a time. `null`: no maximum.", minimum=1
     )
     wait: bool = option(
         True,
@@ -172,8 +172,8 @@ class SubmititDelayedLauncherConfig(SlurmLauncherConfig):
 class RayLauncherConfig(LauncherConfig):
     ray_init_config: dict[str, Any] = option(
         {},
-        """Arguments of ray.init, such as {"address": "auto"} for a cluster that is already running. Without an address
-        here or in RAY_ADDRESS, starts a cluster on this machine, which ends with this process.""",
+        """Arguments of ray.init, such as {"address": "auto"} for a running cluster. Without an address here or in
+        RAY_ADDRESS, the run starts a cluster on this machine, which ends with the run.""",
     )
     # A mapping, or a list with one for each worker.
     remote_configs: Any = option(
@@ -184,14 +184,14 @@ class RayLauncherConfig(LauncherConfig):
     )
     queue_timeout_s: float = option(
         180.0,
-        """Maximum seconds until Ray has started a worker's process, including its first imports and the wait for
-        resources that are in use or, with autoscaling, for new nodes.""",
+        """Maximum seconds for Ray to start a worker process, including its first imports and the wait for resources in
+        use or, with autoscaling, for new nodes.""",
         above=0,
     )
     autoscaling: bool = option(
         False,
-        """`true`: the cluster adds nodes by itself, so missing resources are waited for. `false`: resources that the
-        cluster lacks are an error before anything starts.""",
+        """`true`: the cluster adds nodes itself, so the run waits for missing resources. `false`: missing resources are
+        an error before anything starts.""",
     )
 
 
@@ -199,13 +199,13 @@ class RayLauncherConfig(LauncherConfig):
 class DevicesConfig(Section):
     device: str | None = option(
         "cpu",
-        """Default of the three devices below. `null`: cpu for the policy and the envs; batches stay on the device of
-        both, or are on the CPU.""",
+        """Default of the three devices below. `null`: cpu for the policy and the envs; batches stay on their device if
+        both share one, and are on the CPU otherwise.""",
     )
     storing_device: str | None = option(None, "Device of delivered batches. `null`: the value of `device`.")
     policy_device: str | None = option(None, "Device of the policy. `null`: the value of `device`.")
     env_device: str | None = option(
         None,
-        """Device of the env's observations and actions. `null`: the env's own, which is the CPU unless it returns
-        tensors (page Envs).""",
+        """Device of the env's observations and actions. `null`: the CPU, or the device of the tensors that the env
+        returns (page Envs).""",
     )

@@ -36,7 +36,7 @@ class CnnPolicyConfig(PolicyConfig):
 @dataclass(kw_only=True)
 class CustomPolicyConfig(PolicyConfig):
     target: str = required(
-        """`module:name`. An nn.Module, or a function that takes an observation, is used as it is. A class or factory is
-        called with kwargs, and with the env's spec if it has a parameter `spec`."""
+        """`module:name`. An nn.Module, or a function of an observation, is the policy itself. A class or factory is
+        called with kwargs, and with the env's spec if it takes a parameter `spec`."""
     )
     kwargs: dict[str, Any] = option({}, "Keyword arguments of the target.")

@@ -21,16 +21,16 @@ class RunOptions(Section):
     overwrite: bool = option(False, "`true`: replace an earlier run in the run folder. `false`: refuse to run there.")
     max_batches: int | None = option(
         None,
-        """Maximum number of batches. The run then ends as completed. It does not change schedules that depend on
-        collector.total_frames, such as the learning rate. `null`: no maximum.""",
+        """Maximum number of batches, after which the run ends as completed. Schedules that depend on
+        collector.total_frames, such as the learning rate, stay as they are. `null`: no maximum.""",
         minimum=1,
     )
     resume: str | None = option(
         None,
         """What to do if the run folder contains a run. never: see `overwrite`. auto: continue the run from its newest
-        checkpoint, or start from the beginning if it has none; a completed run does not change. `null`: auto for the
-        points of a sweep, never for a single run. `resume=auto` is short for `run.resume=auto`. `collectx resume
-        RUN_DIR` continues a run with its saved configuration.""",
+        checkpoint, or start over if there is none; a completed run does not change. `null`: auto for the points of a
+        sweep, never for a single run. `resume=auto` is short for `run.resume=auto`. `collectx resume RUN_DIR` continues
+        a run with its saved configuration.""",
         choices=("never", "auto"),
     )
 
@@ -40,20 +40,19 @@ class CheckpointOptions(Section):
     """When checkpoints are written. These defaults hold where a configuration has no section `checkpoint`."""
 
     every_batches: int | None = option(
-        None, "Batches between two checkpoints. `null`: no checkpoints by number of batches.", minimum=1
+        None, "Batches between checkpoints. `null`: no checkpoints by batches.", minimum=1
     )
     every_min: float | None = option(
         10.0,
-        """Minutes between two checkpoints. `null`: no checkpoints by time. The run also writes a checkpoint at its end,
-        and when a signal stops it. Checkpoints by time are postponed if they would take more than one percent of the
-        time.""",
+        """Minutes between checkpoints. `null`: no checkpoints by time. The run also saves a checkpoint at its end, and
+        when a signal stops it. Checkpoints by time are postponed if they would take more than 1 % of the time.""",
         above=0,
     )
-    keep: int = option(2, "Number of checkpoints to keep: the newest ones.", minimum=1)
+    keep: int = option(2, "How many checkpoints to keep: the newest ones.", minimum=1)
     grace_s: float = option(
         20.0,
-        """Maximum seconds after a signal (SIGINT, SIGTERM, SIGHUP) to complete the batch and write a checkpoint. A
-        second signal ends the run at once.""",
+        """Maximum seconds after a signal (SIGINT, SIGTERM, SIGHUP) to finish the batch and save a checkpoint. A second
+        signal ends the run at once.""",
         minimum=0,
     )
 
@@ -65,16 +64,16 @@ class EvalOptions(Section):
 
     every_batches: int | None = option(
         None,
-        """Batches between two evaluations of the policy during a run. A separate process evaluates the policy in
-        separate envs. An evaluation is skipped if the previous one still runs. `null`: no evaluations during the run.
-        `collectx eval RUN_DIR` evaluates a run that has ended.""",
+        """Batches between evaluations of the policy during a run, by a separate process in separate envs. If an
+        evaluation is still running, the next one is skipped. `null`: no evaluations during the run. `collectx eval
+        RUN_DIR` evaluates a run that has ended.""",
         minimum=1,
     )
-    episodes: int = option(10, "Number of complete episodes of one evaluation.", minimum=1)
+    episodes: int = option(10, "Complete episodes per evaluation.", minimum=1)
     max_frames_per_episode: int | None = option(
         100_000,
-        """Maximum number of frames of an episode. If an episode has not ended by then, the evaluation fails. To end
-        episodes instead and evaluate what they have reached, set collector.max_frames_per_traj. `null`: no maximum.""",
+        """Maximum frames of an episode. If an episode is longer, the evaluation fails. To cut long episodes and count
+        their returns so far, set collector.max_frames_per_traj instead. `null`: no maximum.""",
         minimum=1,
     )
     exploration_type: str = option(
@@ -88,9 +87,9 @@ class EvalOptions(Section):
         minimum=0,
         bits=61,
     )
-    video: bool = option(False, "`true`: `collectx eval` writes a video of each episode to RUN_DIR/videos/.")
+    video: bool = option(False, "`true`: `collectx eval` saves a video of each episode in RUN_DIR/videos/.")
     close_timeout_s: float = option(
-        60.0, "Maximum seconds that the run waits at its end for an evaluation that still runs.", minimum=0
+        60.0, "Maximum seconds that the run waits at its end for a running evaluation.", minimum=0
     )
 
 
@@ -141,9 +140,7 @@ class CustomLoggerConfig(Section):
 class LoggerConfig(Section):
     """The loggers of a run. These defaults apply if a configuration has no section `logger`; null: is not used."""
 
-    close_timeout_s: float = option(
-        30.0, "Maximum seconds that the run waits at its end until its loggers have written all lines.", minimum=0
-    )
+    close_timeout_s: float = option(30.0, "Maximum seconds that the run waits at its end for its loggers.", minimum=0)
     tensorboard: TensorBoardLoggerConfig | None = None
     csv: CsvLoggerConfig | None = None
     wandb: WandbLoggerConfig | None = None
@@ -197,8 +194,8 @@ class SweepConfig(Section):
         "mean_return",
         """Entry of `result.json` that ranks the table of a sweep, and that a sweeper such as hydra/sweeper=optuna
         optimises: mean_return, frames_per_s, num_episodes, frames, batches, wall_s or start_s. The sweeper's key
-        direction selects maximize or minimize. A list for a sweeper with several directions; its first entry ranks the
-        table.""",
+        direction selects maximize or minimize. If the sweeper takes several directions, write a list; its first entry
+        ranks the table.""",
         choices=OBJECTIVES,
     )
 
@@ -211,13 +208,12 @@ class TuneConfig(Section):
     seconds: float = option(
         2.0, "Seconds of one measurement, after the warm-up; at least two batches.", above=0, finite=True
     )
-    warmup_s: float = option(1.0, "Seconds after the first batch of a run that are not measured.", minimum=0)
+    warmup_s: float = option(1.0, "Seconds after the first batch of a run before the measurement starts.", minimum=0)
     exact: bool | None = option(
         None,
-        """`true`: search only configurations with the same rows and steps of batches, and for sync collectors the same
-        lag, so that the trainer learns as before. `false`: also search other numbers of rows and steps with the same
-        frames_per_batch, collector.overlap and collector.num_slots. `null`: `false` with trainer=meter, `true` with all
-        other trainers.""",
+        """`true`: search only settings that keep the rows and steps of batches, and for sync collectors the lag, so
+        that the trainer learns as before. `false`: also search other rows and steps with the same frames_per_batch,
+        collector.overlap and collector.num_slots. `null`: `false` with trainer=meter, otherwise `true`.""",
     )
 
 

@@ -27,9 +27,9 @@ class TrainerConfig(Section):
     kind: str = required("The kind of trainer.", kept=True)
     digest: bool | None = option(
         False,
-        """`true`: hash every delivered batch, so that `collectx reproduce` can compare. Reads each batch once. Async
-        workers then do not write to the trainer's replay buffer themselves. `null`: `true`, unless workers write to the
-        replay buffer.""",
+        """`true`: hash every delivered batch, so that `collectx reproduce` can compare. This reads each batch once, and
+        async workers no longer write to the trainer's replay buffer themselves. `null`: `true`, unless workers write to
+        the replay buffer.""",
     )
 
 
@@ -41,8 +41,8 @@ class LearningTrainerConfig(TrainerConfig):
     learning_rate: float = option(0.001, "Initial learning rate of Adam, above 0.", above=0, finite=True)
     adam_eps: float = option(
         1e-05,
-        """Added to the denominator of Adam, above 0. A large value, such as 1e-3, makes the first large gradient after
-        many small ones move the weights less.""",
+        """Epsilon in Adam's denominator, above 0. With a large value, such as 1e-3, the first large gradient after many
+        small ones moves the weights less.""",
         above=0,
         finite=True,
     )
@@ -59,7 +59,7 @@ class LearningTrainerConfig(TrainerConfig):
     )
     check_finite: bool = option(
         True,
-        "`true`: the run ends as failed at the first loss or weight that is not finite. `false`: training continues.",
+        "`true`: the run fails at the first loss or weight that is not finite. `false`: training continues.",
     )
 
 
@@ -105,8 +105,8 @@ class DqnTrainerConfig(LearningTrainerConfig):
     max_grad_norm: float = like(LearningTrainerConfig, "max_grad_norm", default=10.0)
     num_steps: int = option(
         10,
-        """Number of steps n of the n-step return, at least 1 (one-step Q-learning). Returns at the end of an episode,
-        or of an env's frames in a batch, have fewer steps.""",
+        """Steps n of the n-step return, at least 1 (one-step Q-learning). Returns at the end of an episode, or of an
+        env's frames in a batch, use fewer steps.""",
         minimum=1,
     )
     buffer_frames: int = option(
@@ -117,7 +117,7 @@ class DqnTrainerConfig(LearningTrainerConfig):
     updates_per_frame: float = option(0.25, "Gradient steps per collected frame.", above=0, finite=True)
     target_rate: float = option(
         0.02,
-        "Rate of the soft update of the target network at each gradient step, 0 to 1: 0 never, 1 copies the policy.",
+        "Rate of the target network's soft update at each gradient step, 0 to 1. 0: no update, 1: copy the policy.",
         minimum=0,
         maximum=1,
     )
@@ -136,8 +136,8 @@ class DqnTrainerConfig(LearningTrainerConfig):
     )
     priority_beta: float = option(
         0.4,
-        """Exponent of the importance weights, from 0 (no correction of the sampling bias) to 1 (full correction). No
-        effect on uniform sampling.""",
+        """Exponent of the importance weights, from 0 (no correction of sampling bias) to 1 (full correction). No effect
+        on uniform sampling.""",
         minimum=0,
         finite=True,
     )
@@ -160,15 +160,14 @@ class RecordTrainerConfig(TrainerConfig):
     )
     flush_every_frames: int = option(
         10000,
-        """Frames of ended episodes after which they are written. They are also written before each checkpoint and at
-        the end of the run. If more frames belong to episodes that have not ended, the long ones of these are kept in
-        files of the data set instead of in memory.""",
+        """Write finished episodes whenever they contain this many frames, and also before each checkpoint and at the
+        end of the run. If unfinished episodes contain more, the long ones move from memory to files there.""",
         minimum=1,
     )
     partial_episodes: bool = option(
         False,
-        """Episodes that have not ended at the end of the run. `true`: they are recorded up to their last frame.
-        `false`: they are dropped.""",
+        """What to do with unfinished episodes at the end of the run. `true`: record them up to their last frame.
+        `false`: drop them.""",
     )
     fps: int = option(
         30,
@@ -183,7 +182,7 @@ class CustomTrainerConfig(TrainerConfig):
     digest: bool | None = like(TrainerConfig, "digest", default=None)
     target: str = required(
         """`module:Class` with train(collection). It is called with kwargs, and with policy, spec, seed and device if it
-        has parameters with these names.""",
+        takes parameters of these names.""",
         kept=True,
     )
     kwargs: dict[str, Any] = option({}, "Keyword arguments of the target.")

@@ -71,7 +71,7 @@ class TorchrlEnv(Env):
             specs = [read_spec(env, exclude) for env in envs]
             leaves, *others = [(spec.observation, spec.action, spec.rewards, spec.deltas) for spec in specs]
             if any(each != leaves for each in others):
-                raise SpaceError("the envs of a group must have the same specs, but these differ")
+                raise SpaceError("all envs of a group need the same specs, but these differ")
             action = specs[0].action
             num_envs = sum(spec.num_envs for spec in specs)
             self.spec = replace(specs[0], num_envs=num_envs, draw=lambda: RandomActions(envs, action))
@@ -149,7 +149,7 @@ def _makers(env: Any) -> list[partial]:
     if type(env) not in (envs.SerialEnv, envs.ParallelEnv) or len(env.batch_size) != 1:
         raise Unrecognised(f"{name} is a batched env")
     if not env.is_closed:
-        raise Unrecognised(f"the {name} has started: pass a function that makes it")
+        raise Unrecognised(f"the {name} has already started. Pass a function that makes it")
     makers = _constructors(env)
     first, *others = [(make.func, make.args, make.keywords) for make in makers]
     if type(env) is envs.ParallelEnv and any(other != first for other in others):

@@ -55,7 +55,7 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     leaves, action = _leaves(observed, env), _leaves(acted, env)
     rewards = _leaves(_by_key(env.full_reward_spec), env)
     if not rewards:
-        raise SpaceError(f"{type(env).__name__} gives no reward: add one with a transform")
+        raise SpaceError(f"{type(env).__name__} returns no reward. Add one with a transform")
     ends = _by_key(env.full_done_spec).keys() - DONE_KEYS
     agents_ends = tuple(
         leaf for leaf in leaves if leaf.key in ends and leaf.key[-1:] in DONE_KEYS and leaf.dtype is torch.bool
@@ -168,15 +168,15 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
     prefixes = {key: [key[: end + 1] for end in range(len(key))] for key in observed}
     known = [prefix for each in prefixes.values() for prefix in each]
-    check_excluded(exclude, known, f"{name} does not observe: it")
+    check_excluded(exclude, known, f"does not exist in the observations of {name}, which")
     observed = {key: spec for key, spec in observed.items() if set(exclude).isdisjoint(map(".".join, prefixes[key]))}
     ends = _by_key(env.full_done_spec)
     leaves = _leaves(ends, env)
     if any(leaf.shape != (1,) for leaf in leaves if leaf.key in DONE_KEYS):
         names = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)}" for leaf in leaves)
         raise SpaceError(
-            f"{name} gives the ends {names}: done, terminated and truncated at the root are each [1]: give the ends of "
-            "several agents below the name of their group, as agents.done"
+            f"{name} declares the done keys {names}, but done, terminated and truncated at the root must be [1]. Put "
+            f"those of several agents below the name of their group, such as agents.done"
         )
     return observed | {key: spec for key, spec in ends.items() if key not in DONE_KEYS}
 
@@ -214,7 +214,7 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
         deltas |= {leaf.key: Leaf(("delta", *leaf.key), leaf.shape, owner.delta_dtype) for leaf in changing}
     for leaf in deltas.values():
         if not _is_storable(leaf):
-            raise SpaceError(f"{'.'.join(leaf.key)}: numpy does not have {leaf.dtype}: use delta_dtype=torch.float16")
+            raise SpaceError(f"{'.'.join(leaf.key)}: numpy has no {leaf.dtype}. Use delta_dtype=torch.float16")
     return tuple(deltas.values())
 
 

@@ -191,9 +191,9 @@ class EnvStepper:
         """Checks the keys of the first step. Returns the keys that only the root has."""
         for key, leaf in zip(self._keys, self._leaves, strict=True):
             if after.get(key, None) is None and self._data.get(key, None) is None:
-                raise ShapeError(f"{'.'.join(leaf.key)}: is in the specs, but neither reset nor step writes it")
+                raise ShapeError(f"{'.'.join(leaf.key)}: declared in the specs, but neither reset nor step writes it")
         if not self._agents_ends and after.get("done", None) is None and after.get("terminated", None) is None:
-            raise ShapeError("the env's step writes neither done nor terminated, so that no episode would end")
+            raise ShapeError("step writes neither done nor terminated, so no episode would ever end")
         written = {*self._actions, *_leaf_keys(after)}
         # `step` puts `after` below "next" of its argument.
         return [key for key in _leaf_keys(self._data) if key not in written and key[0] != "next"]
@@ -201,9 +201,7 @@ class EnvStepper:
     def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
         """Writes a value into its part of `array`, after checking its shape and dtype."""
         if value is None:
-            raise ShapeError(
-                f"{'.'.join(leaf.key)}: this step of the env does not write it, although its first step did"
-            )
+            raise ShapeError(f"{'.'.join(leaf.key)}: the first step of the env wrote it, but this step did not")
         values = self._numpy(value)
         target = array[self._at]
         if values.shape != target.shape or values.dtype != target.dtype:

@@ -87,7 +87,7 @@ class Admission:
             else:
                 process = None
         if process is None:
-            reason = f"worker {index} is not expected: it has joined already, or is above the number of workers"
+            reason = f"worker {index} is not expected: it already joined, or its index is too high"
             connection.send_bytes(json.dumps({"refused": reason}).encode())
             raise RendezvousError(reason)
         process.info = hello

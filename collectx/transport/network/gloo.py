@@ -20,7 +20,7 @@ from collectx.transport.network.process_group import ConnectionStore, GroupPair,
 def why_not() -> str | None:
     """See `collectx.transport.network.p2p`."""
     if not dist.is_available() or not dist.is_gloo_available():
-        return "this build of torch has no gloo: install one that has, as those of pytorch.org do"
+        return "this torch build does not include gloo. Install one of pytorch.org"
     return None
 
 

@@ -45,12 +45,12 @@ _CONNECT_S = 3.0
 _PAUSE_S = 0.25
 _CLOSE_S = 5.0
 _REFUSED = (
-    "The trainer has ended, or an address is not its host's alone, as that of lo: choose a network that both hosts are "
-    "on with backend.interface."
+    "Either the trainer has ended, or this address exists on every host, like that of lo. Choose a network that both "
+    "hosts are on with backend.interface."
 )
 _SILENT = (
-    "A firewall between the two, or no network that both are on: choose another with backend.interface, or a port that "
-    "is open with backend.port."
+    "Either a firewall is between the two, or they share no network. Choose another network with backend.interface, "
+    "or an open port with backend.port."
 )
 
 
@@ -266,7 +266,7 @@ def receive_hello(connection: Connection) -> dict[str, Any]:
     """
     set_receive_timeout(connection, _HANDSHAKE_S)
     if not connection.poll(_HANDSHAKE_S):
-        raise RendezvousError(f"it knows the secret, and then said nothing for {_HANDSHAKE_S:g} s")
+        raise RendezvousError(f"it knows the secret, but sent nothing for {_HANDSHAKE_S:g} s")
     try:
         hello = json.loads(connection.recv_bytes(_HELLO_BYTES))
     except BlockingIOError as error:
@@ -274,9 +274,9 @@ def receive_hello(connection: Connection) -> dict[str, Any]:
             f"it knows the secret, but its first message was not complete after {_HANDSHAKE_S:g} s"
         ) from error
     except (ValueError, RecursionError, EOFError, OSError) as error:
-        raise RendezvousError(f"it knows the secret, and is no worker of collectx ({error!r})") from error
+        raise RendezvousError(f"it knows the secret, but is not a collectx worker ({error!r})") from error
     if not isinstance(hello, dict):
-        raise RendezvousError("it knows the secret, and is no worker of collectx")
+        raise RendezvousError("it knows the secret, but is not a collectx worker")
     return hello
 
 
@@ -305,14 +305,14 @@ def _prove_to_worker(peer: socket.socket, secret: bytes, mine: bytes, deadline_s
 def _prove_to_trainer(peer: socket.socket, secret: bytes) -> None:
     deadline_s = time.monotonic() + _HANDSHAKE_S
     if _receive_exactly(peer, len(PROTOCOL), deadline_s) != PROTOCOL:
-        raise RendezvousError("who listens there is no trainer of this version of collectx")
+        raise RendezvousError("the process listening there is not a trainer of this collectx version")
     theirs = _receive_exactly(peer, _NONCE_BYTES, deadline_s)
     mine = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(mine + _proof(secret, b"worker", theirs, mine))
     if not hmac.compare_digest(
         _receive_exactly(peer, _PROOF_BYTES, deadline_s), _proof(secret, b"trainer", mine, theirs)
     ):
-        raise RendezvousError("who listens there is the trainer of another run")
+        raise RendezvousError("the process listening there is the trainer of another run")
 
 
 def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
@@ -329,7 +329,7 @@ def _receive_exactly(peer: socket.socket, count: int, deadline_s: float) -> byte
         more = peer.recv(count - len(data))
         if not more:
             raise RendezvousError(
-                "it closed the connection: it does not know the secret of this run, or is no collectx"
+                "it closed the connection: it does not know the secret of this run, or is not a collectx process"
             )
         data += more
     return data

@@ -59,16 +59,16 @@ def why_not() -> str | None:
     version = MPI.Get_library_version()
     if not version.startswith("Open MPI"):
         return (
-            f"workers are started by MPI_Comm_spawn, which was only tried with Open MPI; this is "
+            f"MPI_Comm_spawn starts the workers, and was only tried with Open MPI; this is "
             f"{version.split(',')[0]}: pip install 'collectx[mpi]', or use backend=gloo"
         )
     if shutil.which("prte", path=mpi_path()) is None:
         scripts = sysconfig.get_path("scripts")
-        return f"Open MPI starts workers by its program prte, which is neither in {scripts} nor on PATH"
+        return f"Open MPI needs its program prte to start workers, but it is neither in {scripts} nor on PATH"
     names = ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in names):
         return (
-            "Open MPI starts no workers for root by default: set PRTE_ALLOW_RUN_AS_ROOT=1 and "
+            "Open MPI refuses to start workers for root by default. Set PRTE_ALLOW_RUN_AS_ROOT=1 and "
             "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, be another user, or use backend=gloo"
         )
     return None
@@ -93,7 +93,7 @@ def make(config: PairConfig, connection: Connection, rank: int, address: str) ->
     if mine["namespace"] and mine["namespace"] == theirs["namespace"]:
         return MpiPair(connection, timeout_s, MPI.COMM_WORLD, theirs["rank"])
     raise RuntimeError(
-        "trainer and worker are not of one MPI job, so MPI cannot connect them: start both by the same mpirun, "
+        "trainer and worker belong to different MPI jobs, so MPI cannot connect them. Start both with the same mpirun, "
         "or by srun --mpi=pmix, or let the trainer start its workers with launcher=local; or use backend=gloo"
     )
 
@@ -102,7 +102,7 @@ def initialize_ranks(timeout_s: float, knob: str) -> None:
     """Initialises MPI in a job whose ranks were started together. Each rank must call it before it waits for another in
     any other way, as it returns only when all have called it. Blocks the whole process meanwhile; if it takes longer
     than `timeout_s`, which is the value of the option `knob`, the process ends."""
-    print(f"MPI begins when all ranks have come; waiting for at most {timeout_s:g} s ({knob}).", file=sys.stderr)
+    print(f"Waiting up to {timeout_s:g} s for all MPI ranks ({knob}).", file=sys.stderr)
     # MPI holds the GIL, so only a watchdog outside of Python can end the wait.
     faulthandler.dump_traceback_later(min(timeout_s, LONGEST_WAIT_S), exit=True)
     try:
@@ -207,7 +207,7 @@ class MpiTransfer:
             if self._disconnected.poll(0):
                 raise RuntimeError("the other end has closed the connection")
             if time.monotonic() - started > self._timeout_s:
-                raise RuntimeError(f"MPI has moved nothing for {self._timeout_s:g} s")
+                raise RuntimeError(f"MPI transferred nothing for {self._timeout_s:g} s")
             time.sleep(_WAIT_POLL_S)
         if self._error is not None:
             raise RuntimeError(str(self._error)) from self._error

@@ -50,7 +50,7 @@ _CHECK_S = 0.05
 def why_not() -> str | None:
     """See `collectx.transport.network.p2p`."""
     if not rpc.is_available():
-        return "this build of torch has no RPC: install one that has, as those of pytorch.org do, or use backend=gloo"
+        return "this torch build does not include RPC. Install one of pytorch.org, or use backend=gloo"
     return None
 
 
@@ -167,9 +167,7 @@ class InboxReceive:
             if self._inbox.disconnected.poll(0):
                 raise RuntimeError("the connection broke while a message was awaited")
             if time.monotonic() > deadline_s:
-                raise RuntimeError(
-                    f"a message was awaited for {self._inbox.timeout_s:g} s (collector.worker_timeout_s)"
-                )
+                raise RuntimeError(f"no message for {self._inbox.timeout_s:g} s (collector.worker_timeout_s)")
         return self._buffer
 
 
@@ -242,13 +240,13 @@ class _Agent:
 
     def _start(self, agent_id: int, address: str, options: Mapping[str, Any]) -> None:
         if rpc.api._is_current_rpc_agent_set():
-            raise RuntimeError("this process uses torch RPC already (rpc.init_rpc), which has one agent in a process")
+            raise RuntimeError("this process already uses torch RPC (rpc.init_rpc), which allows one agent per process")
         interface = _interface_of(address)
         # TensorPipe reads it once per process.
         if interface != (self._interface or interface):
             raise RuntimeError(
-                f"torch RPC listens on {self._interface} for as long as this process lives, and cannot on {interface}: "
-                "use one network in one process (backend.interface)"
+                f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on {interface}. "
+                f"Use one network per process (backend.interface)"
             )
         if interface is not None:
             self._interface = os.environ[_INTERFACE] = interface

@@ -227,10 +227,10 @@ class NetworkTransport:
     def _remove_worker(self, process: RemoteProcess, error: Exception) -> None:
         if process.is_making_pair and process.state is not JoinState.JOINED and isinstance(error, WorkerTimeout):
             error.add_note(
-                f"Worker {process.index} on {process.info.get('host')} has reached the trainer's port "
-                f"{self.endpoint.port}, but the connection of {self._config.backend} between the two, whose port the "
-                "system chooses, could not be made: a firewall between them lets the one port through and not the "
-                "other. It must let all TCP ports through, or choose another network with backend.interface."
+                f"Worker {process.index} on {process.info.get('host')} reached the trainer's port "
+                f"{self.endpoint.port}, but not the port of {self._config.backend}, which the system chooses, so a "
+                f"firewall probably blocks it. Open all TCP ports between the two hosts, or choose another network "
+                f"with backend.interface."
             )
         has_joined = process.state is JoinState.JOINED
         # First, as Ctrl-C may end the wait for the process.

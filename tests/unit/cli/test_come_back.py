@@ -160,8 +160,8 @@ def test_a_role_that_has_written_nothing_is_told_from_one_that_does_not_exist(jo
     assert logs.main(["sweep/seed=0", role]) == 0
     out, err = capsys.readouterr()
     assert not out
-    assert f"{role} has written no log" in err
-    assert f"The output of a run is in {job.path}: metrics.jsonl" in err
+    assert f"no log of {role}" in err
+    assert f"{job.path} contains metrics.jsonl" in err
     assert logs.main(["sweep", "worker-2"]) == 2
     assert "worker-2: no such role; did you mean worker-1? (valid: job, trainer, worker-0, worker-1)" in (
         capsys.readouterr().err
@@ -175,7 +175,7 @@ def test_logs_without_a_line_name_the_files_that_have_the_output(job, capsys):
     assert logs.main(["sweep"]) == 0
     out, err = capsys.readouterr()
     assert not out
-    words = ("logs is empty", "metrics.jsonl", "events.jsonl", "result.json", f"collectx watch {job.path}")
+    words = ("no logs", "metrics.jsonl", "events.jsonl", "result.json", f"collectx watch {job.path}")
     assert [word for word in words if word not in err] == []
 
 
@@ -202,8 +202,8 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
         (logs.main, ["sweep", "wroker-0"], "did you mean worker-0?"),
         (logs.main, ["sweep", "-x"], "no such flag"),
         (logs.main, ["sweep", "job", "trainer"], "logs takes one role, got 2: job, trainer"),
-        (watch.main, [], "needs one folder"),
-        (cancel.main, ["nowhere"], "neither the folder of a run nor of a sweep"),
+        (watch.main, [], "takes one folder"),
+        (cancel.main, ["nowhere"], "contains neither a run nor a sweep"),
     ],
 )
 def test_wrong_usage(job, capsys, main, argv, message):
@@ -228,7 +228,7 @@ def test_a_run_that_ends_before_its_process_is_looked_for_has_ended(job, capsys,
 def test_the_points_of_a_sweep_may_lie_deeper_and_runs_elsewhere_not(job, tmp_path):
     point = tmp_path / "outputs" / "sweep" / "by" / "n" / "2"
     shutil.copytree(job.path, point)
-    with pytest.raises(ConfigError, match="neither the folder of a run nor of a sweep"):
+    with pytest.raises(ConfigError, match="contains neither a run nor a sweep"):
         watch.runs_of("watch", [str(tmp_path / "outputs" / "sweep")])
     (tmp_path / "outputs" / "sweep" / "multirun.yaml").touch()
     (found,) = watch.runs_of("watch", [str(tmp_path / "outputs" / "sweep")])

@@ -48,7 +48,7 @@ def test_no_escape_sequence_of_a_folder_is_printed(hostile, capsys, command, is_
 def test_an_empty_name_is_no_folder(hostile, monkeypatch, capsys, main):
     monkeypatch.chdir(hostile.path)
     assert main([""]) == 2
-    assert "the name of the folder is empty" in capsys.readouterr().err
+    assert "the folder name is empty" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -30,4 +30,4 @@ def test_export_names_the_option(blocked, capsys, monkeypatch):
     monkeypatch.setattr(export.saved_config, "run_config", lambda files: None)
     monkeypatch.setattr(export, "import_module", lambda name: SimpleNamespace(state_dict=fails))
     assert export.main(["run", "format=state_dict", "output=notes/export"]) == 2
-    assert "choose another with output=PATH" in capsys.readouterr().err.replace("\n", " ")
+    assert "Choose another output=PATH" in capsys.readouterr().err.replace("\n", " ")

@@ -73,7 +73,7 @@ def test_a_difference_after_the_loss_of_a_worker_says_so(stub, old, capsys):
         file.write('{"event":"worker_restarted","worker":1}\n')
     stub.digests = ["0", "other", "2"]
     assert reproduce.main(["old"]) == 1
-    assert "has lost workers (1): the batches after a loss cannot be repeated" in capsys.readouterr().out
+    assert "lost workers (1). Batches after a loss cannot be repeated" in capsys.readouterr().out
 
 
 @pytest.mark.ci
@@ -81,7 +81,7 @@ def test_a_run_without_digest_runs_again_and_says_so(stub, old, capsys):
     old("trainer.digest=false")
     assert reproduce.main(["old"]) == 0
     assert len(stub.calls) == 2
-    assert "has no digest" in capsys.readouterr().err
+    assert "recorded no batch digests" in capsys.readouterr().err
 
 
 @pytest.mark.sample(1)
@@ -114,7 +114,7 @@ def test_a_run_without_a_batch_is_refused_and_one_that_goes_on_grows_meanwhile(s
     assert "identical up to its end: all 3 batches" in capsys.readouterr().out
     (folder / "metrics.jsonl").write_text("")
     assert reproduce.main(["old"]) == 2
-    assert "has delivered no batch: there is nothing to repeat" in capsys.readouterr().err
+    assert "delivered no batch, so there is nothing to repeat" in capsys.readouterr().err
     assert len(stub.calls) == 2
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_began_with_some_workers_waits_for_all(stub, old, capsys):
     stub.digests = ["0", "other", "2"]
     assert reproduce.main(["old"]) == 1
     assert stub.calls[-1][0].collector.min_workers is None
-    assert "the parts of the workers that are ready" in capsys.readouterr().out
+    assert "the parts of ready workers" in capsys.readouterr().out
 
 
 @pytest.mark.sample(1)
@@ -151,7 +151,7 @@ def test_a_run_that_began_with_some_workers_waits_for_all(stub, old, capsys):
         ("collector=multi_async collector.refresh=step", "", "the weights change within a batch"),
         ("collector=multi_async", "worker_failed", None),  # this ended the run
         ("collector=multi_async", "worker_restarted", "a worker was lost"),
-        ("collector.preemptive_threshold=0.5 trainer=meter", "", "batches end when enough workers are ready"),
+        ("collector.preemptive_threshold=0.5 trainer=meter", "", "a batch ends when enough workers are ready"),
     ],
 )
 def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(stub, old, capsys, line, event, message):
@@ -222,9 +222,9 @@ def test_a_damaged_folder_is_one_message_before_anything_starts(stub, old, capsy
     ("argv", "message"),
     [
         (["nowhere"], "is not a run folder"),
-        ([], "needs one run folder"),
+        ([], "takes one run folder"),
         (["old", "-m"], "collectx run -m"),
-        (["old", "hydra.run.dir=old", "run.overwrite=true"], "this is the folder of the run to reproduce"),
+        (["old", "hydra.run.dir=old", "run.overwrite=true"], "this folder contains the run to reproduce"),
         (["old", "trainer.gama=1"], "did you mean trainer.gamma?"),
         (["old", "env=cartpol"], "did you mean cartpole?"),
     ],

@@ -57,14 +57,16 @@ def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub,
     files.meta.write_text(json.dumps({"host": socket.gethostname()}))
     with locked(files, replace=True):
         assert resume.main([str(files.path)]) == 2
-    told = f"running as process {os.getpid()} on {socket.gethostname()}: wait for its end, or end it: collectx cancel "
+    told = (
+        f"running as process {os.getpid()} on {socket.gethostname()}. Wait until it ends, or stop it: collectx cancel "
+    )
     assert f"{told}{files.path}" in (err := capsys.readouterr().err)
     assert "checkpoint" not in err
     files.jobs.mkdir()
     write_job(files, "7")
     queue.states = {"7": "PENDING"}
     assert resume.main([str(files.path)]) == 2
-    assert f"{files.path} is queued as job 7: wait for its end" in capsys.readouterr().err
+    assert f"{files.path} is queued as job 7. Wait until it ends" in capsys.readouterr().err
     queue.states = {"7": "CANCELLED"}
     assert resume.main([str(files.path)]) == 2
     assert "has no checkpoint" in capsys.readouterr().err

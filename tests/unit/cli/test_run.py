@@ -47,11 +47,11 @@ def test_a_wrong_configuration_starts_nothing_and_leaves_nothing(stub, tmp_path,
     assert run.main(["colector=x", "seed=-1"]) == run.main(["seed=1,2"]) == 2
     err = capsys.readouterr().err
     words = [
-        "2 problems in the configuration, no worker was started:\n",
+        "2 configuration errors (nothing was started):\n",
         "  - colector: no such key; ",
         "  - seed=-1: ",
     ]
-    assert [word for word in [*words, "seed=1,2: several values are a sweep: add -m"] if word not in err] == []
+    assert [word for word in [*words, "seed=1,2: to sweep over values, add -m"] if word not in err] == []
     assert (stub.calls, [*tmp_path.iterdir()]) == ([], [])
 
 
@@ -64,7 +64,7 @@ def test_integers_may_be_written_as_floats(stub):
 @pytest.mark.parametrize("word", ["hydra.run.dir=", "hydra.run.dir=''", "hydra.run.dir=null", "hydra.sweep.dir="])
 def test_an_empty_folder_is_refused(stub, tmp_path, capsys, word):
     assert run.main([word, *(["-m"] if "sweep" in word else [])]) == 2
-    assert f"  - {word}: is empty: give a folder" in capsys.readouterr().err
+    assert f"  - {word}: the folder name is empty" in capsys.readouterr().err
     assert (stub.calls, [*tmp_path.iterdir()]) == ([], [])
 
 
@@ -177,10 +177,10 @@ def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     jobs_status.write_job(files, "7")
     queue.states = {"7": "PENDING"}
     assert run.main(words) == 2
-    assert "job 7 has not ended: cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
+    assert "job 7 has not ended. Cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
     queue.error = "Unable to contact slurm controller"
     assert run.main(words) == 2
-    assert "job 7 has not ended, as far as is known (" in capsys.readouterr().err
+    assert "job 7 has not ended, as far as this host knows (" in capsys.readouterr().err
     queue.error, queue.states = "", {"7": "CANCELLED"}
     assert run.main(words) == 0
     assert jobs_status.read_job(files) is None  # it tells nothing of the new run
@@ -228,7 +228,7 @@ def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving,
     # A point without an objective ends the sweep with one message, as this sweeper wants it.
     for words, part in {
         "seed=1": "trainer.gamma=0.5: failed",
-        "seed=2": "its result has no mean_return (sweep.objective=mean_return): no episode has ended",
+        "seed=2": "its result contains no mean_return (sweep.objective=mean_return): no episode ended",
     }.items():
         assert run.main([*halving, words]) == 1
         assert part in capsys.readouterr().err
@@ -243,9 +243,13 @@ def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving,
         (["-m", "env=glob([cart*,pend*])"], ["env=cartpole", "env=pendulum"], ""),
         (["-m", "launcher=glob(*,exclude=[s*,ray])"], ["launcher=inline", "launcher=local"], ""),
         (["env=glob(cart*)"], ["run"], ""),
-        (["-m", "env=glob(x*)"], [], "env=glob(x*): glob() matches none of the choices: cartpole, counting"),
+        (["-m", "env=glob(x*)"], [], "env=glob(x*): glob() matches no choice. Choices: cartpole, counting"),
         (["-m", "seed=glob(*)"], [], "seed is not a group"),
-        (["-m", "trainer.gamma=interval(0,1)"], [], "trainer.gamma=interval(0,1): Hydra's basic sweeper enumerates"),
+        (
+            ["-m", "trainer.gamma=interval(0,1)"],
+            [],
+            "trainer.gamma=interval(0,1): Hydra's basic sweeper cannot",
+        ),
         (["-m", "hydra/sweeper=nope"], [], "nope"),
         (["hydra.run.dir=file/run"], [], "file/run cannot be made"),
         (["-m", "hydra.sweep.dir=file", "seed=1,2"], [], "file cannot be made"),
@@ -264,7 +268,7 @@ def test_an_experiments_keys_are_left_out_with_a_note_in_runs_and_points(stub, c
     by_mode = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=sweep2", "hydra.run.dir=run", "trainer=meter", "seed=1,2"]
     for words in (["trainer=meter"], [*SWEEP, "trainer=meter,ppo"], by_mode):
         assert run.main(["experiment=cartpole_ppo", *words]) == 0
-        note = "note: trainer=meter: has no trainer.target_return, which experiment=cartpole_ppo sets: left out."
+        note = "note: trainer=meter ignores trainer.target_return, set by experiment=cartpole_ppo: no such option."
         assert capsys.readouterr().err.count(note) == 1
     assert [(cfg.trainer.kind, getattr(cfg.trainer, "target_return", None)) for cfg, _, _ in stub.calls] == [
         *(("meter", None), ("meter", None), ("ppo", 475.0), ("meter", None), ("meter", None))
@@ -275,5 +279,5 @@ def test_an_experiments_keys_are_left_out_with_a_note_in_runs_and_points(stub, c
 def test_an_experiments_keys_are_left_out_where_a_third_party_sweeper_draws(stub, halving, capsys):
     words = [word.replace("trainer.gamma", "collector.preemptive_threshold") for word in halving]
     assert run.main(["experiment=cartpole_ppo", "trainer=meter", "sweep.objective=frames", *words]) == 0
-    assert "has no trainer.target_return" in capsys.readouterr().err
+    assert "ignores trainer.target_return" in capsys.readouterr().err
     assert [cfg.trainer.kind for cfg, _, _ in stub.calls] == ["meter", "meter"]

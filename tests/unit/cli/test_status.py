@@ -38,7 +38,7 @@ def test_where_slurm_cannot_be_asked_the_folder_is_read_and_it_says_so(queue, fo
     assert word == "completed"
     assert f"this machine cannot query SLURM ({queue.error})" in text
     within(status, "shutil", which=lambda name: None)
-    assert "(it has no squeue)" in said(capsys, folder)[1]
+    assert "(no squeue on PATH)" in said(capsys, folder)[1]
 
 
 def test_a_run_here_lives_as_long_as_a_process_holds_its_lock(tmp_path, capsys):

@@ -90,8 +90,8 @@ def test_all_problems_come_at_once():
         "++trainer.lerning_rate=1": ["trainer.lerning_rate: ", "did you mean trainer.learning_rate?"],
         "+trainer.sub.lerning_rate=1": ["trainer.sub.lerning_rate: trainer=ppo has no such key"],
         "collector.num_slots=${nowhere}": ["collector.num_slots: Interpolation key 'nowhere' not found"],
-        "seed": ["seed: not an override; write key=value"],
-        "env.id=a b:{": ["env.id=a b:{: cannot be read"],
+        "seed": ["seed: not an override. Write key=value"],
+        "env.id=a b:{": ["env.id=a b:{: cannot be parsed"],
         "policy.hidden_sizes=x": ["policy.hidden_sizes=x: "],
     }
     with pytest.raises(ConfigError) as raised:

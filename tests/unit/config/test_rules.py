@@ -39,7 +39,7 @@ BROKEN = {
         "inference.timeout_s=1.*256 steps that wait so long exceed collector.worker_timeout_s=120"
     ),
     # workers
-    "collector=single collector.num_workers=2": "collector.num_workers=2: .*has one worker",
+    "collector=single collector.num_workers=2": "collector.num_workers=2: .*runs one worker",
     "collector=single launcher=ray": "launcher=ray: it starts workers",
     "collector=single launcher=submitit": "launcher=submitit: .*launcher=slurm",
     "collector.num_workers_per_collector=2": "collector.num_workers_per_collector=2: .*use collector.num_workers=4",
@@ -190,8 +190,8 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("", []),
         ("collector=multi_async", ["impala"]),
         ("experiment=cartpole_impala", []),
-        ("collector.total_frames=1000", ["(1000 / 512 = 1.95): 2 whole batches, 1024 frames"]),
-        ("collector.total_frames=100", ["(100 / 512 = 0.20): 1 whole batch (512 frames) is collected."]),
+        ("collector.total_frames=1000", ["(1000 / 512 = 1.95), rounded up to 2 batches (1024 frames)"]),
+        ("collector.total_frames=100", ["(100 / 512 = 0.20), rounded up to 1 batch (512 frames)."]),
         ("collector.min_workers=1 collector.on_worker_failure=restart", ["the run needs all workers"]),
         ("collector.min_workers=1 collector.on_worker_failure=drop", []),
         ("collector.init_random_frames=192000", ["log-probability", "the policy never acts"]),

@@ -46,7 +46,7 @@ def dense(num_envs=3, mode=None, info_keys=(), **kwargs):
 def test_restart_before_the_end_is_refused_where_the_env_resets_itself(cfg):
     stepper = Stepper(build(cfg)).reset()
     assert not stepper.spec.can_restart_early
-    with pytest.raises(CollectxError, match=r"cannot be restarted before its episode ends.*autoreset_mode=disabled"):
+    with pytest.raises(CollectxError, match=r"no env can be reset before its episode ends.*autoreset_mode=disabled"):
         stepper.env.restart(np.array([True, False, False]), stepper.observation)
     stepper.env.close()
 

@@ -36,12 +36,12 @@ TORCHRL = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the tor
 IN_ENVPOOL = pytest.mark.xdist_group("envpool")  # it takes two seconds to import
 REFUSED = [
     (gym(entry_point="no.such:thing"), "env.entry_point=no.such:thing: cannot be imported"),
-    (gym(entry_point="os:sep"), "env.entry_point=os:sep: is str, expected something to call"),
+    (gym(entry_point="os:sep"), "env.entry_point=os:sep: is str, expected a class or function"),
     (wrapped({"a": 1}), r"env.wrappers\[0\]=.*expected a name"),
     (wrapped({"_target_": "gymnasium.wrappers.Nope"}), r"env.wrappers\[0\]=gymnasium.wrappers.Nope"),
     (wrapped("ClipAction"), r"env.wrappers\[0\]=ClipAction does not fit .*CartPole-v1.* requires a Box action space"),
     (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes: one of next_step"),
-    (gym_vector(3, "disabled"), "gives no choice"),
+    (gym_vector(3, "disabled"), "in this vectorization mode"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "no 'nothing'"),
     (replace(gym(), info_keys=["nothing"]), "have no 'nothing'; they have nothing"),
     (replace(gym(), exclude_keys=["mission"]), "exclude_keys names mission, which .* it has observation"),
@@ -128,7 +128,7 @@ def test_a_missing_argument_of_an_envs_constructor_is_named_as_an_option(module,
     with pytest.raises(ConfigError) as caught:
         make()
     assert list(caught.value.problems) == [
-        f"env.kwargs.{name}: Env needs it: give env.kwargs.{name}=VALUE." for name in names
+        f"env.kwargs.{name}: Env requires it: set env.kwargs.{name}=VALUE." for name in names
     ]
 
 

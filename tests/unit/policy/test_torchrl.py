@@ -88,7 +88,7 @@ def test_scores_of_the_dtype_of_a_one_hot_action_are_converted():
         (lambda seen: torch.full(seen.shape[:-1], 2), r"the indices \[2\], but there are 2 actions"),
         (lambda seen: torch.full(seen.shape[:-1], -1), r"the indices \[-1\], but there are 2 actions"),
         (lambda seen: torch.full((*seen.shape[:-1], 2), torch.nan), "a NaN among the scores of the 2 actions"),
-        (lambda seen: torch.zeros(*seen.shape[:-1], 3), r"action of shape \[3\], but the action space demands \[2\]"),
+        (lambda seen: torch.zeros(*seen.shape[:-1], 3), r"action of shape \[3\], but the action space requires \[2\]"),
     ],
 )
 def test_an_index_or_scores_of_no_action_are_refused(choose, message):

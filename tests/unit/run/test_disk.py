@@ -118,5 +118,5 @@ def test_a_run_folder_that_cannot_be_made_is_a_wrong_configuration(tmp_path, cap
         Path(tmp_path, name).touch()
     assert run.main([*small, *f"hydra.{where.format(tmp_path)}".split()]) == 2
     first, problem = capsys.readouterr().err.splitlines()
-    assert first == "A problem in the configuration, no worker was started:"
+    assert first == "Configuration error (nothing was started):"
     assert re.match("  - the run folder .*cannot be made: .*: choose another with hydra.run.dir", problem)

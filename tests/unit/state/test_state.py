@@ -157,7 +157,7 @@ def _with_a_generator():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (_Shared, "saved if the option env.vectorization_mode=async has made it"),
+        (_Shared, "saved only if env.vectorization_mode=async made it"),
         (_with_a_generator, r"env 0 of the AsyncVectorEnv: the env cannot be saved: _Shared\.handle: .* 'generator'"),
     ],
 )
@@ -172,13 +172,13 @@ def test_processes_that_cannot_be_saved_continue_to_work(make, reason):
 
 def test_bytes_that_are_no_state_are_refused():
     for damaged in (torch.zeros(9, dtype=torch.uint8), dumps(_Shared(), "env")[:-9], torch.zeros(0, dtype=torch.uint8)):
-        with pytest.raises(NotRestorable, match="env: the saved state cannot be read"):
+        with pytest.raises(NotRestorable, match="env: cannot read the saved state"):
             loads(damaged, _Shared(), "env")
 
 
 def test_the_state_of_an_env_with_other_processes_is_refused():
     state = dumps(_Stateful(), "env")
-    with pytest.raises(NotRestorable, match="less of what cannot be made anew"):
+    with pytest.raises(NotRestorable, match="fewer objects that cannot be recreated"):
         loads(state, _Shared(), "env")
 
 
@@ -206,7 +206,7 @@ def test_the_trial_at_the_start_reads_what_it_has_written_and_changes_nothing():
     env.reset(seed=0)
     env.load_state_dict = None
     assert reason_not_saved(env, "env") is None
-    assert "cannot be read again: ValueError" in reason_not_saved(_Unreadable(), "env")
+    assert "could not be read back: ValueError" in reason_not_saved(_Unreadable(), "env")
 
 
 def test_generators_continue():

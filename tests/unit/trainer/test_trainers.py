@@ -128,7 +128,7 @@ def test_the_target_ends_a_run(name, num_episodes, mean_return, ends):
     collection = Recorded(bandit(2, (64,)), num_episodes, mean_return)
     reason = made(name, target_return=20.0)[0].train(collection)
     assert collection.version == (0 if ends else 2)
-    said = "trainer.target_return=20 is reached: the mean return of the last 100 episodes is 20"
+    said = "reached trainer.target_return=20: the mean return of the last 100 episodes is 20"
     assert reason == (said if ends else None)
 
 

@@ -159,7 +159,7 @@ def test_who_is_late_and_by_which_timeout(supervisor, steps, late):
 @pytest.mark.parametrize(
     ("has_joined", "message", "num_signals"),
     [
-        (False, "worker 3 (job 7) ended before it had joined the trainer.", 0),
+        (False, "worker 3 (job 7) ended before it joined the trainer.", 0),
         # It is reported without waiting for the job, which is ended afterwards.
         (True, "worker 3 (job 7) is gone: its connection broke without an error", 2),
     ],

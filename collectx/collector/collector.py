@@ -18,7 +18,7 @@ from collectx.collector.batch_info import BatchInfo, DeliverySpec, WrittenBatch
 from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
-from collectx.collector.worker_record import WorkerState
+from collectx.collector.worker_record import RecordState
 from collectx.policy.weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
@@ -304,13 +304,13 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         for index in starting & saved_workers.keys():
             if (reason := saved_workers[index]["rollout"].get("reason")) is not None:
                 reasons[index] = reason
-        for index in (ready | starting) & state["lives"].keys() - saved_workers.keys():
+        for index in (ready | starting) & state["incarnations"].keys() - saved_workers.keys():
             reasons[index] = "the state of its envs was not saved"
         # Workers in another incarnation begin new episodes anyway. Workers that are starting get the reset in advance,
         # as their envs may turn out not to be restorable.
         reset = Reset(env_seed(seed, state["frames"], 1))
         for index in reasons.keys() | (starting & saved_workers.keys()):
-            if self.pool.records[index].incarnation == state["lives"].get(index):
+            if self.pool.records[index].incarnation == state["incarnations"].get(index):
                 self.request_reset(reset, [index])
         return reasons
 
@@ -367,7 +367,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def handles(self) -> dict[int, Any]:
         """The launcher's handles of the workers' processes, by worker; empty if workers are not processes."""
-        workers = [worker for worker in self.pool.records if worker.state is not WorkerState.DROPPED]
+        workers = [worker for worker in self.pool.records if worker.state is not RecordState.DROPPED]
         return {
             worker.index: worker.handle
             for worker in workers

@@ -47,7 +47,7 @@ from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
-from collectx.worker.spec import Placement, WorkerExtras, WorkerOverrides, WorkerSpec
+from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessSpec
 
 
 def build(
@@ -57,7 +57,7 @@ def build(
     events: Callable[..., None] = lambda name, **fields: None,
     log_dir: Path | None = None,
     launcher: Launcher | None = None,
-    overrides: Sequence[WorkerOverrides] = (),
+    overrides: Sequence[ConfigOverrides] = (),
     recorded: Sequence[RecordedBatch] | None = None,
     resume: CollectorState | None = None,
     outer: Placement | None = None,
@@ -188,13 +188,13 @@ class SpecMaker:
         overrides: one for each worker, of those that are added too; empty: none.
         num_envs: of every worker's process.
         outer: the worker that runs the collector; None: it is the run's collector.
-        served: see `WorkerSpec`.
+        served: see `ProcessSpec`.
     """
 
     def __init__(
         self,
         cfg: RunConfig,
-        overrides: Sequence[WorkerOverrides],
+        overrides: Sequence[ConfigOverrides],
         num_envs: int,
         outer: Placement | None = None,
         served: ServedActor | None = None,
@@ -213,9 +213,9 @@ class SpecMaker:
         """Whether an inference server acts for the workers."""
         return self._served is not None
 
-    def make(self, worker: int, incarnation: int) -> WorkerSpec:
+    def make(self, worker: int, incarnation: int) -> ProcessSpec:
         """The spec of a new process of a worker."""
-        overrides = self._overrides[worker] if self._overrides else WorkerOverrides()
+        overrides = self._overrides[worker] if self._overrides else ConfigOverrides()
         collector = self._cfg.collector
         if overrides.exploration_type is not None:
             collector = dataclasses.replace(collector, exploration_type=overrides.exploration_type)
@@ -226,10 +226,10 @@ class SpecMaker:
             devices=overrides.devices or self._cfg.devices,
             collector=collector,
         )
-        extras = {field.name: getattr(overrides, field.name) for field in dataclasses.fields(WorkerExtras)}
-        return WorkerSpec(cfg, self._placement(worker, incarnation), self._num_envs, self._served, **extras)
+        extras = {field.name: getattr(overrides, field.name) for field in dataclasses.fields(ProcessExtras)}
+        return ProcessSpec(cfg, self._placement(worker, incarnation), self._num_envs, self._served, **extras)
 
-    def make_server(self, index: int, incarnation: int) -> WorkerSpec:
+    def make_server(self, index: int, incarnation: int) -> ProcessSpec:
         """The spec of the inference server, with the envs and the device of the first worker."""
         placement = Placement(worker=index, index=index, num_workers=self._outer.num_workers, incarnation=incarnation)
         return dataclasses.replace(self.make(0, 0), placement=placement, served=None)
@@ -246,8 +246,8 @@ class SpecMaker:
 
 
 def _config_of_workers(cfg: RunConfig) -> RunConfig:
-    """`WorkerSpec.cfg` without overrides: plain data, and the user's env and policy, whatever the trainer's process has
-    in its configuration."""
+    """`ProcessSpec.cfg` without overrides: plain data, and the user's env and policy, whatever the trainer's process
+    has in its configuration."""
     launcher = LauncherConfig(kind="local", num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores)
     policy_device = resolve_devices(cfg.devices).policy_device
     return RunConfig(

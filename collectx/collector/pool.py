@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from collectx.collector.worker_record import Action, FailurePolicy, WorkerRecord, WorkerState
+from collectx.collector.worker_record import Action, FailurePolicy, RecordState, WorkerRecord
 from collectx.errors import set_worker, text_of
 from collectx.place.workers import Workers
 from collectx.schedule.base import Grant, Schedule
@@ -74,7 +74,7 @@ class WorkerPool:
             self.records.append(self.server)
             self._expect(self.server)
             self._start(self.server)
-            self._set_state(self.server, WorkerState.SERVING)
+            self._set_state(self.server, RecordState.SERVING)
 
     def add(self) -> None:
         """Starts one more worker, with the envs of one of the first workers, in incarnations that no other worker has.
@@ -104,7 +104,7 @@ class WorkerPool:
     def _start_first(self, worker: WorkerRecord) -> None:
         self._start(worker)
         if self._first_requests is None:
-            self._set_state(worker, WorkerState.READY)
+            self._set_state(worker, RecordState.READY)
         else:
             self._wait_for(worker, self._first_requests(worker.index))
 
@@ -115,24 +115,24 @@ class WorkerPool:
         worker.has_replied = False
 
     def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
-        self._set_state(worker, WorkerState.STARTING)
+        self._set_state(worker, RecordState.STARTING)
         worker.first_requests = first_requests
         self._workers.request(worker.index, first_requests[0])
 
-    def _set_state(self, worker: WorkerRecord, state: WorkerState) -> None:
-        self.num_ready += (state is WorkerState.READY) - (worker.state is WorkerState.READY)
-        self.num_starting += (state is WorkerState.STARTING) - (worker.state is WorkerState.STARTING)
+    def _set_state(self, worker: WorkerRecord, state: RecordState) -> None:
+        self.num_ready += (state is RecordState.READY) - (worker.state is RecordState.READY)
+        self.num_starting += (state is RecordState.STARTING) - (worker.state is RecordState.STARTING)
         worker.state = state
 
     @property
     def ready(self) -> set[int]:
         """The workers that take part in batches."""
-        return {worker.index for worker in self.records if worker.state is WorkerState.READY}
+        return {worker.index for worker in self.records if worker.state is RecordState.READY}
 
     @property
     def starting(self) -> set[int]:
         """The workers that have not replied to their first requests."""
-        return {worker.index for worker in self.records if worker.state is WorkerState.STARTING}
+        return {worker.index for worker in self.records if worker.state is RecordState.STARTING}
 
     @property
     def askable(self) -> set[int]:
@@ -183,7 +183,7 @@ class WorkerPool:
             return
         if reply.value is None:
             worker.reset = None  # its envs are restored, or new
-        self._set_state(worker, WorkerState.READY)
+        self._set_state(worker, RecordState.READY)
         self._schedule.joined(worker.index)
         counts = {"num_workers": self.num_ready, "of": len(self.records), "batches": num_batches}
         self._events("worker_ready", worker=worker.index, **counts, new_episodes=reply.value)
@@ -211,7 +211,7 @@ class WorkerPool:
             raise error
         if action is Action.DROP:
             self._leave(worker)
-            self._set_state(worker, WorkerState.DROPPED)
+            self._set_state(worker, RecordState.DROPPED)
             self.tell_server("drop", worker.index)
             self._events("worker_dropped", worker=worker.index, num_workers=self.num_alive)
             return ()
@@ -226,7 +226,7 @@ class WorkerPool:
         self._events(
             "worker_restarted",
             worker=worker.index,
-            life=worker.incarnation,
+            incarnation=worker.incarnation,
             restarts=num_restarts,
             after=type(error).__name__,
         )
@@ -238,7 +238,7 @@ class WorkerPool:
 
     def _leave(self, worker: WorkerRecord) -> None:
         """Takes a worker that is ready out of the schedule."""
-        if worker.state is WorkerState.READY:
+        if worker.state is RecordState.READY:
             self._schedule.dropped(worker.index)
 
     def tell_server(self, name: str, *arguments: Any) -> None:

@@ -1,9 +1,9 @@
 """The state of a collector, which `CollectorCore.state` returns and `CollectorCore.load` takes: tensors and plain data.
 
 A worker whose process is still starting is saved with the state that waits for that process, if there is one. A worker
-that was never ready has no entry in `lives`. At resume, a worker with an entry in `workers` continues in the same
-incarnation: its envs continue their episodes or, where envs cannot be saved, begin new ones with the next trajectory
-ids. A worker without an entry begins the next incarnation.
+that was never ready has no entry in `incarnations`. At resume, a worker with an entry in `workers` continues in the
+same incarnation: its envs continue their episodes or, where envs cannot be saved, begin new ones with the next
+trajectory ids. A worker without an entry begins the next incarnation.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from collectx.collector.worker_record import WorkerRecord
 from collectx.transport.base import Arrival, Request, SlotReport
 
 
-class SavedWorkers(TypedDict):
+class SavedRecords(TypedDict):
     """The part of the state that is about the workers.
 
     Attributes:
-        lives: the workers' incarnations, by index; see `Placement`.
+        incarnations: of the workers, by index; see `Placement`.
         workers: by worker: what `RequestHandler.state` returns.
     """
 
-    lives: dict[int, int]
+    incarnations: dict[int, int]
     workers: dict[int, dict[str, Any]]
 
 
-class CollectorState(SavedWorkers):
+class CollectorState(SavedRecords):
     """The state.
 
     Attributes:
@@ -48,21 +48,22 @@ class CollectorState(SavedWorkers):
     undelivered: list[dict[str, Any]]
 
 
-def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> SavedWorkers:
-    """Returns the entries `lives` and `workers`; `replies` are those to the request "state"."""
+def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> SavedRecords:
+    """Returns the entries `incarnations` and `workers`; `replies` are those to the request "state"."""
     # The states in requests to load one.
     kept = {worker.index: arguments[0] for worker in records for _, arguments in worker.first_requests if arguments}
-    lives = {
+    incarnations = {
         worker.index: worker.incarnation
         for worker in records
         if worker.incarnation or worker.index in kept or not worker.first_requests
     }
-    return {"lives": lives, "workers": {index: saved for index, saved in replies.items() if saved is not None} | kept}
+    workers = {index: saved for index, saved in replies.items() if saved is not None}
+    return {"incarnations": incarnations, "workers": workers | kept}
 
 
 def first_incarnations(state: CollectorState) -> dict[int, int]:
     """The incarnations with which the workers continue after `state`."""
-    return {worker: last + (worker not in state["workers"]) for worker, last in state["lives"].items()}
+    return {worker: last + (worker not in state["workers"]) for worker, last in state["incarnations"].items()}
 
 
 def first_requests(state: CollectorState | None, worker: int) -> list[Request]:

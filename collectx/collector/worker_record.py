@@ -11,10 +11,10 @@ from enum import Enum
 from collectx.errors import JobEnded
 from collectx.place.launcher import AnyHandle
 from collectx.transport.base import Reply, Request, Reset
-from collectx.worker.spec import WorkerSpec
+from collectx.worker.spec import ProcessSpec
 
 
-class WorkerState(Enum):
+class RecordState(Enum):
     """Whether a worker takes part in batches; see `collectx.collector.pool`. The inference server is `SERVING`."""
 
     STARTING = "starting"
@@ -48,8 +48,8 @@ class WorkerRecord:
 
     index: int
     incarnation: int
-    spec: WorkerSpec = field(init=False)
-    state: WorkerState | None = None
+    spec: ProcessSpec = field(init=False)
+    state: RecordState | None = None
     handle: AnyHandle | None = None
     num_restarts: int = 0
     num_requeues: int = 0

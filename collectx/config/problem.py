@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from collectx.config.schema.fields import ABSENT
+from collectx.config.schema.fields import ABSENT, Unset
 
 # A word between backticks that languages write in their own ways: `null`, `group.option`, `group=choice`.
 _WORD = re.compile(r"`(null|true|false|\w+[.=][^` ]*(?: or \w+)*)`")
@@ -84,6 +85,13 @@ class Problem:
         if None in map(language.name, _WORD.findall(self.advice)):
             advice = ": leave it out."
         return f"{subject}{' ' if is_sentence else ': '}{language.words(self.rule)}{advice}"
+
+
+def found(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Iterator[Any]:
+    """What rules yield, each called with `arguments`. A rule ends at an option that failed its own check."""
+    for rule in rules:
+        with suppress(Unset):
+            yield from rule(*arguments)
 
 
 def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: str = "") -> str:

@@ -24,7 +24,7 @@ from collectx.library.keywords import Keywords
 from collectx.library.values import for_each
 from collectx.policy.random import RandomPolicy
 from collectx.worker.requests import resolve
-from collectx.worker.spec import WorkerOverrides
+from collectx.worker.spec import ConfigOverrides
 
 
 def _keywords(collector: Any) -> set[str]:
@@ -58,7 +58,7 @@ class ReadableCollector:
     _keywords: Keywords
     _cfg: RunConfig
     # For each worker, what differs from `_cfg`.
-    _overrides: list[WorkerOverrides]
+    _overrides: list[ConfigOverrides]
     _frames_per_batch: int
     _spec: EnvSpec
     _delivery: Delivery

@@ -521,7 +521,7 @@ class BaseCollector(ReadableCollector):
             "batches": state_dict.get("iter", 0),
             "frames_by_worker": {},
             "undelivered": [],
-            "lives": {worker.index: worker.incarnation for worker in self._collector.pool.records},
+            "incarnations": {worker.index: worker.incarnation for worker in self._collector.pool.records},
             "workers": saved,
         }
         with self._exclusive():

@@ -26,7 +26,7 @@ from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
 from collectx.library.submitit import slurm_resources
 from collectx.library.values import exploration_name
-from collectx.worker.spec import WorkerOverrides
+from collectx.worker.spec import ConfigOverrides
 
 
 def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
@@ -101,7 +101,7 @@ def _inner(keywords: Keywords) -> str:
     return kind_of_class(keywords.collector_class) or ("sync" if keywords.num_workers_per_collector > 1 else "single")
 
 
-def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[WorkerOverrides], spec: EnvSpec) -> int:
+def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[ConfigOverrides], spec: EnvSpec) -> int:
     """Rounds the frames of a batch up to whole steps of all envs, as TorchRL does, in `cfg` and `overrides`; returns
     the frames of a batch.
 

@@ -17,8 +17,8 @@ from tensordict.nn import CudaGraphModule
 from collectx import rules as config_rules
 from collectx.batch import Leaf
 from collectx.config.convert import out_of_range
+from collectx.config.problem import found
 from collectx.config.registry import field_of, why_not
-from collectx.config.schema.fields import Unset
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
@@ -38,10 +38,10 @@ from collectx.library.values import device_name, entries, exploration_name, for_
 from collectx.library.weights import MODELS, unknown_models
 from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
 from collectx.place import place_of
-from collectx.place.base import visible_problems
 from collectx.place.ray import gpu_problems
 from collectx.replay.buffer import ReplayBuffer
 from collectx.run.preflight import missing_device
+from collectx.transport.network.rpc_options import visible_problems
 from collectx.user_objects import UserCollector
 
 Messages = Iterator[str]
@@ -61,12 +61,7 @@ def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str])
         cfg: the configuration that they make.
         problems: the problems that were found before.
     """
-    messages = [*problems]
-    for rule in RULES:
-        # A rule ends where it reads a value that another rule refuses.
-        with contextlib.suppress(Unset):
-            for message in rule(keywords, cfg):
-                messages.append(message)
+    messages = [*problems, *found(RULES, keywords, cfg)]
     if messages or (messages := [*_presubmitted(keywords, cfg)]):
         raise ConfigError(*dict.fromkeys(messages))
 
@@ -177,8 +172,8 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
         visible = cfg.backend.visible_devices  # type: ignore[attr-defined]
         if keywords.launcher == "mp" and (missing := next(filter(None, map(missing_device, visible or ())), None)):
             yield f"visible_devices={keywords.visible_devices!r}: {missing}"
-        elif visible is not None:
-            yield from (as_message(problem, keywords) for problem in visible_problems(visible, acting, len(acting)))
+        else:
+            yield from (as_message(problem, keywords) for problem in visible_problems(cfg.backend, acting))
     others = sorted({device for device in acting if not device.startswith("cuda")})
     if keywords.cudagraph_policy and others:
         yield (

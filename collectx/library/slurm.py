@@ -30,7 +30,7 @@ from collectx.place.slurm.array import JobArray
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.layout import RunFolder, locked, new_folder
 from collectx.user_objects import UserObjects
-from collectx.worker.spec import WorkerOverrides
+from collectx.worker.spec import ConfigOverrides
 
 # TorchRL's example of `slurm_kwargs`. Without `slurm_kwargs`, jobs have the defaults of the cluster.
 DEFAULT_SLURM_CONF: dict[str, Any] = {
@@ -45,7 +45,7 @@ _MAX_PAUSE_S = 10.0
 
 
 def open_launcher(
-    stack: contextlib.ExitStack, cfg: RunConfig, overrides: Sequence[WorkerOverrides], keywords: Keywords
+    stack: contextlib.ExitStack, cfg: RunConfig, overrides: Sequence[ConfigOverrides], keywords: Keywords
 ) -> tuple[Launcher | None, Callable[..., None]]:
     """Returns the launcher of workers that are SLURM jobs (None for others) and a function that logs events. Both end
     when `stack` is closed.

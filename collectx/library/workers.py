@@ -21,10 +21,10 @@ from collectx.library.nested import user_class
 from collectx.library.values import device_name, exploration_name, for_each, kwargs_of
 from collectx.policy.exploration import ExplorationType
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
-from collectx.worker.spec import WorkerOverrides
+from collectx.worker.spec import ConfigOverrides
 
 
-def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[WorkerOverrides]:
+def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[ConfigOverrides]:
     """Returns the overrides of `cfg` for each worker. Each has an env."""
     num_workers = cfg.collector.num_workers
     has_both = keywords.policy is not None and keywords.policy_factory is not None
@@ -45,7 +45,7 @@ def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[WorkerOverr
 
 def overrides_of_added(
     keywords: Keywords, cfg: RunConfig, create: Callable[..., Any], kwargs: Mapping[str, Any]
-) -> WorkerOverrides:
+) -> ConfigOverrides:
     """The same of a worker that is added to a running collector, with the first worker's device."""
     return _overrides(keywords, cfg, 0, _env(keywords, create, {}), kwargs)
 
@@ -67,7 +67,7 @@ def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, An
 
 def _overrides(
     keywords: Keywords, cfg: RunConfig, worker: int, env: UserEnvConfig, kwargs: Mapping[str, Any]
-) -> WorkerOverrides:
+) -> ConfigOverrides:
     """
     Args:
         kwargs: `collector_kwargs` of the worker.
@@ -79,7 +79,7 @@ def _overrides(
         hooks = replace(hooks, post_collect_hook=None)
     if (buffer := keywords.shared_buffer) is not None:
         hooks = replace(hooks, write_batch=buffer.extend)
-    return WorkerOverrides(
+    return ConfigOverrides(
         env=replace(env, kwargs=env.kwargs | (kwargs.get("create_env_kwargs") or {})),
         devices=DevicesConfig(device=None, storing_device=None, policy_device=device, env_device=None),
         exploration_type=exploration_name(kwargs["exploration_type"]) if "exploration_type" in kwargs else None,

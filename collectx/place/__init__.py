@@ -7,14 +7,14 @@ from collectx.place.base import Place
 from collectx.place.inline import Inline
 from collectx.place.local import Local
 from collectx.place.ray import RayCluster
-from collectx.place.slurm.jobs import SlurmJob, SlurmParts, SlurmWorkers
+from collectx.place.slurm.jobs import SlurmArray, SlurmJob, SlurmParts
 
 _PLACES: dict[str, type[Place]] = {
     "inline": Inline,
     "local": Local,
     "ray": RayCluster,
     "slurm": SlurmJob,
-    "submitit": SlurmWorkers,
+    "submitit": SlurmArray,
     "submitit_delayed": SlurmParts,
 }
 

@@ -13,23 +13,19 @@ from pathlib import Path
 
 from collectx.config import registry
 from collectx.config.derived import num_workers_of, resolve_devices
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, found
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymVectorEnvConfig
-from collectx.config.schema.fields import Unset
-from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.place.launcher import InlineLauncher, Launcher
+from collectx.transport.network.rpc_options import visible_problems
 
 # Backends for workers on other hosts.
 NETWORKS = tuple(name for name, kind in KINDS["backend"].items() if kind.implementation)
 
 _DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
-_VISIBLE = re.compile(r"cpu|cuda:\d+")
-# Options of `torch.distributed.rpc.TensorPipeRpcBackendOptions` that do not follow from the rest.
-_TENSORPIPE = ("num_worker_threads", "rpc_timeout", "_transports", "_channels")
 
 
 class Place:
@@ -151,12 +147,8 @@ class Place:
     # --- what does not fit ---
 
     def problems(self) -> Iterator[Problem]:
-        """What does not fit together, on any machine. A rule ends at an option that failed its own check."""
-        for rule in (self._backend_problems, self._single_problems, self._own_problems, self._tensorpipe_problems):
-            try:
-                yield from rule()
-            except Unset:
-                continue
+        """What does not fit together, on any machine."""
+        return found((self._backend_problems, self._single_problems, self._own_problems))
 
     def _backend_problems(self) -> Iterator[Problem]:
         """Collector, backend and launcher go together."""
@@ -203,23 +195,6 @@ class Place:
         """Of the options of this launcher."""
         yield from ()
 
-    def _tensorpipe_problems(self) -> Iterator[Problem]:
-        """Options of torch RPC's agents."""
-        if not isinstance(self.cfg.backend, RpcBackendConfig):
-            return
-        path = "backend.tensorpipe"
-        for key, value in self.cfg.backend.tensorpipe.items():
-            if key not in _TENSORPIPE:
-                rule = (
-                    f"has {key}: may have {', '.join(_TENSORPIPE)}; agents find each other, and bytes lie on the CPU."
-                )
-                yield Problem(path, rule)
-            elif key.startswith("_"):
-                if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-                    yield Problem(path, f"{key}={value!r}: must be a list of TensorPipe's names, as ['uv'].")
-            elif isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-                yield Problem(path, f"{key}={value!r}: must be a number above 0.")
-
     def device_problems(self) -> Iterator[Problem]:
         """Devices are CPUs or CUDA devices, and each worker sees the GPU that its policy acts on. Where the env steps
         is known when it is made."""
@@ -230,9 +205,7 @@ class Place:
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
         """Problems of the GPUs that workers see. Policies act on `acting`."""
-        visible = self.cfg.backend.visible_devices if isinstance(self.cfg.backend, RpcBackendConfig) else None
-        if visible is not None:
-            yield from visible_problems(visible, [acting] * len(visible), self.cfg.collector.num_workers)
+        yield from visible_problems(self.cfg.backend, [acting] * self.cfg.collector.num_workers)
 
     # --- what this machine lacks, and what to know ---
 
@@ -299,23 +272,3 @@ class Place:
         devices = resolve_devices(self.cfg.devices)
         ends = (devices.storing_device or "cpu", devices.policy_device or "cpu")
         return ends if self.backend == "nccl" else ("cpu", "cpu")
-
-
-def visible_problems(visible: list[str], acting: list[str], num_workers: int) -> Iterator[Problem]:
-    """Problems of the devices that workers see.
-
-    Args:
-        visible, acting: for each worker the device that it sees, and the one that its policy acts on.
-    """
-    path = "backend.visible_devices"
-    if isinstance(visible, str) or not all(_VISIBLE.fullmatch(str(each)) for each in visible):
-        rule = "must be a list, for each worker cuda:N, the only GPU that it sees, or cpu for none."
-        yield Problem(path, rule, visible)
-        return
-    if len(visible) != num_workers:
-        yield Problem(path, f"has {len(visible)} entries for {num_workers} workers: give one for each.")
-        return
-    for worker, (sees, acts) in enumerate(zip(visible, acting, strict=True)):
-        if acts not in ("cpu", "cuda", sees) or (acts == "cuda" and sees == "cpu"):
-            rule = f"the policy of worker {worker} acts on {acts}, and {sees} is all that it sees"
-            yield Problem(path, rule, visible, "give both the same.")

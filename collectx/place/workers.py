@@ -18,7 +18,7 @@ from collectx.place.launcher import AnyHandle, Entry, Launcher
 from collectx.transport.base import Request, SlotSpec, Transport
 from collectx.transport.network.handshake import Endpoint
 from collectx.user_objects import Sealed
-from collectx.worker.spec import WorkerSpec
+from collectx.worker.spec import ProcessSpec
 
 if TYPE_CHECKING:
     from collectx.env.base import EnvSpec
@@ -34,8 +34,8 @@ class Specs(Protocol):
 
     @property
     def is_served(self) -> bool: ...
-    def make(self, worker: int, incarnation: int) -> WorkerSpec: ...
-    def make_server(self, index: int, incarnation: int) -> WorkerSpec: ...
+    def make(self, worker: int, incarnation: int) -> ProcessSpec: ...
+    def make_server(self, index: int, incarnation: int) -> ProcessSpec: ...
 
 
 class Workers:
@@ -60,9 +60,9 @@ class Workers:
         launcher: Launcher,
         transport: Transport,
         specs: Specs,
-        entry: Callable[[WorkerSpec], Entry],
+        entry: Callable[[ProcessSpec], Entry],
         endpoint: Endpoint | None = None,
-        server_entry: Callable[[WorkerSpec], Entry] | None = None,
+        server_entry: Callable[[ProcessSpec], Entry] | None = None,
     ):
         self.transport = transport
         self.has_server = server_entry is not None
@@ -73,7 +73,7 @@ class Workers:
         self._endpoint = endpoint
         self._server_entry = server_entry
 
-    def expect(self, worker: int, incarnation: int, is_server: bool = False) -> WorkerSpec:
+    def expect(self, worker: int, incarnation: int, is_server: bool = False) -> ProcessSpec:
         """Lets a process of a worker's incarnation connect; returns its spec."""
         spec = (self._specs.make_server if is_server else self._specs.make)(worker, incarnation)
         self.transport.expect(worker, spec.to_json)
@@ -85,7 +85,7 @@ class Workers:
             self._launcher.announce(self._endpoint)
 
     def start(
-        self, worker: int, spec: WorkerSpec, restarts: int, previous: AnyHandle | None, is_server: bool = False
+        self, worker: int, spec: ProcessSpec, restarts: int, previous: AnyHandle | None, is_server: bool = False
     ) -> AnyHandle | None:
         """Starts the process that is expected; see `Launcher.start`."""
         entry = self._server_entry if is_server else self._entry
@@ -160,7 +160,7 @@ def _sharing_memory(launcher: Launcher, batch: SlotSpec, specs: Specs, env_spec:
     channel = InferenceChannel(batch.num_workers) if specs.is_served else None
     shared = SharedMemoryTransport(batch, supervisor, channel)
 
-    def run(spec: WorkerSpec) -> Entry:
+    def run(spec: ProcessSpec) -> Entry:
         return run_worker, (Sealed.of(spec), shared.link(spec.worker, spec.placement.incarnation))
 
     if channel is None:
@@ -168,7 +168,7 @@ def _sharing_memory(launcher: Launcher, batch: SlotSpec, specs: Specs, env_spec:
     launcher.names[batch.num_workers] = "inference server"
     served, end = dataclasses.replace(env_spec, draw=None), channel.server()
 
-    def serve(spec: WorkerSpec) -> Entry:
+    def serve(spec: ProcessSpec) -> Entry:
         return run_inference_server, (Sealed.of((spec, served)), shared.link(spec.worker), end)
 
     return Workers(launcher, shared, specs, run, server_entry=serve)
@@ -206,7 +206,7 @@ def _over_network(
     endpoint, start_timeout_s = network.endpoint, options.start_timeout_s
     build_nested = build if options.num_workers_per_collector > 1 else None
 
-    def run(spec: WorkerSpec) -> Entry:
+    def run(spec: ProcessSpec) -> Entry:
         objects = Sealed.of(spec.user_objects)
         return run_remote_worker, (endpoint, spec.worker, start_timeout_s, objects, build_nested)
 

@@ -46,7 +46,7 @@ PolicyInput = tuple[torch.Tensor, ...]
 PolicyOutput = tuple[np.ndarray, ...]
 
 
-class WorkerStopped(Exception):
+class RolloutStopped(Exception):
     """The trainer stops the worker; the current slot is incomplete and must not be sent."""
 
 
@@ -187,7 +187,7 @@ class Rollout:
             policy_version: of the current weights.
 
         Raises:
-            WorkerStopped: `stop` became nonzero.
+            RolloutStopped: `stop` became nonzero.
             ShapeError: an env or the policy returned what its spec does not allow; names the step.
         """
         infer = self._next_inference()
@@ -232,7 +232,7 @@ class Rollout:
                 for step, (seen, written, out) in enumerate(views.step_arrays()):
                     following = observations[step + 1]
                     if stop[0]:
-                        raise WorkerStopped
+                        raise RolloutStopped
                     started = perf_counter()
                     infer(seen, written)
                     acted = perf_counter()

@@ -21,7 +21,7 @@ from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.errors import ShapeError
 from collectx.rollout.inference import Inference
-from collectx.rollout.loop import Rollout, SlotViews, WorkerStopped, raise_at_step
+from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_step
 
 
 def is_possible(spec: EnvSpec, actor_leaves: Sequence[Leaf]) -> bool:
@@ -48,7 +48,7 @@ class OneEnvRollout(Rollout):
             with torch.inference_mode():
                 for step, (seen, written) in enumerate(zip(*views.policy_arrays(), strict=True)):
                     if stop[0]:
-                        raise WorkerStopped
+                        raise RolloutStopped
                     started = perf_counter()
                     for array, value in observed:
                         array[step] = value

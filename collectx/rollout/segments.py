@@ -23,7 +23,7 @@ from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array, as_ten
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.errors import ShapeError
 from collectx.policy.base import Actor
-from collectx.rollout.loop import Rollout, WorkerStopped, raise_at_step
+from collectx.rollout.loop import Rollout, RolloutStopped, raise_at_step
 from collectx.rollout.one_env import OneEnvRollout, is_possible
 from collectx.rollout.tensors import TensorRollout
 from collectx.transport.base import SlotReport
@@ -98,7 +98,7 @@ class RaggedRollout(Rollout):
             with torch.inference_mode():
                 while len(self._complete) < num_envs:
                     if self._stop[0]:
-                        raise WorkerStopped
+                        raise RolloutStopped
                     version = next(versions)
                     started = perf_counter()
                     infer(self._carry_tensors, self._written)

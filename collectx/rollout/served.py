@@ -19,7 +19,7 @@ from collectx.batch import Slot
 from collectx.env.base import Env
 from collectx.errors import ShapeError
 from collectx.random_state import HeldGenerators
-from collectx.rollout.loop import Rollout, SlotViews, WorkerStopped, raise_at_step
+from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_step
 from collectx.transport.base import SlotReport
 from collectx.transport.inference import END, InferenceClient
 
@@ -49,7 +49,7 @@ class ServedGroup(Rollout):
         env_s = 0.0
         for following, (_, written, out) in zip(observations[1:], views.step_arrays(), strict=True):
             if self._stop[0]:
-                raise WorkerStopped
+                raise RolloutStopped
             yield
             began = perf_counter()
             any_ended = env.step(written[:num_actions], out)
@@ -115,7 +115,7 @@ class ServedRollout:
                 for step in range(views[0].steps + 1):
                     for group, steps in groups:
                         if not client.wait(group):
-                            raise WorkerStopped
+                            raise RolloutStopped
                         if next(steps, END) is not END:
                             client.post(group, slot, step, pointer)
         except ShapeError as error:

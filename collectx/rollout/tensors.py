@@ -23,7 +23,7 @@ from collectx.policy.base import Actor
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.inference import Inference, RandomInference
-from collectx.rollout.loop import Rollout, WorkerStopped, raise_at_step
+from collectx.rollout.loop import Rollout, RolloutStopped, raise_at_step
 from collectx.transport.base import SlotReport
 
 
@@ -187,7 +187,7 @@ class TensorRollout(Rollout):
             with torch.inference_mode():
                 for step, (seen, written, out) in enumerate(views.steps):
                     if stop[0]:
-                        raise WorkerStopped
+                        raise RolloutStopped
                     started = perf_counter()
                     infer(seen, written)
                     acted = perf_counter()

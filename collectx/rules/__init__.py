@@ -6,14 +6,13 @@ about collection and devices. What this machine can do is checked in `collectx/r
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
-from collectx.config.problem import Problem
-from collectx.config.schema.fields import Unset
+from collectx.config.problem import Problem, found
 from collectx.config.schema.run import RunConfig
 from collectx.place import place_of
 from collectx.rules import collection, training
+from collectx.transport.network import rpc_options
 
 Rule = Callable[[RunConfig], Iterator[Problem]]
 
@@ -38,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     training.recorded_episodes,
     collection.single_collector,
     place,
+    rpc_options.tensorpipe,
     collection.nested_collectors,
     collection.inference_server,
     collection.served_policy,
@@ -49,10 +49,5 @@ RULES: tuple[Rule, ...] = (
 
 
 def problems(cfg: RunConfig, rules: Iterable[Rule] = RULES) -> list[Problem]:
-    """The problems that `rules` find. A rule ends where it reads an option that failed its own check."""
-    problems = []
-    for rule in rules:
-        with contextlib.suppress(Unset):
-            for problem in rule(cfg):
-                problems.append(problem)
-    return problems
+    """The problems that `rules` find."""
+    return [*found(rules, cfg)]

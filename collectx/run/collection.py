@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectx.run.folder.files import JsonLines
 from collectx.run.folder.layout import RunFolder
-from collectx.run.statistics import TIMES, Statistics, WorkerTotals
+from collectx.run.statistics import TIMES, PartTotals, Statistics
 from collectx.trajectories import Assembler, mask
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class RunCollection:
         entries = []
         for part in delivery.parts:
             entry = {"worker": part.worker, "policy_version": part.report.policy_version}
-            written_s, before = self._written.get(part.worker) or (-math.inf, WorkerTotals())
+            written_s, before = self._written.get(part.worker) or (-math.inf, PartTotals())
             if now_s - written_s >= _ENTRY_INTERVAL_S:
                 totals = copy(self.statistics.workers[part.worker])
                 self._written[part.worker] = now_s, totals
@@ -221,7 +221,7 @@ def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
     return line
 
 
-def _sums(before: WorkerTotals, now: WorkerTotals) -> dict[str, Any]:
+def _sums(before: PartTotals, now: PartTotals) -> dict[str, Any]:
     """Returns the sums in a complete entry of a worker, over its parts since the entry before."""
     episodes = now.episodes - before.episodes
     return {

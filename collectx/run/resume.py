@@ -196,6 +196,8 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     manifest, state = checkpoint.manifest, checkpoint.load()
     try:
         counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]
+        if "lives" in state["collector"]:  # the incarnations, in checkpoints of version 0.1
+            state["collector"]["incarnations"] = state["collector"].pop("lives")
         is_timed = isinstance(manifest["time"], float)
     except (LookupError, TypeError) as error:
         raise DamagedFile(f"{checkpoint.path}: is not the checkpoint of a run: {error!r}") from error

@@ -33,7 +33,7 @@ TIMES = ("env_s", "policy_s", "wait_s", "send_s")
 
 
 @dataclass(slots=True)
-class WorkerTotals:
+class PartTotals:
     """One worker's sums since the start: seconds of each of `TIMES`, frames, ended episodes and their returns; and how
     many versions its last part was behind the newest."""
 
@@ -50,11 +50,11 @@ class WorkerTotals:
         self.episodes += episodes
         self.total_return += total_return
 
-    def spent_since(self, earlier: WorkerTotals) -> list[float]:
+    def spent_since(self, earlier: PartTotals) -> list[float]:
         """Seconds of each of `TIMES` since an earlier copy."""
         return [now - before for now, before in zip(self.spent_s, earlier.spent_s, strict=True)]
 
-    def shares(self, since: WorkerTotals) -> tuple[float, ...]:
+    def shares(self, since: PartTotals) -> tuple[float, ...]:
         """The share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without measurements."""
         spent_s = self.spent_since(since)
         total_s = sum(spent_s)
@@ -85,7 +85,7 @@ class Statistics:
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
-        workers: `WorkerTotals` by worker index.
+        workers: `PartTotals` by worker index.
         taking_part: how many workers take part and how many were started; None if all take part.
     """
 
@@ -104,7 +104,7 @@ class Statistics:
         self.mean_return = math.nan
         self.version = 0
         self.lag = 0.0
-        self.workers: dict[int, WorkerTotals] = {}
+        self.workers: dict[int, PartTotals] = {}
         self.taking_part: tuple[int, int] | None = None
         self.started: tuple[float, float] | None = None
         self._first_frames = 0
@@ -161,12 +161,12 @@ class Statistics:
             self.first_s, self.last_s = now_s - state["elapsed_s"], now_s
         self.scalars = state["scalars"]
         self._returns.extend(state["returns"])
-        self.workers = {worker: WorkerTotals(**totals) for worker, totals in state["workers"].items()}
+        self.workers = {worker: PartTotals(**totals) for worker, totals in state["workers"].items()}
 
-    def _totals(self, worker: int) -> WorkerTotals:
+    def _totals(self, worker: int) -> PartTotals:
         if worker not in self.workers:
             # A new dict, not a new entry: the display may be iterating over the old one.
-            self.workers = self.workers | {worker: WorkerTotals()}
+            self.workers = self.workers | {worker: PartTotals()}
         return self.workers[worker]
 
     @property
@@ -253,7 +253,7 @@ class MetricsTail(Statistics):
 
 
 @dataclass(frozen=True)
-class WorkerView:
+class PartRates:
     """One worker over the last `RATE_WINDOW_S`: frames per second, shares of `TIMES`, and its current lag."""
 
     worker: int
@@ -272,7 +272,7 @@ class View:
     elapsed_s: float
     now_per_s: float | None
     trainer_share: float | None = None
-    workers: tuple[WorkerView, ...] = ()
+    workers: tuple[PartRates, ...] = ()
 
     @property
     def left_s(self) -> float | None:
@@ -329,14 +329,14 @@ def _trainer_share(now: Statistics, since: Statistics) -> float | None:
     return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None
 
 
-def _worker_views(now: Statistics, since: Statistics, passed_s: float) -> Iterator[WorkerView]:
+def _worker_views(now: Statistics, since: Statistics, passed_s: float) -> Iterator[PartRates]:
     for worker, totals in sorted(now.workers.items()):
         before, rate = since.workers.get(worker), 0.0
         if before is None or before.frames == totals.frames:
-            before = WorkerTotals()  # no frames in the last seconds: shares since the start
+            before = PartTotals()  # no frames in the last seconds: shares since the start
         elif passed_s > 0:
             rate = (totals.frames - before.frames) / passed_s
-        yield WorkerView(worker, rate, totals.shares(before), totals.lag)
+        yield PartRates(worker, rate, totals.shares(before), totals.lag)
 
 
 def bootstrap_interval(values: np.ndarray, centre: Callable[..., Any], num_draws: int) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.place import place_of
 from collectx.user_objects import Hooks
-from collectx.worker.spec import WorkerOverrides
+from collectx.worker.spec import ConfigOverrides
 
 
 class Collection(Protocol):
@@ -159,7 +159,7 @@ def remaining_fraction(collection: Collection) -> float:
     return max(0.0, 1.0 - collection.frames / collection.total_frames)
 
 
-def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[WorkerOverrides]:
+def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[ConfigOverrides]:
     """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty where the trainer's
     process writes: an option reads the batches before, or their order is reproducible."""
     options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
@@ -167,4 +167,4 @@ def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[WorkerOverrides]:
     is_ordered = options.schedule != "async" or options.order_of is not None
     if replay is None or not place_of(cfg).shares_memory or is_read or is_ordered:
         return []
-    return [WorkerOverrides(hooks=Hooks(write_batch=replay.extend))] * options.num_workers
+    return [ConfigOverrides(hooks=Hooks(write_batch=replay.extend))] * options.num_workers

@@ -20,12 +20,12 @@ from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Re
 from collectx.transport.inference import InferenceChannel, InferenceClient
 from collectx.transport.processes import Handle
 from collectx.transport.slab import NO_WORKER, Slab, SlabLink, SlabTransport
-from collectx.transport.supervisor import JoinState, Supervisor, WorkerProcess
+from collectx.transport.supervisor import JoinState, Peer, Supervisor
 
 
 @dataclass(eq=False)
-class _LocalProcess(WorkerProcess):
-    """See `WorkerProcess`. `remote_end` is the worker's end of the connection, until its process has inherited it."""
+class _LocalPeer(Peer):
+    """See `Peer`. `remote_end` is the worker's end of the connection, until its process has inherited it."""
 
     remote_end: Connection | None = None
 
@@ -33,9 +33,7 @@ class _LocalProcess(WorkerProcess):
 class SharedMemoryTransport(SlabTransport):
     """The trainer's end. Closes the supervisor and `inference` with itself."""
 
-    def __init__(
-        self, spec: SlotSpec, supervisor: Supervisor[_LocalProcess], inference: InferenceChannel | None = None
-    ):
+    def __init__(self, spec: SlotSpec, supervisor: Supervisor[_LocalPeer], inference: InferenceChannel | None = None):
         super().__init__(spec, shared=True)
         self.inference = inference
         self._supervisor = supervisor
@@ -51,7 +49,7 @@ class SharedMemoryTransport(SlabTransport):
             incarnation: of a worker that the inference server acts for.
         """
         ours, theirs = Pipe(duplex=True)
-        self._supervisor.connect(self._supervisor.add(_LocalProcess(worker, remote_end=theirs)), ours)
+        self._supervisor.connect(self._supervisor.add(_LocalPeer(worker, remote_end=theirs)), ours)
         client = None
         if incarnation is not None and self.inference is not None:
             client = self.inference.client(worker, incarnation)
@@ -62,7 +60,7 @@ class SharedMemoryTransport(SlabTransport):
         self._close_remote_end(process)
         self._supervisor.attach(process, handle)
 
-    def _close_remote_end(self, process: _LocalProcess) -> None:
+    def _close_remote_end(self, process: _LocalPeer) -> None:
         """Closes the worker's end, which its process has inherited, in this process."""
         if process.remote_end is not None:
             process.remote_end.close()
@@ -89,7 +87,7 @@ class SharedMemoryTransport(SlabTransport):
                 self._handle_message(process, message)
         return self._events.popleft()
 
-    def _handle_message(self, process: _LocalProcess, message: bytes | Exception) -> None:
+    def _handle_message(self, process: _LocalPeer, message: bytes | Exception) -> None:
         event: Arrival | Reply
         if isinstance(message, WorkerTimeout):
             process, message = self._find_late(process, message)
@@ -108,7 +106,7 @@ class SharedMemoryTransport(SlabTransport):
             self._supervisor.replied(process)
         self._events.append(event)
 
-    def _find_late(self, process: _LocalProcess, error: WorkerTimeout) -> tuple[_LocalProcess, Exception]:
+    def _find_late(self, process: _LocalPeer, error: WorkerTimeout) -> tuple[_LocalPeer, Exception]:
         """Returns the process to blame for a late worker, and its error. A worker that waits for actions is not to
         blame. Then it is a worker that does not ask for actions, as the inference server waits for it; without one, the
         server.
@@ -123,7 +121,7 @@ class SharedMemoryTransport(SlabTransport):
             self._supervisor.restart_timer(other)
         return late, self._supervisor.timeout_error(late, limit)
 
-    def _unpack_reply(self, process: _LocalProcess, pickled: bytes) -> Reply:
+    def _unpack_reply(self, process: _LocalPeer, pickled: bytes) -> Reply:
         try:
             value, failure = pickle.loads(pickled)
         except Exception as refusal:

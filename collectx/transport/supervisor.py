@@ -39,7 +39,7 @@ class JoinState(Enum):
 
 
 @dataclass(eq=False)
-class WorkerProcess:
+class Peer:
     """One process of a worker, as the transport sees it. The process that replaces it has another object.
 
     Attributes:
@@ -63,7 +63,7 @@ class WorkerProcess:
     limit: Limit | None = None
 
 
-class WorkerTimers:
+class PeerTimers:
     """One timer for each worker that owes a batch or a reply. They expire by `now_s`, which follows `clock` only with
     `advance`, and by `longest_gap_s` seconds at most.
     """
@@ -82,7 +82,7 @@ class WorkerTimers:
         self.now_s += min(self._advanced_s - before_s, self._longest_gap_s)
 
     def start(self, process: Any, limit: Limit) -> None:
-        """Starts the timer of a `collectx.transport.supervisor.WorkerProcess`, and sets its `limit`."""
+        """Starts the timer of a `collectx.transport.supervisor.Peer`, and sets its `limit`."""
         self.advance()
         process.limit = limit
         self._started.setdefault(limit, OrderedDict())[process] = self.now_s
@@ -106,10 +106,10 @@ class WorkerTimers:
         return min(((start_s + limit_s, process) for process, start_s, limit_s in oldest), key=lambda entry: entry[0])
 
 
-AnyWorker = TypeVar("AnyWorker", bound=WorkerProcess)
+AnyPeer = TypeVar("AnyPeer", bound=Peer)
 
 
-class Supervisor(Generic[AnyWorker]):
+class Supervisor(Generic[AnyPeer]):
     """Watches the workers' connections and processes. Used from one thread.
 
     Args:
@@ -133,34 +133,34 @@ class Supervisor(Generic[AnyWorker]):
         join_timeout: Callable[[int, Handle | None], Limit | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.workers: dict[int, AnyWorker] = {}
+        self.workers: dict[int, AnyPeer] = {}
         self._start_timeout_s = start_timeout_s
         self._worker_timeout_s = worker_timeout_s
         self._close_timeout_s = close_timeout_s
         self._describe = describe
         self._join_timeout = join_timeout
         self._longest_gap_s = _LONGEST_GAP * min(start_timeout_s, worker_timeout_s)
-        self._timers = WorkerTimers(self._longest_gap_s, clock)
+        self._timers = PeerTimers(self._longest_gap_s, clock)
         self._selector = selectors.DefaultSelector()
 
-    def describe(self, process: WorkerProcess) -> str:
+    def describe(self, process: Peer) -> str:
         """Names a worker in error messages, with its host if that is another one."""
         text = self._describe(process.index, process.handle)
         return text if process.host is None or f"on {process.host}" in text else f"{text} on {process.host}"
 
-    def add(self, process: AnyWorker) -> AnyWorker:
+    def add(self, process: AnyPeer) -> AnyPeer:
         """Adds the record of a worker that is expected, in place of the one that is gone."""
         self.workers[process.index] = process
         return process
 
-    def connect(self, process: WorkerProcess, connection: Connection) -> None:
+    def connect(self, process: Peer, connection: Connection) -> None:
         """Takes the connection of a worker, which has joined; the supervisor closes it."""
         set_send_timeout(connection, self._start_timeout_s)
         process.connection, process.reader = connection, MessageReader(connection)
         process.state = JoinState.JOINED
         self._selector.register(connection, selectors.EVENT_READ, process)
 
-    def attach(self, process: WorkerProcess, handle: Handle) -> None:
+    def attach(self, process: Peer, handle: Handle) -> None:
         """Watches a worker's process."""
         process.handle = handle
         if handle.sentinel >= 0:
@@ -175,25 +175,25 @@ class Supervisor(Generic[AnyWorker]):
         """Whether any worker owes a batch or a reply."""
         return self._timers.are_running
 
-    def has_message(self, process: WorkerProcess) -> bool:
+    def has_message(self, process: Peer) -> bool:
         """Whether a message or a closed connection is pending. Waits briefly: the data connection may break first."""
         assert process.connection is not None
         return process.connection.poll(min(_GRACE_S, self._close_timeout_s))
 
-    def send(self, process: WorkerProcess, message: bytes) -> None:
+    def send(self, process: Peer, message: bytes) -> None:
         """Sends to a worker that has joined. Never fails: if the worker is dead, `events` yields its error; if it reads
         nothing for its whole timeout, `events` reports that it is late."""
         assert process.connection is not None
         with contextlib.suppress(OSError):
             process.connection.send_bytes(message)
 
-    def granted(self, process: WorkerProcess) -> None:
+    def granted(self, process: Peer) -> None:
         """Notes that a worker was granted a slot, and starts its timer."""
         process.num_outstanding += 1
         if process.limit is None:
             self._timers.start(process, self._limit(process))
 
-    def delivered(self, process: WorkerProcess) -> None:
+    def delivered(self, process: Peer) -> None:
         """Notes that a worker has delivered one of its outstanding batches."""
         if not process.has_delivered:
             process.has_delivered = True
@@ -201,20 +201,20 @@ class Supervisor(Generic[AnyWorker]):
             set_send_timeout(process.connection, self._worker_timeout_s)
         self.replied(process)
 
-    def replied(self, process: WorkerProcess) -> None:
+    def replied(self, process: Peer) -> None:
         """Notes that a worker has replied to one of its requests."""
         process.num_outstanding -= 1
         self._timers.stop(process)
         if process.num_outstanding:
             self._timers.start(process, self._limit(process))
 
-    def restart_timer(self, process: WorkerProcess) -> None:
+    def restart_timer(self, process: Peer) -> None:
         """Lets a worker's full timeout begin at this moment."""
         if process.limit is not None:
             self._timers.stop(process)
             self._timers.start(process, self._limit(process))
 
-    def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyWorker, bytes | Exception]]:
+    def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyPeer, bytes | Exception]]:
         """Blocks until a worker has sent a message, is gone or is late, or a share of the timeouts has passed, for
         `timeout_s` at most; yields `(worker, message)`, or `(worker, error)` for a worker that is gone or late."""
         self._timers.advance()
@@ -228,7 +228,7 @@ class Supervisor(Generic[AnyWorker]):
         gone: set[Any] = set()
         was_called = False
         for key, _ in ready:
-            if not isinstance(key.data, WorkerProcess):
+            if not isinstance(key.data, Peer):
                 key.data()
                 was_called = True
                 continue
@@ -249,7 +249,7 @@ class Supervisor(Generic[AnyWorker]):
                 else:
                     self.restart_timer(late)  # it has joined or delivered meanwhile, and has another limit
 
-    def _messages(self, process: WorkerProcess, source: Any) -> Iterator[bytes | Exception]:
+    def _messages(self, process: Peer, source: Any) -> Iterator[bytes | Exception]:
         """The messages that a ready descriptor brings, or the error of a worker that is gone; nothing of a worker that
         was removed meanwhile."""
         if process.state is JoinState.GONE:
@@ -266,7 +266,7 @@ class Supervisor(Generic[AnyWorker]):
         if process.state is not JoinState.GONE:
             yield self._death_error(process)
 
-    def _read(self, process: WorkerProcess) -> Iterator[bytes | Exception]:
+    def _read(self, process: Peer) -> Iterator[bytes | Exception]:
         assert process.reader is not None
         try:
             messages: Sequence[bytes | Exception] = process.reader.read()
@@ -276,16 +276,16 @@ class Supervisor(Generic[AnyWorker]):
             if process.state is not JoinState.GONE:
                 yield message
 
-    def _death_error(self, process: WorkerProcess, error: Exception | None = None) -> Exception:
+    def _death_error(self, process: Peer, error: Exception | None = None) -> Exception:
         has_joined = process.state is JoinState.JOINED
         return death_error(self.describe(process), has_joined, process.handle, self._close_timeout_s, error)
 
-    def timeout_error(self, process: WorkerProcess, limit: Limit) -> Exception:
+    def timeout_error(self, process: Peer, limit: Limit) -> Exception:
         """The error of a worker that has exceeded a timeout."""
         stacks = request_stacks(process.handle.pid if process.handle is not None else None, process.connection)
         return timeout_error(self.describe(process), process.state is JoinState.JOINED, limit, stacks)
 
-    def _limit(self, process: WorkerProcess) -> Limit:
+    def _limit(self, process: Peer) -> Limit:
         if process.has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
         has_joined = process.state is JoinState.JOINED
@@ -294,7 +294,7 @@ class Supervisor(Generic[AnyWorker]):
             limit = self._join_timeout(process.index, process.handle)
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
-    def remove(self, process: WorkerProcess) -> None:
+    def remove(self, process: Peer) -> None:
         """Closes a worker's connection and ends its process; its record stays until another is added for its index."""
         process.state = JoinState.GONE
         self._timers.stop(process)

@@ -19,22 +19,22 @@ from collectx.user_objects import Sealed, UserObjects
 from collectx.worker.loop import BatchSource, run_until_stopped, run_worker_loop
 from collectx.worker.nested import NestedSource
 from collectx.worker.rollout_source import RolloutSource
-from collectx.worker.spec import WorkerSpec
+from collectx.worker.spec import ProcessSpec
 
 
-def inline_worker(spec: WorkerSpec, link: InlineLink) -> Generator[None]:
+def inline_worker(spec: ProcessSpec, link: InlineLink) -> Generator[None]:
     """A worker in the trainer's process: a generator that fills a slot each time it is advanced."""
     return run_worker_loop(link, lambda: _make_source(spec, link, is_inline=True), link.put_back)
 
 
-def run_worker(spec: Sealed[WorkerSpec], link: Link) -> None:
+def run_worker(spec: Sealed[ProcessSpec], link: Link) -> None:
     """The main function of a worker process. Returns when the trainer says stop; an error is reported to it, then
     raised."""
     run_until_stopped(link, lambda: _make_source(spec.open(), link))
 
 
 def _make_source(
-    spec: WorkerSpec, link: Any, is_inline: bool = False, build: Callable[..., Any] | None = None
+    spec: ProcessSpec, link: Any, is_inline: bool = False, build: Callable[..., Any] | None = None
 ) -> BatchSource:
     if spec.user_collector is not None:
         from collectx.worker.user_collector import UserCollectorSource
@@ -56,7 +56,7 @@ def run_remote_worker(
     """The main function of a worker that connects to the trainer over a network. Returns when the trainer says stop.
 
     Args:
-        user_objects: the parts of its `WorkerSpec` that do not travel over the connection; None: there are none.
+        user_objects: the parts of its `ProcessSpec` that do not travel over the connection; None: there are none.
         build: `collectx.collector.build`, for a worker that is itself a collector; None for others.
 
     Raises:
@@ -81,7 +81,7 @@ def run_remote_worker(
     message, link = join_trainer(endpoint, worker, info, start_timeout_s, prepare)
 
     def make_source() -> BatchSource:
-        spec = WorkerSpec.from_json(message, UserObjects() if user_objects is None else user_objects.open())
+        spec = ProcessSpec.from_json(message, UserObjects() if user_objects is None else user_objects.open())
         if spec.placement.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
             # The visible device is the first of those that this process sees.
             devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")

@@ -16,7 +16,7 @@ from collectx.rollout.served import ServedRollout
 from collectx.worker.spec import Placement, policy_seed, seed_policy
 
 
-class WorkerGenerators:
+class ProcessGenerators:
     """Made when the worker starts; seeds the generators.
 
     Args:

@@ -32,11 +32,11 @@ from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import Sealed
 from collectx.worker.inference_order import FixedOrder, Order, ReadyOrder
 from collectx.worker.loop import reported
-from collectx.worker.spec import WorkerSpec, seed_policy
+from collectx.worker.spec import ProcessSpec, seed_policy
 
 
 def run_inference_server(
-    specs: Sealed[tuple[WorkerSpec, EnvSpec]], link: SharedMemoryLink, requests: InferenceEnd
+    specs: Sealed[tuple[ProcessSpec, EnvSpec]], link: SharedMemoryLink, requests: InferenceEnd
 ) -> None:
     """The main function of the server's process. Returns when the trainer says stop; an error is reported to it, then
     raised.
@@ -56,7 +56,7 @@ class InferenceServer:
         env_spec: of one worker's envs, without the states of a recurrent policy.
     """
 
-    def __init__(self, spec: WorkerSpec, env_spec: EnvSpec, link: SharedMemoryLink, requests: InferenceEnd):
+    def __init__(self, spec: ProcessSpec, env_spec: EnvSpec, link: SharedMemoryLink, requests: InferenceEnd):
         cfg = spec.cfg
         self._link, self._requests, self._spec = link, requests, spec
         seed_policy(cfg.seed, spec.placement)
@@ -173,7 +173,7 @@ class _Views:
         return [array[rows, step] for array in self._written]
 
 
-def _order(spec: WorkerSpec, num_workers: int) -> Order:
+def _order(spec: ProcessSpec, num_workers: int) -> Order:
     cfg = spec.cfg
     assert isinstance(cfg.inference, ServerInferenceConfig)
     if acts_in_fixed_order(cfg):

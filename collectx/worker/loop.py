@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Protocol
 
 from collectx.errors import text_of
-from collectx.rollout.loop import WorkerStopped
+from collectx.rollout.loop import RolloutStopped
 from collectx.transport.base import Fill, Link, Request, SlotReport
 
 
@@ -27,7 +27,7 @@ class BatchSource(Protocol):
         """Does the reset of the grant, then fills its slot. Sets all fields of the report but `wait_s` and `send_s`.
 
         Raises:
-            WorkerStopped: the trainer stops the worker; the slot is incomplete.
+            RolloutStopped: the trainer stops the worker; the slot is incomplete.
         """
 
     def reply(self, request: Request) -> None:
@@ -57,7 +57,7 @@ def run_worker_loop(
         with reported(link):
             source = make_source()
             yield from _fill_slots(link, source, put_back)
-    except (WorkerStopped, GeneratorExit):
+    except (RolloutStopped, GeneratorExit):
         if source is not None:
             source.close()
         raise
@@ -111,7 +111,7 @@ def _close_after(source: BatchSource, error: BaseException) -> None:
 
 def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> None:
     """Runs the loop until the trainer says stop; see `run_worker_loop`."""
-    with suppress(WorkerStopped):
+    with suppress(RolloutStopped):
         for _ in run_worker_loop(link, make_source):
             pass
 
@@ -122,7 +122,7 @@ def reported(link: Link) -> Iterator[None]:
     of the end of a worker that it stops."""
     try:
         yield
-    except (WorkerStopped, GeneratorExit):
+    except (RolloutStopped, GeneratorExit):
         raise
     except BaseException as error:
         link.fail(error)

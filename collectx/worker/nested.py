@@ -23,19 +23,19 @@ from collectx.config.derived import frames_per_part
 from collectx.config.schema.collector import CollectorConfig
 from collectx.errors import WorkerError
 from collectx.policy.weights import FlatWeights
-from collectx.rollout.loop import WorkerStopped
+from collectx.rollout.loop import RolloutStopped
 from collectx.rollout.options import RolloutOptions
 from collectx.transport.base import Fill, Request, SlotReport
 from collectx.transport.network.link import NetworkLink
 from collectx.worker.requests import reply_without_state
-from collectx.worker.spec import WorkerOverrides, WorkerSpec
+from collectx.worker.spec import ConfigOverrides, ProcessSpec
 
 
 class NestedSource:
     """Batches of a collector that `build` makes (`collectx.worker.loop.BatchSource`). Fails when one of the collector's
     workers fails."""
 
-    def __init__(self, spec: WorkerSpec, link: NetworkLink, build: Callable[..., Any]):
+    def __init__(self, spec: ProcessSpec, link: NetworkLink, build: Callable[..., Any]):
         self._link = link
         self._build(spec, build)
         self._weights = FlatWeights(self._policy)
@@ -48,12 +48,12 @@ class NestedSource:
         self._acted: dict[int, int] = {}
         self._end_watch = link.on_disconnect(self._collector.interrupt)
 
-    def _build(self, spec: WorkerSpec, build: Callable[..., Any]) -> None:
+    def _build(self, spec: ProcessSpec, build: Callable[..., Any]) -> None:
         """Starts the collector; builds the module that receives its weights."""
         cfg = dataclasses.replace(spec.cfg, collector=nested_options(spec.cfg.collector))
         env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy))
         policy = policies.build(cfg.policy, env_spec, cfg.seed)
-        overrides = [WorkerOverrides(hooks=spec.hooks)] * cfg.collector.num_workers
+        overrides = [ConfigOverrides(hooks=spec.hooks)] * cfg.collector.num_workers
         self._collector = build(cfg, policy, env_spec, overrides=overrides, outer=spec.placement)
         rollout_spec = RolloutOptions.of(cfg.collector).env_spec(env_spec)
         actor, _ = policies.configured_actor(cfg, policy, rollout_spec, torch.device("cpu"))
@@ -73,7 +73,7 @@ class NestedSource:
             batch = next(collector)
         except WorkerError:
             if self._link.stop[0]:
-                raise WorkerStopped from None  # the interrupt ended its workers
+                raise RolloutStopped from None  # the interrupt ended its workers
             raise
         for key, tensor in tensors.items():
             tensor.copy_(batch.get(key).reshape(tensor.shape))

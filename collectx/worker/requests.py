@@ -28,7 +28,7 @@ from collectx.rollout.served import ServedRollout
 from collectx.state import dumps, loads
 from collectx.transport.base import Link, Request
 from collectx.user_objects import Hooks
-from collectx.worker.generators import WorkerGenerators
+from collectx.worker.generators import ProcessGenerators
 from collectx.worker.profiling import ProfileConfig, Profiling
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RequestHandler:
     def __init__(
         self,
         worker: int,
-        generators: WorkerGenerators,
+        generators: ProcessGenerators,
         rollout: Rollout | ServedRollout,
         hooks: Hooks,
         batches: Callable[[int, int], TensorDictBase],

@@ -23,7 +23,7 @@ from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
-from collectx.rollout.loop import EndsEarly, Rollout, WorkerStopped
+from collectx.rollout.loop import EndsEarly, Rollout, RolloutStopped
 from collectx.rollout.segments import rollout_class
 from collectx.rollout.served import ServedGroup, ServedRollout
 from collectx.rollout.tensors import TensorFiniteCheck
@@ -31,9 +31,9 @@ from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
-from collectx.worker.generators import WorkerGenerators
+from collectx.worker.generators import ProcessGenerators
 from collectx.worker.requests import RequestHandler
-from collectx.worker.spec import WorkerSpec, env_seeds, seed_policy
+from collectx.worker.spec import ProcessSpec, env_seeds, seed_policy
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -47,7 +47,7 @@ class RolloutSource:
             so that inline workers give the same batches as processes do, and the trainer's states are left unchanged.
     """
 
-    def __init__(self, spec: WorkerSpec, link: Link, is_inline: bool):
+    def __init__(self, spec: ProcessSpec, link: Link, is_inline: bool):
         self._spec = spec
         self._link = link
         self._is_inline = is_inline
@@ -66,7 +66,7 @@ class RolloutSource:
     def _build(self) -> None:
         spec, link = self._spec, self._link
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
-        self._generators = WorkerGenerators(cfg.seed, placement)
+        self._generators = ProcessGenerators(cfg.seed, placement)
         first_env, total_envs = placement.index * spec.num_envs, spec.num_envs * placement.num_workers
         if spec.hooks.init_fn is not None:
             spec.hooks.init_fn()
@@ -194,7 +194,7 @@ class RolloutSource:
             try:
                 report = self._rollout.collect(self._prepared[slot], self._version)
             except Exception as error:
-                if self._check is not None and not isinstance(error, WorkerStopped):
+                if self._check is not None and not isinstance(error, RolloutStopped):
                     self._check.explain(slot, error)
                 raise
             steps = report.frames // self._spec.num_envs
@@ -222,7 +222,7 @@ class RolloutSource:
         self._rollout.close()
 
 
-def _build_policy(spec: WorkerSpec, env_spec: EnvSpec, is_inline: bool) -> tuple[Callable | None, bool]:
+def _build_policy(spec: ProcessSpec, env_spec: EnvSpec, is_inline: bool) -> tuple[Callable | None, bool]:
     """The policy, and whether it is the trainer's object: an inline worker's is, unless it acts on another device."""
     cfg = spec.cfg
     if spec.keeps_weights:

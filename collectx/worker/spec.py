@@ -44,7 +44,7 @@ class Placement:
 
 
 @dataclass(kw_only=True)
-class WorkerExtras:
+class ProcessExtras:
     """Objects and limits of one worker that are no options of the configuration.
 
     Attributes:
@@ -63,7 +63,7 @@ class WorkerExtras:
 
 
 @dataclass(kw_only=True)
-class WorkerOverrides(WorkerExtras):
+class ConfigOverrides(ProcessExtras):
     """Values of one worker that replace values of the configuration. `None` replaces nothing.
 
     Attributes:
@@ -77,7 +77,7 @@ class WorkerOverrides(WorkerExtras):
 
 
 @dataclass
-class WorkerSpec(WorkerExtras):
+class ProcessSpec(ProcessExtras):
     """One process of a worker. Picklable.
 
     Attributes:
@@ -141,7 +141,7 @@ class WorkerSpec(WorkerExtras):
         }
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> WorkerSpec:
+    def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> ProcessSpec:
         """The inverse of `to_json`."""
         cfg = from_dict(fields["cfg"])
         values = {
@@ -160,7 +160,7 @@ def env_seed(seed: int, index: int, incarnation: int = 0) -> int:
     return max(1, int(np.random.SeedSequence(words).generate_state(1)[0] >> 1))
 
 
-def env_seeds(spec: WorkerSpec, seed: int) -> list[int]:
+def env_seeds(spec: ProcessSpec, seed: int) -> list[int]:
     """The seeds of a worker's envs."""
     first = spec.placement.index * spec.num_envs
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]

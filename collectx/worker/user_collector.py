@@ -22,7 +22,7 @@ from collectx.policy.weights import FlatWeights
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker.requests import reply_without_state
-from collectx.worker.spec import Placement, WorkerSpec, env_seed, seed_policy
+from collectx.worker.spec import Placement, ProcessSpec, env_seed, seed_policy
 
 _REWARD: Key = ("next", "reward")
 _DONE, _TERMINATED, _TRUNCATED = (("next", *key) for key in DONE_KEYS)
@@ -35,7 +35,7 @@ class UserCollectorSource:
     `update_policy_weights_`, if it has one.
     """
 
-    def __init__(self, spec: WorkerSpec, user_collector: UserCollector, link: Link):
+    def __init__(self, spec: ProcessSpec, user_collector: UserCollector, link: Link):
         placement = self._placement = spec.placement
         seed_policy(spec.cfg.seed, placement)
         if spec.hooks.init_fn is not None:

@@ -169,7 +169,7 @@ def test_a_resumed_run_begins_with_the_workers_that_are_there(way, gates):
     with runs.start() as run:
         run.until(checker, lambda run: run.has_joined(0, 1))
         state = run.save()
-    assert sorted(state["workers"]) == sorted(state["lives"]) == [0, 1]
+    assert sorted(state["workers"]) == sorted(state["incarnations"]) == [0, 1]
     gates.close(1)
     gates.open(2)
     with runs.start(state) as run:
@@ -177,7 +177,7 @@ def test_a_resumed_run_begins_with_the_workers_that_are_there(way, gates):
         assert run.collector.workers == [0, 2]  # batches of worker 1 may have been full in the first part
         state = run.save()
     assert run.reasons == {}
-    assert state["lives"] == {0: 0, 1: 0, 2: 0}
+    assert state["incarnations"] == {0: 0, 1: 0, 2: 0}
     assert sorted(state["workers"]) == [0, 1, 2]
     gates.open(1)
     with runs.start(state) as run:

@@ -65,7 +65,7 @@ def test_a_lost_worker_is_replaced(way, fault):
     lives = 1 if fault == "stopped" or way.place == "ray" or way is RELAY else 2
     _, log = survive(way, fault, lives, zero_copy=fault == "killed")
     assert [(each["worker"], each["type"]) for each in log.of("worker_failed")] == [(1, ERRORS[fault].__name__)] * lives
-    assert [(each["worker"], each["life"]) for each in log.of("worker_restarted")] == [(1, 1), (1, 2)][:lives]
+    assert [(each["worker"], each["incarnation"]) for each in log.of("worker_restarted")] == [(1, 1), (1, 2)][:lives]
 
 
 def test_a_worker_whose_error_has_no_text_is_replaced():

@@ -31,7 +31,7 @@ _SBATCH = {
 _EARLY_S = 60
 
 
-class SlurmWorkers(Place):
+class SlurmArray(Place):
     """`launcher=submitit`, and what all three have."""
 
     has_worker_jobs = needs_workers = True
@@ -82,7 +82,7 @@ class SlurmWorkers(Place):
         ]
 
 
-class SlurmJob(SlurmWorkers):
+class SlurmJob(SlurmArray):
     """`launcher=slurm`."""
 
     is_job = can_be_step = has_one_universe = True

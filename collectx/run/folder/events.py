@@ -85,8 +85,9 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")
     if name == "worker_restarted":
-        # Folders of earlier versions have `life` alone.
-        time, after = _nth(fields.get("restarts", fields["life"])), fields.get("after")
+        # Folders of earlier versions have `life`, the incarnation, alone.
+        number = fields["restarts"] if "restarts" in fields else fields["life"]
+        time, after = _nth(number), fields.get("after")
         why = "as SLURM has ended its job" if after == "JobEnded" else f"after {after}"
         return f"worker {worker} is restarted for the {time} time, {why}"
     if name == "worker_ready" and fields["batches"]:

@@ -17,7 +17,7 @@ from collectx.transport.base import SlotSpec
 from collectx.transport.connections import enable_keepalive, set_receive_timeout
 from collectx.transport.network.handshake import Endpoint, Listener, receive_hello
 from collectx.transport.network.p2p import TRAINER, Pair, PairConfig
-from collectx.transport.network.remote_process import RemoteProcess
+from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.supervisor import JoinState
 
 
@@ -31,7 +31,7 @@ class Admission:
 
     def __init__(
         self,
-        workers: dict[int, RemoteProcess],
+        workers: dict[int, RemotePeer],
         batch: SlotSpec,
         config: PairConfig,
         events: Callable[..., None],
@@ -45,7 +45,7 @@ class Admission:
         # Guards the states of workers until they have joined.
         self._lock = threading.Lock()
         self._is_closed = False
-        self._admitted: queue.SimpleQueue[tuple[RemoteProcess, Connection, Pair]] = queue.SimpleQueue()
+        self._admitted: queue.SimpleQueue[tuple[RemotePeer, Connection, Pair]] = queue.SimpleQueue()
         self.readable, self._wakeup = os.pipe()
         try:
             self._listener = Listener(endpoint, self._admit, self._refuse, interface)
@@ -57,14 +57,14 @@ class Admission:
     def expect(self, index: int, make_spec: Callable[[], dict[str, Any]]) -> None:
         """Lets one process of this worker join; see `Transport.expect`."""
         with self._lock:
-            self._workers[index] = RemoteProcess(index, make_spec=make_spec)
+            self._workers[index] = RemotePeer(index, make_spec=make_spec)
 
-    def withdraw(self, process: RemoteProcess) -> None:
+    def withdraw(self, process: RemotePeer) -> None:
         """Lets this process of a worker join no longer."""
         with self._lock:
             process.state = JoinState.GONE
 
-    def take(self) -> tuple[RemoteProcess, Connection, Pair] | None:
+    def take(self) -> tuple[RemotePeer, Connection, Pair] | None:
         """The next admitted worker with its connection and its pair; None if it came too late. Blocks until
         `readable` is."""
         os.read(self.readable, 1)

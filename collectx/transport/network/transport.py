@@ -40,7 +40,7 @@ from collectx.transport.connections import socket_of
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.p2p import POLL_S, TRAINER, PairConfig, message_buffer
-from collectx.transport.network.remote_process import RemoteProcess
+from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.processes import Handle
 from collectx.transport.slab import concatenate
@@ -66,7 +66,7 @@ class NetworkTransport:
     def __init__(
         self,
         spec: SlotSpec,
-        supervisor: Supervisor[RemoteProcess],
+        supervisor: Supervisor[RemotePeer],
         endpoint: Endpoint,
         timeout_s: float,
         events: Callable[..., None] = lambda name, **fields: None,
@@ -83,7 +83,7 @@ class NetworkTransport:
         # By worker and slot. Outlives the worker, whose last batches may not have been gathered yet.
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
         # Slots whose FULL has arrived, perhaps before their last bytes, and replies that were sent after them.
-        self._announced: list[tuple[RemoteProcess, Arrival | Reply]] = []
+        self._announced: list[tuple[RemotePeer, Arrival | Reply]] = []
         self._received: deque[Arrival | Departure | Joined | Reply] = deque()
         self._weight_sync = WeightSync(spec, self._workers, supervisor.send)
         self._is_closed = False
@@ -108,7 +108,7 @@ class NetworkTransport:
         message = messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
         self._send(process, partial(self._supervisor.send, process, message))
 
-    def _send(self, process: RemoteProcess, send: Callable[[], None]) -> None:
+    def _send(self, process: RemotePeer, send: Callable[[], None]) -> None:
         """Calls `send`, as soon as the worker has joined."""
         if process.state is JoinState.GONE:
             return  # `receive` is about to return its departure
@@ -118,7 +118,7 @@ class NetworkTransport:
         else:
             process.queued_before_join.append(send)
 
-    def _send_grant(self, process: RemoteProcess, slot: int, reset: Reset | None, version: int | None) -> None:
+    def _send_grant(self, process: RemotePeer, slot: int, reset: Reset | None, version: int | None) -> None:
         key = process.index, slot
         if key not in self._memory:
             self._memory[key] = message_buffer(self._layout.nbytes, self._config.devices[TRAINER])
@@ -165,7 +165,7 @@ class NetworkTransport:
         process.queued_before_join.clear()
         self._supervisor.restart_timer(process)
 
-    def _handle_message(self, process: RemoteProcess, message: bytes) -> None:
+    def _handle_message(self, process: RemotePeer, message: bytes) -> None:
         try:
             if message[:1] == messages.HAVE:
                 self._weight_sync.acknowledge(process)
@@ -195,7 +195,7 @@ class NetworkTransport:
         """Delivers the slots that have arrived completely, and the replies. The events of one worker keep the order in
         which it sent them."""
         announced, self._announced = self._announced, []
-        incomplete: set[RemoteProcess] = set()
+        incomplete: set[RemotePeer] = set()
         for process, event in announced:
             if process.state is JoinState.GONE:
                 continue
@@ -224,7 +224,7 @@ class NetworkTransport:
             self._supervisor.delivered(process)
             self._received.append(event)
 
-    def _remove_worker(self, process: RemoteProcess, error: Exception) -> None:
+    def _remove_worker(self, process: RemotePeer, error: Exception) -> None:
         if process.is_making_pair and process.state is not JoinState.JOINED and isinstance(error, WorkerTimeout):
             error.add_note(
                 f"Worker {process.index} on {process.info.get('host')} reached the trainer's port "
@@ -261,7 +261,7 @@ class NetworkTransport:
     def newest_weights(self) -> torch.Tensor:
         return self._weight_sync.newest_weights()
 
-    def _joined(self) -> list[RemoteProcess]:
+    def _joined(self) -> list[RemotePeer]:
         return [process for process in list(self._workers.values()) if process.state is JoinState.JOINED]
 
     def preempt(self, requested: bool) -> None:

@@ -13,7 +13,7 @@ import torch
 from collectx.transport import messages
 from collectx.transport.base import SlotSpec, Write, Writes, keep_granted
 from collectx.transport.network.p2p import message_buffer, set_stamp
-from collectx.transport.network.remote_process import RemoteProcess, Weights
+from collectx.transport.network.remote_peer import RemotePeer, Weights
 from collectx.transport.supervisor import JoinState
 
 # The maximum number of concurrent transfers. More are allowed while their total size is below `_TRANSFER_BYTES`.
@@ -28,8 +28,8 @@ class WeightSync:
     def __init__(
         self,
         spec: SlotSpec,
-        workers: dict[int, RemoteProcess],
-        send_message: Callable[[RemoteProcess, bytes], None],
+        workers: dict[int, RemotePeer],
+        send_message: Callable[[RemotePeer, bytes], None],
     ):
         self.version = spec.first_version - 1
         self._nbytes = nbytes = spec.weights_nbytes
@@ -45,7 +45,7 @@ class WeightSync:
         # Transfers share the network card: many at a time would all end late.
         self._num_sending = 0
         self._max_concurrent = max(_MIN_CONCURRENT, _TRANSFER_BYTES // max(1, nbytes))
-        self._queued: OrderedDict[RemoteProcess, None] = OrderedDict()
+        self._queued: OrderedDict[RemotePeer, None] = OrderedDict()
 
     def publish(self, writes: Writes) -> int:
         """Sends a new version, to all workers or to some, or where it is granted; see `Transport.publish`."""
@@ -73,7 +73,7 @@ class WeightSync:
         for weights in keep_granted(self._granted, version, self._shared):
             self._retire(weights)
 
-    def send_version(self, process: RemoteProcess, version: int) -> None:
+    def send_version(self, process: RemotePeer, version: int) -> None:
         """Sends weights that were kept, unless the worker has them from an earlier grant."""
         last = process.versions[-1].version if process.versions else process.weights_version
         if last != version:
@@ -109,7 +109,7 @@ class WeightSync:
         if not weights.num_users and not weights.is_needed:
             self._spare.append(weights)
 
-    def acknowledge(self, process: RemoteProcess) -> None:
+    def acknowledge(self, process: RemotePeer) -> None:
         """Notes that a worker has received what it was sent, and sends newer weights, if there are any.
 
         Raises:
@@ -127,7 +127,7 @@ class WeightSync:
         self._send_queued()
         self.send(process)
 
-    def remove(self, process: RemoteProcess) -> None:
+    def remove(self, process: RemotePeer) -> None:
         """Forgets a worker that is gone."""
         self._queued.pop(process, None)
         if process.sending is not None:
@@ -135,7 +135,7 @@ class WeightSync:
             self._num_sending -= 1
             self._send_queued()
 
-    def send(self, process: RemoteProcess) -> None:
+    def send(self, process: RemotePeer) -> None:
         """Sends the next weights to a worker that has joined and has older ones; queues it if enough are sending."""
         if self._grants_name_version:
             weights = process.versions[0] if process.versions else None

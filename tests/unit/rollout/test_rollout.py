@@ -22,7 +22,7 @@ from collectx.env import build, read_spec
 from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor
 from collectx.rollout.episodes import Episodes
-from collectx.rollout.loop import Rollout, WorkerStopped
+from collectx.rollout.loop import Rollout, RolloutStopped
 from collectx.rollout.one_env import OneEnvRollout
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.segments import RaggedRollout, rollout_class
@@ -84,7 +84,7 @@ def test_a_ragged_row_is_of_one_env_and_no_frame_is_lost_or_repeated(lengths, st
 @pytest.mark.parametrize("cfg", [gym(1), gym(3), RAGGED], ids=["one env", "lockstep", "ragged"])
 def test_a_rollout_stops_between_two_steps(cfg):
     rollout, _, rows = make(cfg, None, 4, stop=b"\1")
-    with pytest.raises(WorkerStopped):
+    with pytest.raises(RolloutStopped):
         rollout.collect(rows, 0)
     rollout.close()
 

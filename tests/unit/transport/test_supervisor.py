@@ -10,7 +10,7 @@ import pytest
 
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.transport.connections import set_receive_timeout, set_send_timeout
-from collectx.transport.supervisor import Supervisor, WorkerProcess
+from collectx.transport.supervisor import Peer, Supervisor
 
 
 class Job:
@@ -51,7 +51,7 @@ class ManualSupervisor(Supervisor):
         self.watch(watched, lambda: None)
 
     def worker(self, index):
-        return self.workers.get(index) or self.add(WorkerProcess(index))
+        return self.workers.get(index) or self.add(Peer(index))
 
     def granted(self, index):
         super().granted(self.worker(index))

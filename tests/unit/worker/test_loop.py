@@ -2,7 +2,7 @@
 
 import pytest
 
-from collectx.rollout.loop import WorkerStopped
+from collectx.rollout.loop import RolloutStopped
 from collectx.transport.base import Fill
 from collectx.worker.loop import run_until_stopped, run_worker_loop
 
@@ -30,7 +30,7 @@ class Recorder:
 
     def fill(self, grant):
         self._call("fill")
-        raise WorkerStopped
+        raise RolloutStopped
 
     def close(self):
         self._call("close")

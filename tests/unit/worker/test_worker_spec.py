@@ -9,13 +9,13 @@ from configurations import config, counting, mlp
 from collectx.collector.compose import SpecMaker
 from collectx.config.schema.launcher import RpcBackendConfig
 from collectx.user_objects import Hooks, UserObjects, UserPolicyConfig
-from collectx.worker.spec import Placement, WorkerOverrides
+from collectx.worker.spec import ConfigOverrides, Placement
 
 
 @pytest.mark.parametrize("kind", ["single", "distributed_sync", "rpc", "ray"])
 def test_a_spec_travels_as_plain_json(kind):
     cfg = config(kind, env=counting(2), policy=mlp(), seed=7, exploration_type="mode", policy_device="cuda")
-    spec = SpecMaker(cfg, [WorkerOverrides(steps=4)] * 2, 2).make(1, 3)
+    spec = SpecMaker(cfg, [ConfigOverrides(steps=4)] * 2, 2).make(1, 3)
     again = type(spec).from_json(json.loads(json.dumps(spec.to_json())), UserObjects())
     assert again == spec
     assert (again.cfg.seed, again.policy_device, again.cfg.collector.exploration_type) == (7, "cuda", "mode")
@@ -23,7 +23,7 @@ def test_a_spec_travels_as_plain_json(kind):
 
 def test_user_objects_travel_another_way():
     policy = UserPolicyConfig(kind="python", policy=print)
-    overrides = WorkerOverrides(policy=policy, hooks=Hooks(init_fn=print), keeps_weights=True)
+    overrides = ConfigOverrides(policy=policy, hooks=Hooks(init_fn=print), keeps_weights=True)
     spec = SpecMaker(config("distributed", env=counting()), [overrides], 1).make(0, 0)
     message = json.loads(json.dumps(spec.to_json()))
     assert type(spec).from_json(message, spec.user_objects) == spec
@@ -48,9 +48,9 @@ def test_random_actions_are_those_of_the_first_incarnation():
 
 def test_batches_may_end_early_where_anything_may_end_them():
     for knobs, overrides, expected in (
-        ({}, WorkerOverrides(), False),
-        ({"preemptive_threshold": 0.5}, WorkerOverrides(), True),
-        ({}, WorkerOverrides(should_end=bool), True),
+        ({}, ConfigOverrides(), False),
+        ({"preemptive_threshold": 0.5}, ConfigOverrides(), True),
+        ({}, ConfigOverrides(should_end=bool), True),
     ):
         spec = SpecMaker(config(**knobs), [overrides], 1).make(0, 0)
         assert spec.rollout.may_end_early == expected

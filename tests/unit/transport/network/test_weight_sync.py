@@ -7,7 +7,7 @@ from user_code.toyworker import batch_spec, writer
 
 from collectx.transport.network import weight_sync
 from collectx.transport.network.p2p import stamp_of
-from collectx.transport.network.remote_process import RemoteProcess
+from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.supervisor import JoinState
 
@@ -35,7 +35,7 @@ def test_a_buffer_is_not_written_to_before_it_is_received(monkeypatch, most_send
     """Four workers, one of which leaves and never receives; versions for all and for some, in any order."""
     monkeypatch.setattr(weight_sync, "_MIN_CONCURRENT", most_sending)
     monkeypatch.setattr(weight_sync, "_TRANSFER_BYTES", 0)
-    workers = {index: RemoteProcess(index, state=JoinState.JOINED, pair=Channel()) for index in range(4)}
+    workers = {index: RemotePeer(index, state=JoinState.JOINED, pair=Channel()) for index in range(4)}
     sync, draw, buffers, expected = WeightSync(SPEC, workers, lambda *message: None), random.Random(0), set(), {}
 
     def check():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from collectx.transport.network.p2p import Incoming, Outgoing, Pair
-from collectx.transport.supervisor import WorkerProcess
+from collectx.transport.supervisor import Peer
 
 
 @dataclass(eq=False)
@@ -25,8 +25,8 @@ class Weights:
 
 
 @dataclass(eq=False)
-class RemoteProcess(WorkerProcess):
-    """See `WorkerProcess`.
+class RemotePeer(Peer):
+    """See `Peer`.
 
     Attributes:
         make_spec: see `Transport.expect`.

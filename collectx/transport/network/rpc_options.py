@@ -1,0 +1,52 @@
+"""Rules of the options of `backend=rpc`. Does not import torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from collectx.config.problem import Problem
+from collectx.config.schema.launcher import BackendConfig, RpcBackendConfig
+from collectx.config.schema.run import RunConfig
+
+_VISIBLE = re.compile(r"cpu|cuda:\d+")
+# Options of `torch.distributed.rpc.TensorPipeRpcBackendOptions` that do not follow from the rest.
+_TENSORPIPE = ("num_worker_threads", "rpc_timeout", "_transports", "_channels")
+
+
+def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
+    """Options of torch RPC's agents."""
+    if not isinstance(cfg.backend, RpcBackendConfig):
+        return
+    path = "backend.tensorpipe"
+    for key, value in cfg.backend.tensorpipe.items():
+        if key not in _TENSORPIPE:
+            rule = f"has {key}: may have {', '.join(_TENSORPIPE)}; agents find each other, and bytes lie on the CPU."
+            yield Problem(path, rule)
+        elif key.startswith("_"):
+            if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+                yield Problem(path, f"{key}={value!r}: must be a list of TensorPipe's names, as ['uv'].")
+        elif isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            yield Problem(path, f"{key}={value!r}: must be a number above 0.")
+
+
+def visible_problems(backend: BackendConfig, acting: Sequence[str]) -> Iterator[Problem]:
+    """Problems of the devices that workers see.
+
+    Args:
+        acting: for each worker the device that its policy acts on.
+    """
+    path, visible = "backend.visible_devices", getattr(backend, "visible_devices", None)
+    if visible is None:
+        return
+    if isinstance(visible, str) or not all(_VISIBLE.fullmatch(str(each)) for each in visible):
+        rule = "must be a list, for each worker cuda:N, the only GPU that it sees, or cpu for none."
+        yield Problem(path, rule, visible)
+        return
+    if len(visible) != len(acting):
+        yield Problem(path, f"has {len(visible)} entries for {len(acting)} workers: give one for each.")
+        return
+    for worker, (sees, acts) in enumerate(zip(visible, acting, strict=True)):
+        if acts not in ("cpu", "cuda", sees) or (acts == "cuda" and sees == "cpu"):
+            rule = f"the policy of worker {worker} acts on {acts}, and {sees} is all that it sees"
+            yield Problem(path, rule, visible, "give both the same.")

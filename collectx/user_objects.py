@@ -204,7 +204,8 @@ class UserEnvConfig(_ByValue, EnvConfig):
     """An env as a callable.
 
     Attributes:
-        create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or is such an env.
+        create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or is such an env. May
+            name `env_index` and `worker_index` (`collectx.env.numbers`).
         num_envs: of the group; 0: the number that one call makes, a single env without a batch dimension.
         info_keys, exclude_keys: as of the other kinds.
     """

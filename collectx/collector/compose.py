@@ -205,8 +205,8 @@ class SpecMaker:
         self._num_envs = num_envs
         self._num_workers = num_workers_of(cfg.collector)
         self._visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
-        num_processes = self._num_workers * cfg.collector.num_workers_per_collector
-        self._outer = outer or Placement(worker=0, index=0, num_workers=num_processes)
+        self._processes = cfg.collector.num_workers_per_collector  # of each worker
+        self._outer = outer or Placement(worker=0, index=0, num_workers=self._num_workers * self._processes)
 
     @property
     def is_served(self) -> bool:
@@ -242,6 +242,8 @@ class SpecMaker:
             num_workers=outer.num_workers,
             incarnation=outer.incarnation + incarnation,
             visible_device=self._visible_devices[index] if self._visible_devices else None,
+            env_index=outer.env_index + worker * self._processes * self._num_envs,
+            worker_index=outer.worker_index + worker * self._processes,
         )
 
 

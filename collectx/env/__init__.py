@@ -12,16 +12,18 @@ from collectx import signal_handlers
 from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
+from collectx.env.numbers import SPACES, EnvNumbers
 from collectx.random_state import preserve_random_state
 from collectx.user_objects import UserEnvConfig
 
 
-def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
+def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: EnvNumbers = SPACES) -> Env:
     """Makes the group of envs of `cfg`. Blocks while the envs are made.
 
     Args:
-        first_index: index of the group's first env among all envs of the run.
+        first_index: index of the group's first env among all envs of the run; an added worker repeats those of another.
         incarnation: of its worker; see `collectx.worker.spec.Placement`.
+        numbers: of the group's first env.
 
     Raises:
         ConfigError: what the configuration names is not there, or a package that it needs is not installed.
@@ -31,8 +33,8 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0) -> Env:
         if isinstance(cfg, UserEnvConfig):
             from collectx.env.user_env import make_user_env
 
-            return make_user_env(cfg)
-        return implementation("env", cfg.kind)(cfg, first_index, incarnation)
+            return make_user_env(cfg, numbers)
+        return implementation("env", cfg.kind)(cfg, first_index, incarnation, numbers)
     finally:
         signal_handlers.restore(named(cfg))
 
@@ -44,7 +46,10 @@ def named(cfg: EnvConfig) -> str:
 
 
 def read_spec(
-    cfg: EnvConfig, with_example: bool = False, examine: Callable[[Env], object] = lambda group: None
+    cfg: EnvConfig,
+    with_example: bool = False,
+    examine: Callable[[Env], object] = lambda group: None,
+    numbers: EnvNumbers = SPACES,
 ) -> EnvSpec:
     """The spec of `build(cfg)`. Makes the envs, only one where they are independent of each other, and closes them. The
     global random generators are left unchanged.
@@ -52,11 +57,12 @@ def read_spec(
     Args:
         with_example: also resets the envs, for `EnvSpec.example_observation`.
         examine: called with the group of envs before they are closed.
+        numbers: of the first env.
     """
     # A vector env's entry point, and EnvPool, may depend on the number of envs; a group of gym envs does not.
     smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if isinstance(cfg, GymEnvConfig) else cfg
     with preserve_random_state():
-        env = build(smallest)
+        env = build(smallest, numbers=numbers)
         try:
             spec = env.spec
             if with_example:

@@ -21,6 +21,7 @@ from gymnasium import spaces
 from collectx.batch import Leaf
 from collectx.config.schema.env import CountingEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
+from collectx.env.numbers import EnvNumbers
 
 # The number of an env's first episode is this, times the incarnation of the env's worker.
 EPISODES_PER_INCARNATION = 2**32
@@ -34,7 +35,7 @@ class CountingEnv(Env):
     `cfg.step_s` seconds, for all envs of the group together.
     """
 
-    def __init__(self, cfg: CountingEnvConfig, first_index: int, incarnation: int):
+    def __init__(self, cfg: CountingEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers):
         space = spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (cfg.observation_size,), np.int64)
         leaf = Leaf(("observation",), space.shape, torch.int64)
         action = Leaf(("action",), (), torch.int64)

@@ -15,6 +15,7 @@ from collectx import data
 from collectx.batch import as_array
 from collectx.config.schema.env import DatasetEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
+from collectx.env.numbers import EnvNumbers
 from collectx.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ class DatasetEnv(Env):
         ConfigError: there is no data set, `collectx.data.load` cannot read it, or it has other rewards than one number.
     """
 
-    def __init__(self, cfg: DatasetEnvConfig, first_index: int, incarnation: int):
+    def __init__(self, cfg: DatasetEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers):
         self._dir = cfg.dir
         try:
             self._load()

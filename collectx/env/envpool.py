@@ -24,6 +24,7 @@ import numpy as np
 
 from collectx.config.schema.env import EnvPoolEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
+from collectx.env.numbers import EnvNumbers
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, checked_values, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError
@@ -42,7 +43,7 @@ class EnvPoolEnv(Env):
 
     unsaved = "EnvPool does not expose the state of its envs"
 
-    def __init__(self, cfg: EnvPoolEnvConfig, first_index: int, incarnation: int):
+    def __init__(self, cfg: EnvPoolEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers):
         try:
             import envpool
         except ImportError as error:
@@ -60,7 +61,7 @@ class EnvPoolEnv(Env):
         self._id = cfg.id
         # One spare for eight envs suffices for a random policy's short CartPole episodes. `restart` does without.
         self._num_members = num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
-        self._arguments = {**cfg.kwargs, "num_envs": num_members, "num_threads": cfg.num_threads}
+        self._arguments = {**numbers.filled(cfg.kwargs), "num_envs": num_members, "num_threads": cfg.num_threads}
         with _without_precision_warnings():
             try:
                 spec = self._envpool.make_spec(cfg.id, **self._arguments)

@@ -19,6 +19,7 @@ from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
+from collectx.env.numbers import EnvNumbers
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
@@ -28,11 +29,12 @@ from collectx.errors import ShapeError
 _EXACT = 2**24
 
 
-def build(cfg: GymEnvConfig, first_index: int, incarnation: int) -> GymEnv:
+def build(cfg: GymEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers) -> GymEnv:
     """See `collectx.env.build`."""
     with explain_errors(cfg):
         make = env_factory(cfg)
-        return group_class(cfg.num_envs)((make() for _ in range(cfg.num_envs)), cfg.info_keys, cfg.exclude_keys)
+        made = (make(numbers.of(e)) for e in range(cfg.num_envs))
+        return group_class(cfg.num_envs)(made, cfg.info_keys, cfg.exclude_keys)
 
 
 def group_class(num_envs: int) -> type[GymEnv]:

@@ -13,25 +13,42 @@ import gymnasium
 
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.env.mujoco_warnings import show_once
+from collectx.env.numbers import EnvNumbers
 from collectx.errors import ConfigError
 from collectx.user_objects import extra_advice, named_call, place_of, raise_missing, resolve
 
 
-def env_factory(cfg: GymEnvConfig) -> Callable[[], gymnasium.Env]:
+def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers], gymnasium.Env]:
     """A function that makes one env of `cfg`, wrapped."""
     entry_point = resolve_source(cfg)
     show_once()
     wrappers = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
-    make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, str(cfg.id))
-    kwargs = dict(cfg.kwargs)
+    made_by, kwargs = entry_point or constructor(cfg), dict(cfg.kwargs)
+    # Its process may not have registered the id.
+    source: Any = gymnasium.spec(_registered(cfg)) if isinstance(cfg, GymVectorEnvConfig) else cfg.id
+    make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, source)
 
-    def make_one() -> gymnasium.Env:
-        env = make(**kwargs)
-        for wrap in wrappers:
-            env = wrap(env)
+    def make_one(numbers: EnvNumbers) -> gymnasium.Env:
+        with numbers.explained():
+            env = make(**numbers.arguments(made_by, kwargs))
+            for wrap in wrappers:
+                env = wrap(env, numbers)
         return env
 
     return make_one
+
+
+def constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]:
+    """What makes an env of `cfg.id`. Where that cannot be imported, a function without parameters, as making the env
+    says why."""
+    with contextlib.suppress(Exception):
+        return _constructor(cfg)[0]
+    return lambda: None
+
+
+def _registered(cfg: GymEnvConfig | GymVectorEnvConfig) -> str:
+    """The id without the module that registers it."""
+    return str(cfg.id).rpartition(":")[2]
 
 
 def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any] | None:
@@ -58,7 +75,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
     return None
 
 
-def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
+def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env, EnvNumbers], gymnasium.Env]:
     """A function that wraps an env.
 
     Args:
@@ -69,20 +86,27 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
     is_one = not isinstance(item, Mapping) or "_target_" in item or len(item) == 1
     if not is_one or not isinstance(arguments, Mapping):
         raise ConfigError(f"{where}={item}: expected a name, or {{name: {{argument: value}}}}")
-    make = partial(resolve(name, where), **{str(key): value for key, value in arguments.items()})
-    is_gymnasiums = str(getattr(make.func, "__module__", "")).startswith("gymnasium.wrappers")
-    return partial(_wrap, make, where) if is_gymnasiums else make
+    return partial(_wrap, resolve(name, where), arguments, where)
 
 
-def _wrap(make: Callable[[gymnasium.Env], gymnasium.Env], where: str, env: gymnasium.Env) -> gymnasium.Env:
-    """Wraps an env in one of Gymnasium's wrappers. They refuse envs that do not fit them by errors of many types; a
-    user's own wrapper may have a bug, whose traceback is needed."""
+def _wrap(
+    make: Callable[..., gymnasium.Env],
+    arguments: Mapping[str, Any],
+    where: str,
+    env: gymnasium.Env,
+    numbers: EnvNumbers,
+) -> gymnasium.Env:
+    """Wraps an env. Gymnasium's wrappers refuse envs that do not fit them by errors of many types; a user's own wrapper
+    may have a bug, whose traceback is needed."""
+    kwargs = numbers.arguments(make, arguments)
+    if not str(getattr(make, "__module__", "")).startswith("gymnasium.wrappers"):
+        return make(env, **kwargs)
     try:
-        return make(env)
+        return make(env, **kwargs)
     except gymnasium.error.DependencyNotInstalled:
         raise
     except (TypeError, ValueError, AssertionError, AttributeError, gymnasium.error.Error) as error:
-        name = make.func.__name__  # type: ignore[attr-defined]
+        name = make.__name__
         raise ConfigError(f"{where}={name} does not fit {env}: {error}") from error
 
 
@@ -107,7 +131,7 @@ def _constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> tuple[Callable[..., 
     """Returns the function or the class that makes the envs, and its arguments."""
     if cfg.id is None:
         return resolve(cfg.entry_point, "env.entry_point"), {"num_envs": cfg.num_envs, **cfg.kwargs}
-    spec = gymnasium.spec(cfg.id.rpartition(":")[2])
+    spec = gymnasium.spec(_registered(cfg))
     by_vector = getattr(cfg, "vectorization_mode", None) == "vector_entry_point"
     made_by: Any = spec.vector_entry_point if by_vector else spec.entry_point
     made_by = made_by if callable(made_by) else pkgutil.resolve_name(str(made_by))

@@ -24,9 +24,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from collectx.config.schema.env import GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym import reward_number
-from collectx.env.gym_factory import explain_errors, resolve_source, wrapper
+from collectx.env.gym_factory import constructor, env_factory, explain_errors, resolve_source
 from collectx.env.infos import InfoKeys
 from collectx.env.mujoco_warnings import show_once
+from collectx.env.numbers import EnvNumbers
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
 from collectx.env.sb3 import as_vector_env
@@ -40,10 +41,10 @@ _CLOSE_S = 2.0
 _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 
-def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int) -> Env:
+def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers) -> Env:
     """See `collectx.env.build`."""
     with explain_errors(cfg):
-        return adapter(_make(cfg), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode)
+        return adapter(_make(cfg, numbers), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode)
 
 
 def adapter(
@@ -295,30 +296,42 @@ def _explain(error: Exception) -> None:
         ) from error
 
 
-def _make(cfg: GymVectorEnvConfig) -> VectorEnv:
+def _make(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
+    if cfg.id is None or cfg.vectorization_mode == "vector_entry_point":
+        return _make_batched(cfg, numbers)
+    make: Callable[[EnvNumbers], gymnasium.Env] = env_factory(cfg)
+    mode = _parse_mode(cfg.autoreset_mode) or AutoresetMode.DISABLED
+    is_async = cfg.vectorization_mode == "async"
+    if is_async:
+        make = partial(_make_checked, make, cfg.exclude_keys)
+    envs = [partial(make, numbers.of(e)) for e in range(cfg.num_envs)]
+    # Observations are copied into the caller's arrays at once, so the env need not copy them.
+    if is_async:
+        return AsyncVectorEnv(envs, autoreset_mode=mode, copy=False, context=_context(cfg.context))
+    return SyncVectorEnv(envs, autoreset_mode=mode, copy=False)
+
+
+def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
+    """What one call makes; it may name the numbers of the first env."""
     entry_point = resolve_source(cfg)
     show_once()
-    if entry_point is not None:
-        return as_vector_env(entry_point(num_envs=cfg.num_envs, **cfg.kwargs), cfg.info_keys)
-    vectorization = cfg.vectorization_mode
-    vector_kwargs: dict[str, Any] = {}
-    if vectorization in ("sync", "async"):
-        mode = _parse_mode(cfg.autoreset_mode) or AutoresetMode.DISABLED
-        # Observations are copied into the caller's arrays at once, so the env need not copy them.
-        vector_kwargs = {"autoreset_mode": mode, "copy": False}
-    if vectorization == "async":
-        vector_kwargs["context"] = _context(cfg.context)
-    wrappers: list[Callable] = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
-    if vectorization == "async":
-        wrappers += [partial(CheckedEnv, exclude_keys=cfg.exclude_keys), ProcessState]
-    return gymnasium.make_vec(
-        str(cfg.id),
-        cfg.num_envs,
-        vectorization_mode=vectorization,
-        vector_kwargs=vector_kwargs,
-        wrappers=wrappers,
-        **cfg.kwargs,
-    )
+    with numbers.explained():
+        if entry_point is not None:
+            arguments = numbers.arguments(entry_point, cfg.kwargs)
+            return as_vector_env(entry_point(num_envs=cfg.num_envs, **arguments), cfg.info_keys)
+        return gymnasium.make_vec(
+            str(cfg.id),
+            cfg.num_envs,
+            vectorization_mode=cfg.vectorization_mode,
+            **numbers.arguments(constructor(cfg), cfg.kwargs),
+        )
+
+
+def _make_checked(
+    make: Callable[[EnvNumbers], gymnasium.Env], exclude_keys: Sequence[str], numbers: EnvNumbers
+) -> gymnasium.Env:
+    """An env in a process of its own."""
+    return ProcessState(CheckedEnv(make(numbers), exclude_keys=exclude_keys))
 
 
 def _context(name: str | None) -> str:

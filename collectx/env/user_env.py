@@ -11,6 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from collectx.env.base import Env
 from collectx.env.mujoco_warnings import show_once
+from collectx.env.numbers import EnvNumbers
 from collectx.env.sb3 import as_vector_env, is_vec_env
 from collectx.env.torchrl import is_torchrl_env
 from collectx.env.torchrl.specs import has_started
@@ -18,17 +19,17 @@ from collectx.errors import ConfigError
 from collectx.user_objects import UserEnvConfig
 
 
-def make_user_env(cfg: UserEnvConfig) -> Env:
+def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
     """The group of envs that `cfg.create` makes: the envs of a VectorEnv, of a VecEnv of Stable-Baselines3 or of a
     batched env of TorchRL, or `cfg.num_envs` single envs (0: one), each made by one call. `cfg.create` may be an env,
     which is not closed.
     """
     is_users = is_env(cfg.create)
     show_once()
-    env: Any = as_vector_env(cfg.create if is_users else cfg.create(**cfg.kwargs), cfg.info_keys)
+    env: Any = as_vector_env(cfg.create if is_users else _create(cfg, numbers), cfg.info_keys)
     group: Env
     if is_torchrl_env(env):
-        group = _torchrl_group(cfg, env, is_users)
+        group = _torchrl_group(cfg, env, is_users, numbers)
         is_batched = bool(env.batch_size)
     elif isinstance(env, VectorEnv):
         from collectx.env.gym_vector import adapter
@@ -39,7 +40,7 @@ def make_user_env(cfg: UserEnvConfig) -> Env:
     elif isinstance(env, gymnasium.Env):
         from collectx.env.gym import group_class
 
-        group = group_class(cfg.num_envs or 1)(_make_envs(cfg, env), cfg.info_keys, cfg.exclude_keys)
+        group = group_class(cfg.num_envs or 1)(_make_envs(cfg, env, numbers), cfg.info_keys, cfg.exclude_keys)
         is_batched = False
     else:
         raise ConfigError(
@@ -77,7 +78,7 @@ def copied(cfg: UserEnvConfig, is_required: bool) -> UserEnvConfig:
         return cfg
 
 
-def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
+def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool, numbers: EnvNumbers) -> Env:
     from collectx.env.torchrl.group import TorchrlEnv, split_serial_env
 
     if cfg.info_keys:
@@ -89,22 +90,27 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool) -> Env:
         _check_count(cfg, env.batch_size.numel(), f"an env of batch size {list(env.batch_size)}")
         envs = [env] if is_users else split_serial_env(env)
     else:
-        envs = _make_envs(cfg, env)
+        envs = _make_envs(cfg, env, numbers)
     return TorchrlEnv(envs, owned=not is_users, exclude=cfg.exclude_keys)
 
 
-def _make_envs(cfg: UserEnvConfig, first: Any) -> list[Any]:
+def _make_envs(cfg: UserEnvConfig, first: Any, numbers: EnvNumbers) -> list[Any]:
     """`first`, and the other envs of the group."""
     if is_env(cfg.create):
         _check_count(cfg, 1, "one env, as it is an env and no function")
         return [first]
     count = cfg.num_envs or 1
-    envs = [first, *(cfg.create(**cfg.kwargs) for _ in range(count - 1))]
+    envs = [first, *(_create(cfg, numbers.of(e)) for e in range(1, count))]
     if len(set(map(id, envs))) < count:
         raise ConfigError(
             f"num_envs={count}: create_env_fn={cfg.create!r} returned the same env twice. Make a new one in each call."
         )
     return envs
+
+
+def _create(cfg: UserEnvConfig, numbers: EnvNumbers) -> Any:
+    with numbers.explained():
+        return cfg.create(**{**numbers.named_by(cfg.create), **cfg.kwargs})
 
 
 def _check_count(cfg: UserEnvConfig, count: int, description: str) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from collectx.config.derived import surplus_note
+from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import RunConfig
 from collectx.place import place_of
+from collectx.user_objects import named_call
 
 
 def warnings_of(cfg: RunConfig) -> list[str]:
@@ -37,6 +41,28 @@ def warnings_of(cfg: RunConfig) -> list[str]:
                 f"collector.init_random_frames={frames} is all of collector.total_frames={total}: the policy never "
                 "acts."
             )
+    notes += _shared_outputs(cfg)
     if surplus := surplus_note(total, collector.frames_per_batch, "collector."):
         notes.append(surplus)
     return notes
+
+
+# The arguments of RecordVideo and of Monitor that say where an env writes.
+_OUTPUTS = ("video_folder", "filename")
+
+
+def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
+    """Where several envs write to one path, each overwrites what the others wrote."""
+    env, count = cfg.env, cfg.collector.num_workers * cfg.env.num_envs
+    if not isinstance(env, GymnasiumConfig) or count == 1:
+        return
+    calls = [("env.kwargs", env.kwargs)]
+    calls += [(f"env.wrappers[{i}]", named_call(item)[1]) for i, item in enumerate(env.wrappers)]
+    for where, arguments in calls:
+        for name in _OUTPUTS if isinstance(arguments, Mapping) else ():
+            value = arguments.get(name)
+            if isinstance(value, str) and "{env_index}" not in value:
+                yield (
+                    f"{where}: all {count} envs write to {name}={value}, and overwrite each other's files. Use a path "
+                    f"for each, such as {value}/{{env_index}}."
+                )

@@ -15,6 +15,7 @@ from collectx import policy as policies
 from collectx.batch import Leaf, Slot, nested_dims, to_tensordict
 from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
+from collectx.env.numbers import EnvNumbers
 from collectx.errors import ShapeError
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.policy.base import Actor
@@ -159,7 +160,10 @@ class RolloutSource:
             # The env's processes are forked with the imports of this worker, unless a library has started a thread.
             reuse_imports()
             warm_up()
-        group = envs.build(cfg, first_env, self._spec.placement.incarnation)
+        placement = self._spec.placement
+        first_row = first_env - placement.index * self._spec.num_envs
+        numbers = EnvNumbers(placement.env_index, placement.worker_index).of(first_row)
+        group = envs.build(cfg, first_env, placement.incarnation, numbers)
         if group.spec.num_envs != num_envs:
             raise ShapeError(
                 f"worker {self._spec.worker} makes {group.spec.num_envs} envs, worker 0 makes {num_envs}: all must "

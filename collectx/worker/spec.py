@@ -34,6 +34,7 @@ class Placement:
             and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps the number
             of their worker. Added workers start at a higher number.
         visible_device: the only GPU that its process sees, or "cpu"; None: all.
+        env_index, worker_index: its numbers and those of its first env (`collectx.env.numbers`).
     """
 
     worker: int
@@ -41,6 +42,8 @@ class Placement:
     num_workers: int
     incarnation: int = 0
     visible_device: str | None = None
+    env_index: int = 0
+    worker_index: int = 0
 
 
 @dataclass(kw_only=True)

@@ -12,6 +12,7 @@ import numpy as np
 from collectx.config.schema.env import TorchrlEnvConfig
 from collectx.env.base import Env, StepArrays, closed_on_error
 from collectx.env.mujoco_warnings import show_once
+from collectx.env.numbers import EnvNumbers
 from collectx.env.torchrl import is_torchrl_env, torchrl_envs
 from collectx.env.torchrl.conversion import Conversion, Unrecognised, split_transforms
 from collectx.env.torchrl.gym_stepper import GymStepper
@@ -23,11 +24,12 @@ from collectx.errors import ConfigError, SpaceError
 from collectx.user_objects import call, resolve
 
 
-def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int) -> TorchrlEnv:
+def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers) -> TorchrlEnv:
     """See `collectx.env.build`. `cfg.target` makes either one env, or all `cfg.num_envs` envs as one batched env."""
     make = resolve(cfg.target, "env.target")
     show_once()
-    env = call(make, cfg.kwargs, "env.kwargs")
+    with numbers.explained():
+        env = call(make, numbers.arguments(make, cfg.kwargs), "env.kwargs")
     if not is_torchrl_env(env):
         raise ConfigError(f"env.target={cfg.target}: returned {type(env).__name__}, expected an EnvBase of TorchRL.")
     if env.batch_size:
@@ -37,7 +39,11 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int) -> TorchrlE
                 f"{list(env.batch_size)}: use env.num_envs={env.batch_size.numel()}."
             )
         return TorchrlEnv(split_serial_env(env), exclude=cfg.exclude_keys)
-    return TorchrlEnv([env, *(make(**cfg.kwargs) for _ in range(cfg.num_envs - 1))], exclude=cfg.exclude_keys)
+    others = []
+    for e in range(1, cfg.num_envs):
+        with numbers.of(e).explained():
+            others.append(make(**numbers.of(e).arguments(make, cfg.kwargs)))
+    return TorchrlEnv([env, *others], exclude=cfg.exclude_keys)
 
 
 class TorchrlEnv(Env):

@@ -12,6 +12,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import GymEnvConfig, GymnasiumConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
+from collectx.env.numbers import SPACES, of_evaluation
 from collectx.errors import ConfigError, EpisodeTooLong
 from collectx.policy.exploration import ExplorationType
 from collectx.random_state import single_threaded
 from collectx.run.statistics import bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
+from collectx.worker.spec import Placement
 
 # Seconds between two messages about how far an evaluation is.
 _SAY_S = 10.0
@@ -110,7 +113,9 @@ def evaluate(
     ended: set[int] = set()
     next_s = time.monotonic() + _SAY_S
     # More threads would wait for one another on busy cores, after each operation.
-    with single_threaded(), collectors.build(cfg, policy, spec) as collector:
+    numbers = of_evaluation(env.num_envs)
+    outer = Placement(0, 0, 1, env_index=numbers.env_index, worker_index=numbers.worker_index)
+    with single_threaded(), collectors.build(cfg, policy, spec, outer=outer) as collector:
         while not ended.issuperset(range(episodes)):
             batch = next(collector)
             ids = batch["collector", "traj_ids"].reshape(-1)
@@ -163,7 +168,7 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
     values = {field.name: getattr(env, field.name) for field in dataclasses.fields(GymEnvConfig)}
     values |= {"kind": "gym", "num_envs": 1, "kwargs": {**env.kwargs, "render_mode": "rgb_array"}}
     made = GymEnvConfig(**values)
-    _check_rendering(env_factory(made))
+    _check_rendering(partial(env_factory(made), SPACES))
 
     def record(one: Any) -> Any:
         return RecordVideo(one, str(folder), episode_trigger=lambda episode: episode < episodes, name_prefix="eval")

@@ -197,6 +197,8 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("collector.init_random_frames=192000", ["log-probability", "the policy never acts"]),
         ("backend.port=7000 backend.interface=lo", ["backend.interface=lo has no effect", "backend.port=7000 has no"]),
         ("collector=distributed_sync backend.port=7000", ["gloo"]),
+        ("env.wrappers=[{RecordVideo:{video_folder:v}}]", ["all 16 envs write to video_folder=v"]),
+        ("env.wrappers=[{RecordVideo:{video_folder:'v{env_index}'}}]", []),
         # Keys that need no reset of single envs are allowed where there is none.
         (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),
     ],

@@ -1,0 +1,82 @@
+"""The numbers of an env, for whatever makes it: an entry point, a constructor, a factory, a wrapper.
+
+A parameter named `env_index` or `worker_index` gets the number, unless the user passes a value. Strings of a
+configuration may contain the names in braces: "videos/{env_index}"; a string that is nothing else becomes the number.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from collectx.errors import CollectxError
+
+
+@dataclass(frozen=True)
+class EnvNumbers:
+    """The numbers of one env. No two envs of a run share an `env_index` at the same time; a replaced or resumed worker
+    has those of the worker before.
+
+    Attributes:
+        env_index: 0 to N - 1 over all workers; -1 for the env that shows its spaces; below -1 for envs that evaluate.
+        worker_index: 0 to W - 1 over all worker processes of the run; negative likewise.
+    """
+
+    env_index: int = 0
+    worker_index: int = 0
+
+    def of(self, e: int) -> EnvNumbers:
+        """The numbers of env `e` of the group whose first env has these."""
+        return replace(self, env_index=self.env_index + e)
+
+    def filled(self, value: Any) -> Any:
+        """`value` with numbers in place of the names in its strings."""
+        if isinstance(value, Mapping):
+            return {key: self.filled(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.filled(each) for each in value]
+        if isinstance(value, str):
+            for name, number in vars(self).items():
+                if value == f"{{{name}}}":
+                    return number
+                value = value.replace(f"{{{name}}}", str(number))
+        return value
+
+    def named_by(self, target: Callable[..., Any]) -> dict[str, int]:
+        """The numbers that are parameters of `target`, and that no `functools.partial` has set."""
+        try:
+            parameters = inspect.signature(target).parameters
+        except (TypeError, ValueError):  # a builtin may have no signature
+            return {}
+        is_set = target.keywords if isinstance(target, partial) else ()
+        return {name: number for name, number in vars(self).items() if name in parameters and name not in is_set}
+
+    def arguments(self, target: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of a call of `target` that a configuration describes by `kwargs`."""
+        return {**self.named_by(target), **{str(key): self.filled(value) for key, value in kwargs.items()}}
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Adds a note with the numbers to an error of the block, which makes the env."""
+        try:
+            yield
+        except CollectxError:
+            raise
+        except Exception as error:
+            shown = "the env that shows its spaces, with number -1"
+            which = shown if self == SPACES else f"env {self.env_index} of worker {self.worker_index}"
+            error.add_note(f"raised while making {which}")
+            raise
+
+
+# Of the env that is made only to read the spaces.
+SPACES = EnvNumbers(-1, -1)
+
+
+def of_evaluation(num_envs: int) -> EnvNumbers:
+    """Of the first of as many envs that evaluate a policy."""
+    return EnvNumbers(-1 - num_envs, -2)

@@ -1,0 +1,30 @@
+"""Numbers of envs in a configuration, as typed."""
+
+import os
+from pathlib import Path
+
+import pytest
+from commands import collectx, result
+
+ENV = ["env.entry_point=user_code.numbered:Numbered", "env.id=null", "env.num_envs=2", "env.kwargs.label='{env_index}'"]
+WRAPPED = ["env.wrappers=[{user_code.numbered.Checked: {also: '{env_index}'}}]"]
+RUN = ["trainer=record", "trainer.format=parquet", "collector.total_frames=128", "collector.frames_per_batch=64"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["env=gym", *ENV, *WRAPPED],
+        ["env=gym", *ENV, *WRAPPED, "collector=distributed_sync"],
+        ["env=gym_vector", "env.vectorization_mode=async", "env.id=user_code.numbered:Numbered-v0", *ENV[2:], *WRAPPED],
+    ],
+    ids=["local", "gloo", "vector_async"],
+)
+def test_a_configuration_names_the_numbers(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    collectx("run", *words, *RUN, "policy=random", "hydra.run.dir=run", cwd=tmp_path)
+    assert result(tmp_path / "run")["frames"] == 128
+    from collectx.data import load
+
+    observed = load(tmp_path / "run")["observation"].reshape(-1, 3)
+    assert {tuple(row) for row in observed.tolist()} == {(e, e // 2, e) for e in range(4)}

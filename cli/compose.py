@@ -100,7 +100,7 @@ class Composer:
         def options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
             if overrides or self.config_name != _PACKAGED:
                 return loader.get_group_options(group, kind, self.config_name, [*overrides])
-            # Such a call copies all sources, and reads the primary file; the packaged one has no search path.
+            # Such a call copies all sources, and reads the primary file; the packaged one sets no search path.
             return sorted({name for each in sources if each.is_group(group) for name in each.list(group, kind)})
 
         return {
@@ -122,7 +122,7 @@ class Composer:
         """The untyped configuration, Hydra's part (`hydra`) included.
 
         Args:
-            master: the configuration of the sweep, if the overrides are one of its points. It has the overrides of
+            master: the configuration of the sweep, if the overrides are one of its points. It contains the overrides of
                 Hydra's part, and values such as the time of the sweep's folder.
 
         Raises:

@@ -4,8 +4,8 @@ completed ones.
     <sweep>/<point's name>/     a run folder, such as `collector.num_workers=2,seed=1`
     <sweep>/multirun.yaml       the configuration that the points vary, written by Hydra's sweeper
 
-A point is completed if a run folder in the sweep's folder has the same configuration in its snapshot and a completed
-result, independent of its number. An interrupted or failed point continues from its newest checkpoint.
+A point is completed if a run folder in the sweep's folder, whatever its number, records the same configuration in its
+snapshot and a completed result. An interrupted or failed point continues from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def prepare(
     """Composes and checks every point, and prints the notes about them.
 
     Args:
-        is_multirun: whether the command line has the flag.
+        is_multirun: whether the flag is on the command line.
         machine_problems: checks a valid configuration against this machine; the second argument is whether to print
             warnings.
     """

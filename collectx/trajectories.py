@@ -31,9 +31,9 @@ def split_trajectories(
         batch: `[*, time]`, of successive frames along time.
         prefix: where the trajectory ids "traj_ids" and the "mask" are; None: in "collector", if the batch has that,
             otherwise at the root.
-        trajectory_key: of the ids, instead of `prefix`; the mask is beside them.
-        done_key: where the batch has no trajectory ids: the entry below "next" after which a trajectory has ended;
-            None: "done". The result then has ids too, from 0.
+        trajectory_key: where the ids are, instead of `prefix`; the mask is beside them.
+        done_key: for a batch without trajectory ids: the entry below "next" that ends a trajectory; None: "done".
+            The result then has ids too, from 0.
         as_nested: whether the leaves are torch's nested tensors.
 
     Returns:
@@ -42,7 +42,7 @@ def split_trajectories(
         a step on a reset have such) is one of the result. With `as_nested`, `[trajectories, -1]` and no mask.
 
     Raises:
-        KeyError: the batch has neither trajectory ids nor the entry that `done_key` names.
+        KeyError: the batch contains neither trajectory ids nor the entry that `done_key` names.
     """
     if trajectory_key is None:
         prefix = "collector" if prefix is None and "collector" in batch else prefix
@@ -79,7 +79,7 @@ def mask(batch: TensorDict, steps: Sequence[int]) -> None:
     sets their trajectory id to -1.
 
     Args:
-        steps: for each part, how many of its steps are filled.
+        steps: how many steps of each part are filled.
     """
     true = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
     for part, filled, row in zip(batch.unbind(0), steps, true.unbind(0), strict=True):
@@ -114,7 +114,7 @@ class Assembler:
         breaks_off: trajectories do not continue in the next batch.
         post_traj: called with each trajectory that has ended, `[time]`; its result takes its place, None leaves it out.
         say: called once with a message if no batch is complete after some seconds of adding frames.
-        prefix: of options in this message.
+        prefix: stands before options in this message.
     """
 
     def __init__(

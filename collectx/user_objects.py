@@ -98,7 +98,7 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
     """Raises a `ConfigError` from `error` if `target` needs arguments that `kwargs` lack."""
     try:
         parameters = inspect.signature(target).parameters
-    except (TypeError, ValueError):  # a builtin may have no signature
+    except (TypeError, ValueError):  # a builtin may lack a signature
         return
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = (name for name, each in parameters.items() if each.default is each.empty and each.kind not in variable)
@@ -205,7 +205,7 @@ class UserEnvConfig(_ByValue, EnvConfig):
 
     Attributes:
         create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or is such an env.
-        num_envs: of the group; 0: the number that one call makes, a single env without a batch dimension.
+        num_envs: size of the group; 0: whatever one call makes, a single env without a batch dimension.
         info_keys, exclude_keys: as of the other kinds.
     """
 

@@ -41,7 +41,7 @@ class Kind:
     implementation: str = ""
 
 
-# The values of `kind:` in each group; `devices` has no kinds.
+# The values of `kind:` in each group; `devices` knows no kinds.
 KINDS: dict[str, dict[str, Kind]] = {
     "env": {
         "gym": Kind(env.GymEnvConfig, "collectx.env.gym:build"),
@@ -103,7 +103,7 @@ KINDS: dict[str, dict[str, Kind]] = {
 
 
 def schemas(group: str) -> dict[str, Any]:
-    """The dataclasses of a group by kind; of `devices`, which has no kinds, by the name of its default choice."""
+    """The dataclasses of a group by kind; of `devices`, which knows no kinds, by the name of its default choice."""
     return {name: kind.schema for name, kind in KINDS[group].items()} or {"cpu": launcher.DevicesConfig}
 
 

@@ -75,8 +75,8 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env], gymnasium.Env]:
 
 
 def _wrap(make: Callable[[gymnasium.Env], gymnasium.Env], where: str, env: gymnasium.Env) -> gymnasium.Env:
-    """Wraps an env in one of Gymnasium's wrappers. They refuse envs that do not fit them by errors of many types; a
-    user's own wrapper may have a bug, whose traceback is needed."""
+    """Wraps an env in one of Gymnasium's wrappers. They refuse unsuitable envs with errors of many types; a
+    bug in a user's own wrapper keeps its traceback."""
     try:
         return make(env)
     except gymnasium.error.DependencyNotInstalled:
@@ -88,8 +88,8 @@ def _wrap(make: Callable[[gymnasium.Env], gymnasium.Env], where: str, env: gymna
 
 @contextlib.contextmanager
 def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
-    """Raises a `ConfigError` where the block, which makes envs, lacks a package, with the extra to install, or an
-    argument of an env's constructor."""
+    """Raises `ConfigError` if the block, which makes envs, lacks a package (naming the extra to install) or an argument
+    of an env's constructor."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:

@@ -201,7 +201,7 @@ class ReplayBuffer:
             priority: as many values, not negative.
 
         Raises:
-            ValueError: the sampler has no priorities, or priorities are negative or not finite.
+            ValueError: the sampler does not use priorities, or priorities are negative or not finite.
         """
         indices = index.to("cpu", torch.int64).numpy().reshape(-1)
         values = priority.detach().to("cpu", torch.float64).numpy().reshape(-1)
@@ -238,7 +238,7 @@ class ReplayBuffer:
         of another type of sampler, all frames count as new.
 
         Raises:
-            ShapeError: this buffer already has frames with other keys, or its sampler needs others.
+            ShapeError: this buffer already contains frames with other keys, or its sampler needs others.
         """
         tensors = dict(iter_leaves(state["frames"]))
         arrays = {key: as_array(tensor) for key, tensor in tensors.items()}
@@ -272,7 +272,7 @@ class ReplayBuffer:
         """Restores a state written by `dumps`, after verifying sizes and digests of all files. Executes no code.
 
         Raises:
-            FileNotFoundError: the folder has no saved buffer.
+            FileNotFoundError: the folder contains no saved buffer.
             ValueError: a file is damaged or missing, or `load_state_dict` raises it.
         """
         folders = Checkpoints(Path(path), prefix=_SAVED).all()

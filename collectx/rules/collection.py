@@ -63,7 +63,7 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
-    """A Gymnasium env has one name, and wrappers only where single envs are made."""
+    """A Gymnasium env is named once, and wrapped only where single envs are made."""
     env = cfg.env
     if not isinstance(env, GymEnvConfig | GymVectorEnvConfig):
         return
@@ -94,7 +94,7 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def least_workers(cfg: RunConfig) -> Iterator[Problem]:
-    """A run begins with as many workers as it needs."""
+    """A run starts with as many workers as it needs."""
     least, count = cfg.collector.min_workers, cfg.collector.num_workers
     if least is not None and least > count:
         rule = f"is more than `collector.num_workers={count}`"

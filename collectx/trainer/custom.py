@@ -29,7 +29,7 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
     arguments: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed, "device": device}
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(target).parameters
-    except ValueError:  # A builtin may have no signature.
+    except ValueError:  # A builtin may lack a signature.
         parameters = {}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         arguments = {name: value for name, value in arguments.items() if name in parameters}

@@ -22,7 +22,7 @@ def check_finite(
     """Checks the newest gradient steps, unless `cfg.check_finite` is false.
 
     Args:
-        names: those of the losses.
+        names: the losses' names.
         losses: `[steps, names]`, a row for each of these steps, at least one.
         modules: what was trained, by name.
         optimizer: counts the gradient steps since the start of the run.

@@ -23,7 +23,7 @@ class InlineTransport(SlabTransport):
     """The trainer's end. No method blocks on another process, so nothing can time out.
 
     Args:
-        device: of the slots; None: the CPU.
+        device: where the slots are; None: the CPU.
     """
 
     def __init__(self, spec: SlotSpec, device: torch.device | None = None):

@@ -78,7 +78,7 @@ def death_error(
     this machine has ended.
 
     Args:
-        error: what reading from its connection has raised.
+        error: what reading from its connection raised.
     """
     if handle is None or handle.pid is None:
         if getattr(handle, "is_ended_by_scheduler", False):

@@ -95,7 +95,7 @@ def required(text: str, **limits: Unpack[Limits]) -> Any:
 
 
 def section(cls: type, text: str = "", **limits: Unpack[Limits]) -> Any:
-    """A section within a section, whose options have their defaults where they are left out."""
+    """A section within a section, whose omitted options take their defaults."""
     return field(default_factory=cls, metadata={"text": text, **limits})
 
 

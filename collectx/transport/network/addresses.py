@@ -22,7 +22,7 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
         interface: only the addresses of this interface (`backend.interface`), which may be loopback.
 
     Raises:
-        ConfigError: there is no such interface, or it has no address.
+        ConfigError: there is no such interface, or it lacks an address.
     """
     import psutil
 

@@ -154,7 +154,7 @@ def test_what_the_buffer_cannot_do_changes_nothing():
         buffer.extend(other)
     with pytest.raises(ShapeError, match="the key index"):
         buffer.extend(buffer.sample(2))
-    with pytest.raises(ValueError, match="UniformSampler has no priorities"):
+    with pytest.raises(ValueError, match="UniformSampler does not use priorities"):
         buffer.update_priority(torch.tensor([0]), torch.tensor([1.0]))
     assert (len(buffer), buffer.write_count) == (2, 2)
     assert clocks(buffer[:]) == [0, 1]
@@ -187,5 +187,5 @@ def test_frames_by_number():
     assert clocks(buffer[5]) == clocks(buffer[-8]) == [5]
     assert buffer[5].batch_size == ()
     for absent in (2, 13, -11, [3, 2]):
-        with pytest.raises(IndexError, match="it has 3 to 12"):
+        with pytest.raises(IndexError, match="which contains 3 to 12"):
             buffer[absent]

@@ -119,7 +119,7 @@ def prepare(
 
 
 def _sweeper_problems(point: Composed) -> list[str]:
-    """Reasons why a sweeper cannot get the objective of points of this configuration."""
+    """Why a sweeper cannot get the objective of this configuration's points."""
     messages = []
     direction, names = OmegaConf.select(point.node, "hydra.sweeper.direction"), objectives(point.node)
     count = len(direction) if OmegaConf.is_list(direction) else 1
@@ -218,7 +218,7 @@ class PointRunner:
 
     def run(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs the points that are not completed; blocks until all have ended. Returns jobs with the objectives of the
-        points. For a sweeper that only enumerates, a failed point is no failed job, which would end the sweep.
+        points. For a sweeper that only enumerates, a failed point is not a failed job, as that would end the sweep.
 
         Raises:
             SweepStopped: a point was interrupted, or the sweeper needs the results of jobs that run on.
@@ -250,8 +250,8 @@ class PointRunner:
 
     def _point(self, words: Sequence[str], name: str, done: dict[str, Path]) -> _Point:
         """Composes and checks a point, unless the command has, and chooses its folder: that of an earlier attempt if it
-        was completed; otherwise one of its name, or of its name with a number, if another configuration has that folder
-        already."""
+        was completed; otherwise one of its name, or of its name with a number, if another configuration uses
+        that folder."""
         composed = self._task.checked.get(last_of_each_key(words))
         if composed is None:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
@@ -278,7 +278,7 @@ class PointRunner:
         return _Point(name, composed, folder, JobReturn(status=JobStatus.COMPLETED) if is_done else None)
 
     def _free_folder(self, first: Path, text: str) -> Path:
-        """`first`, or with the lowest number one that no other configuration has."""
+        """`first`, or the lowest numbered variant that no other configuration uses."""
         taken, folder, number = {path for _, path in self._task.points}, first, 1
         while folder in taken or _has_other_run(RunFolder(folder), text):
             number += 1

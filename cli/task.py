@@ -122,7 +122,7 @@ def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
     if problems := [*problems, *preflight.rule_problems(cfg)]:
         raise ConfigError(*problems)
     if hydra.mode is RunMode.MULTIRUN and not cfg.run.overwrite and cfg.run.resume is None:
-        # Each point has a separate folder, so a run in it is an earlier attempt of the same point.
+        # Each point uses a separate folder, so a run in it is an earlier attempt of the same point.
         cfg = replace(cfg, run=replace(cfg.run, resume="auto"))
     folder = Path(hydra.runtime.output_dir)
     return NamedRun(name or folder.name, folder, cfg)

@@ -62,8 +62,8 @@ class CollectxError(Exception):
 
 
 class ConfigError(CollectxError, ValueError):
-    """All problems of one configuration. A `ValueError`, as wrong arguments are one in TorchRL and PyTorch. A command
-    ends with exit status 2.
+    """All problems of one configuration. A `ValueError`, like wrong arguments in TorchRL and PyTorch. A command ends
+    with exit status 2.
 
     Args:
         problems: a sentence or short paragraph each: the value, the rule, what to do.
@@ -123,7 +123,7 @@ class WorkerError(CollectxError):
 
 
 class WorkerDied(WorkerError):
-    """The worker's process ended without reporting an error."""
+    """The worker process ended without reporting an error."""
 
 
 class WorkerTimeout(WorkerError):

@@ -20,7 +20,7 @@ _SIGNAL = signal.SIGURG
 
 
 class _Interrupt(BaseException):
-    """Interrupts the block. Not an `Exception`, which loops that try again catch, as in `ray.init`."""
+    """Interrupts the block. Not an `Exception`, because retry loops, as in `ray.init`, would catch it."""
 
     def __init__(self, error: TimeoutError):
         super().__init__()

@@ -32,7 +32,7 @@ def split_trajectories(
         prefix: where the trajectory ids "traj_ids" and the "mask" are; None: in "collector", if the batch has that,
             otherwise at the root.
         trajectory_key: where the ids are, instead of `prefix`; the mask is beside them.
-        done_key: for a batch without trajectory ids: the entry below "next" that ends a trajectory; None: "done".
+        done_key: the entry below "next" that ends a trajectory, in a batch without trajectory ids; None: "done".
             The result then has ids too, from 0.
         as_nested: whether the leaves are torch's nested tensors.
 
@@ -208,7 +208,7 @@ class Assembler:
 
     def take_unfinished(self, least: int) -> list[TensorDictBase]:
         """Returns the frames of the trajectories that have not ended and have at least `least` of them, `[time]` each,
-        and forgets these frames: when such a trajectory ends, it has its later ones only."""
+        and forgets these frames: when such a trajectory ends, it keeps only its later ones only."""
         lengths = {index: sum(map(len, pieces)) for index, pieces in self._unfinished.items()}
         chosen = [index for index, length in lengths.items() if length >= least]
         self.num_unfinished -= sum(lengths[index] for index in chosen)

@@ -32,9 +32,9 @@ class Kind:
 
     Attributes:
         schema: the dataclass of its options.
-        implementation: "module:name" or "module", imported when it is built. Empty where nothing is built by it: random
-            actions, backends within one machine, collectors, which choose among the schedules, and launchers: those are
-            places (`collectx.place`), and Ray's module is named because it imports ray.
+        implementation: "module:name" or "module", imported when it is built. Empty if it builds nothing: random
+            actions, backends within one machine, collectors (they choose a schedule) and launchers (they are places,
+            `collectx.place`; Ray's module is named because it imports ray).
     """
 
     schema: type

@@ -128,13 +128,13 @@ def _sweeper_problems(point: Composed) -> list[str]:
     elif count != len(names):
         messages.append(
             f"sweep.objective names {', '.join(names)}, but hydra.sweeper.direction has {count}: name one objective "
-            f"per direction, as in sweep.objective=[mean_return,wall_s] with "
+            "per direction, as in sweep.objective=[mean_return,wall_s] with "
             "hydra.sweeper.direction=[maximize,minimize]."
         )
     if isinstance(point.cfg.launcher, SlurmLauncherConfig) and point.cfg.launcher.wait is False:
         messages.append(
             f"launcher.wait=false: {point.node.hydra.sweeper._target_} needs the results of earlier points to choose "
-            f"values. Use launcher.wait=true."
+            "values. Use launcher.wait=true."
         )
     return messages
 

@@ -49,9 +49,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
         module = getattr(error, "obj", None)
         if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
             names = ", ".join(each for each in dir(module) if not each.startswith("_"))
-            raise ConfigError(
-                f"{where}={name}: {module.__name__} has no {error.name!r}; it defines {names}."
-            ) from error
+            raise ConfigError(f"{where}={name}: {module.__name__} lacks {error.name!r}; it defines {names}.") from error
         missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{where}={name}: cannot be imported: {error}{extra_advice(error) or missing}") from error
     if not callable(target):
@@ -164,7 +162,7 @@ class _ByValue:
         shown = value.partition("(")[0] if "\n" in value else value
         return (
             f"{keyword}={shown} cannot be pickled for the worker processes ({type(error).__name__}: {error}). Create "
-            f"it in the worker, in create_env_fn or policy_factory."
+            "it in the worker, in create_env_fn or policy_factory."
         )
 
 
@@ -194,7 +192,7 @@ def _rebuild(cls: type, content: bytes, keywords: list[str]) -> Any:
     except Exception as error:
         error.add_note(
             f"{', '.join(keywords)}: pickled in the trainer's process, but the worker cannot unpickle it. Everything "
-            f"it needs must be importable in the worker."
+            "it needs must be importable in the worker."
         )
         raise
 

@@ -212,9 +212,7 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
             later = [each for each in known.values() if own is not None and each.time > own.time and each.first < end]
             start = first if position is None else position
             if later and start < end:
-                rule = (
-                    f"contains later episodes of {later[-1].folder}, so the episodes of {run.folder} cannot be replaced"
-                )
+                rule = f"contains later episodes of {later[-1].folder}, so those of {run.folder} cannot be replaced"
                 advice = "choose another folder for the data set" if position is None else "record another run instead"
                 raise ConfigError(f"{path}: {rule}: {advice}.")
         else:
@@ -239,16 +237,14 @@ def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
     if different := [key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)]:
         mine, its = (each.get(different[0], "missing") for each in (ours, theirs))
         rule = f"{'.'.join(different[0])} is {mine} in this run, and {its} in {other.folder}"
-        raise ConfigError(
-            f"{path}: all runs of a data set must record the same keys, but {rule}. Choose another folder."
-        )
+        raise ConfigError(f"{path}: its runs must record the same keys, but {rule}. Choose another folder.")
 
 
 def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
     """The problems of a format that knows entries by name: several entries with one name."""
     return [
         f"{' and '.join(str(key) if key else 'its own column' for key in keys)} are both called {name}. Rename a part "
-        f"of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."
+        "of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."
         for name, keys in clashes(names).items()
     ]
 

@@ -84,7 +84,7 @@ class GymVectorEnv(Env):
             if self._observation.has_text and getattr(env.unwrapped, "shared_memory", False):
                 raise SpaceError(
                     f"{self._observation.space} contains a Text, which Gymnasium's AsyncVectorEnv reads from shared "
-                    f"memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)"
+                    "memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)"
                 )
             self._action = SpaceLeaves(env.single_action_space, ("action",))
             self._infos = InfoKeys(info_keys, env)
@@ -161,7 +161,7 @@ class GymVectorEnv(Env):
             if not self.spec.can_restart_early:
                 raise CollectxError(
                     f"this vector env resets itself (autoreset mode {self._mode.value}), so no env can be reset "
-                    f"before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
+                    "before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
                     "not truncate trajectories"
                 )
             # A copy, as a vector env may change or keep the mask.
@@ -337,7 +337,7 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     if configured not in (None, mode):
         raise ConfigError(
             f"env.autoreset_mode={value}, but {env} always uses {mode.value} in this vectorization mode: leave it "
-            f"null, or use env.vectorization_mode=sync or async"
+            "null, or use env.vectorization_mode=sync or async"
         )
     return mode
 

@@ -141,7 +141,7 @@ def check_excluded(names: Sequence[str], known: Sequence[Path], which: str) -> N
     if ambiguous := [f"{name}, which is {' and '.join(map(str, several[name]))}" for name in names if name in several]:
         raise ConfigError(
             f"env.exclude_keys names {', '.join(ambiguous)}: exclude a part that contains one of them, or rename one "
-            f"(gymnasium.wrappers.TransformObservation)."
+            "(gymnasium.wrappers.TransformObservation)."
         )
 
 

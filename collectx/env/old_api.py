@@ -28,6 +28,6 @@ def refuse(error: Exception, method: str, where: str, result: Any = None) -> Non
     if what:
         raise ShapeError(
             f"{where}: {what}, as in Gym before 0.26. In Gymnasium, step returns observation, reward, terminated, "
-            f"truncated, info, and reset(*, seed=None, options=None) returns observation, info. Change the env, or "
-            f"wrap it"
+            "truncated, info, and reset(*, seed=None, options=None) returns observation, info. Change the env, or "
+            "wrap it"
         ) from error

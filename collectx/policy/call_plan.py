@@ -297,7 +297,7 @@ class TensorDictStep(Step):
         if len(outputs) > len(writes) and (late := index.keys() & outputs.keys() - set(writes)):
             raise ShapeError(
                 f"the policy overwrites {key_names(late)}, but did not in its first call. Overwrite it in every call, "
-                f"or write it under another key."
+                "or write it under another key."
             )
         try:
             return [outputs[key] for key in writes]

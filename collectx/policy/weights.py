@@ -133,7 +133,7 @@ class FlatWeights:
         if buffer.dtype != torch.uint8 or buffer.numel() != self.nbytes:
             raise ValueError(
                 f"the weights take {self.nbytes} uint8, got {buffer.numel()} {buffer.dtype}. Are the policies of the "
-                f"trainer and the worker built alike?"
+                "trainer and the worker built alike?"
             )
 
     def _is_adopted(self) -> bool:

@@ -64,7 +64,7 @@ class ReplayBuffer:
             if not _is_count(size)
         ]
         if scratch_dir is not None and not Path(scratch_dir).is_dir():
-            problems.append(f"scratch_dir={scratch_dir} does not exist. Create this folder, or use None.")
+            problems.append(f"scratch_dir={scratch_dir} is not a folder. Create it, or use None.")
         if problems:
             raise ConfigError(*problems)
         self.batch_size = None if batch_size is None else int(batch_size)
@@ -279,7 +279,7 @@ class ReplayBuffer:
         if not folders:
             raise FileNotFoundError(
                 f"{path} contains no folder {_SAVED}*, so no replay buffer was saved there, or by an earlier version "
-                f"of collectx; load it with that version and write it with torch.save(buffer.state_dict(), file)"
+                "of collectx; load it with that version and write it with torch.save(buffer.state_dict(), file)"
             )
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)

@@ -102,7 +102,7 @@ class SliceSampler(Sampler):
                 return self.random.choice(candidates, count)
         raise ValueError(
             f"the {self._ring.end - self._ring.first} frames in the buffer contain no slice_len={self.slice_len} "
-            f"consecutive frames of one trajectory. Wait for more, use shorter slices, or write longer batches."
+            "consecutive frames of one trajectory. Wait for more, use shorter slices, or write longer batches."
         )
 
     def _ends_slice(self, index: np.ndarray) -> np.ndarray:

@@ -94,14 +94,7 @@ def curves(groups: Sequence[Group]) -> Iterator[Plot]:
         ("mean_return", "frames", "return_frames", "Return against frames", "mean return", window),
         ("mean_return", "elapsed_s", "return_time", "Return against time", "mean return", window),
         ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received"),
-        (
-            "lag",
-            "frames",
-            "lag",
-            "Policy lag",
-            "lag (versions)",
-            "Versions between the acting policy and the newest one",
-        ),
+        ("lag", "frames", "lag", "Policy lag", "lag (versions)", "Versions that the acting policy was behind"),
     ):
         with matplotlib.rc_context(_STYLE):
             figure = Figure(_SIZE, layout="constrained")

@@ -107,8 +107,8 @@ def check_trainable(
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
         raise ConfigError(
             f"trainer.kind={cfg.kind}: the env returns {rewards}, but the trainer learns from one reward [1] "
-            f"torch.float32. Reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use "
-            f"trainer=custom."
+            "torch.float32. Reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use "
+            "trainer=custom."
         )
     if policy is None or not all(hasattr(policy, name) for name in attributes):
         name = "policy=random" if policy is None else f"a policy of type {type(policy).__name__}"

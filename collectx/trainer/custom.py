@@ -35,7 +35,5 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
         arguments = {name: value for name, value in arguments.items() if name in parameters}
     trainer = call(target, {**arguments, **cfg.kwargs}, "trainer.kwargs")
     if not callable(getattr(trainer, "train", None)):
-        raise ConfigError(
-            f"trainer.target={cfg.target} returned {type(trainer).__name__}, which lacks a method train(collection)."
-        )
+        raise ConfigError(f"trainer.target={cfg.target} returned {type(trainer).__name__}, without train(collection).")
     return trainer

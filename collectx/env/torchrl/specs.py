@@ -176,7 +176,7 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
         names = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)}" for leaf in leaves)
         raise SpaceError(
             f"{name} declares the done keys {names}, but done, terminated and truncated at the root must be [1]. Put "
-            f"those of several agents below the name of their group, such as agents.done"
+            "those of several agents below the name of their group, such as agents.done"
         )
     return observed | {key: spec for key, spec in ends.items() if key not in DONE_KEYS}
 

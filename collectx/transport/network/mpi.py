@@ -59,7 +59,7 @@ def why_not() -> str | None:
     version = MPI.Get_library_version()
     if not version.startswith("Open MPI"):
         return (
-            f"MPI_Comm_spawn starts the workers, and was only tried with Open MPI; this is "
+            "MPI_Comm_spawn starts the workers, and was only tried with Open MPI; this is "
             f"{version.split(',')[0]}: pip install 'collectx[mpi]', or use backend=gloo"
         )
     if shutil.which("prte", path=mpi_path()) is None:

@@ -246,7 +246,7 @@ class _Agent:
         if interface != (self._interface or interface):
             raise RuntimeError(
                 f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on {interface}. "
-                f"Use one network per process (backend.interface)"
+                "Use one network per process (backend.interface)"
             )
         if interface is not None:
             self._interface = os.environ[_INTERFACE] = interface

@@ -189,7 +189,7 @@ def test_custom():
         )
 
     assert hasattr(build("collectx.trainer.base:MeterTrainer"), "train")
-    with pytest.raises(ConfigError, match="lacks a method train"):
+    with pytest.raises(ConfigError, match="without train"):
         build("builtins:dict")
 
 

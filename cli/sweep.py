@@ -232,8 +232,8 @@ class PointRunner:
         named = zip(overrides, names(overrides, fixed), strict=True)
         points = [self._point(words, name, done) for words, name in named]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
-        done = f", {num_done} already done" if num_done else ""
-        print(f"sweep: {len(points)} run{'s' * (len(points) > 1)}{done}")
+        skipped = f", {num_done} already done" if num_done else ""
+        print(f"sweep: {len(points)} run{'s' * (len(points) > 1)}{skipped}")
         jobs: list[NamedRun] = []
         for number, point in enumerate(points, start=1):
             if point.job is None:

@@ -1,4 +1,4 @@
-"""Splits a command line into words and Hydra's flags, in any order, and hands it over to Hydra.
+"""Splits a command line into words and Hydra's flags, in any order, and passes it to Hydra.
 
 Hydra's parser does not accept overrides on both sides of a flag, so it gets the overrides first.
 """
@@ -44,7 +44,7 @@ _BLOCKED = {
 
 
 class UsageError(ConfigError):
-    """The command line is wrong, whatever the configuration is."""
+    """The command line itself is wrong, independent of the configuration."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Blocked(argparse.Action):
 
 
 def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
-    """Reads `argv`, the command line behind the name of the subcommand.
+    """Reads `argv`, the command line after the name of the subcommand.
 
     Raises:
         UsageError: an unknown flag, one without its value, or one that is blocked, with the reason.
@@ -170,7 +170,7 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
 
 
 def _print_only(node: object) -> None:
-    """The task of what prints something and runs nothing."""
+    """The task of commands that print something and run nothing."""
 
 
 def call_hydra(

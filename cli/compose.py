@@ -100,7 +100,7 @@ class Composer:
         def options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
             if overrides or self.config_name != _PACKAGED:
                 return loader.get_group_options(group, kind, self.config_name, [*overrides])
-            # Such a call copies all sources, and reads the primary file; the packaged one has no search path.
+            # Such a call copies all sources, and reads the primary file; the packaged one sets no search path.
             return sorted({name for each in sources if each.is_group(group) for name in each.list(group, kind)})
 
         return {
@@ -122,7 +122,7 @@ class Composer:
         """The untyped configuration, Hydra's part (`hydra`) included.
 
         Args:
-            master: the configuration of the sweep, if the overrides are one of its points. It has the overrides of
+            master: the configuration of the sweep, if the overrides are one of its points. It contains the overrides of
                 Hydra's part, and values such as the time of the sweep's folder.
 
         Raises:
@@ -201,7 +201,7 @@ def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
 
 
 def _launcher_problems(problems: Sequence[str], hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:
-    """`problems`, where one about a key of `launcher` also names the key of Hydra's launcher, if that has it; then the
+    """`problems`; one about a key of `launcher` also names the same key of Hydra's launcher, if it exists. Then the
     problem that both launchers submit jobs."""
     theirs = hydra.runtime.choices["hydra/launcher"]
     for problem in problems:
@@ -264,7 +264,7 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str], str]:
-    """The typed configuration of a composition, of which `hydra` is Hydra's part; its problems, see
+    """The typed configuration of a composition, whose Hydra part is `hydra`; its problems, see
     `check_config`; and the message about keys that were left out, or "". The composition itself is untyped: Hydra would
     stop at the first problem, and its advice to put a `+` before an unknown key would switch this check off."""
     values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}

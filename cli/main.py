@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _limit_exit(status: int) -> None:
     """Ends the process `_THREADS_S` seconds from now if non-daemon threads of user code keep it alive: Python waits for
-    them before it calls exit handlers. Exit handlers have no limit."""
+    them before it calls exit handlers. Exit handlers may take any time."""
 
     def threads() -> list[str]:
         others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())

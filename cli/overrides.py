@@ -36,7 +36,7 @@ def quoted(value: object) -> str:
 
 
 def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
-    """Parses `overrides`; `groups` has the choices of every group."""
+    """Parses `overrides`; `groups` lists the choices of every group."""
     parser = OverridesParser.create()
     usable: list[str] = []
     problems: list[str] = []

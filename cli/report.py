@@ -25,7 +25,7 @@ _OPTIONS = ("out", "objective")
 
 def _report(arguments: Arguments) -> int:
     words = [word.partition("=") for word in arguments.words]
-    # The folder of a point may have the name seed=1.
+    # The folder of a point may be called seed=1.
     options = {key: value for key, _, value in words if key in _OPTIONS}
     folders = [Path("".join(word)) for word in words if word[0] not in _OPTIONS]
     if not folders or not all(arguments.words):

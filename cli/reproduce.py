@@ -1,6 +1,6 @@
 """`collectx reproduce RUN_DIR [overrides] [flags]`: repeats a run from its snapshot, and compares the batches.
 
-The composition starts from the saved configuration, so changes of the packaged defaults have no effect; only groups
+The composition starts from the saved configuration, so changes of the packaged defaults do not matter; only groups
 that an override names are composed from the packaged choices.
 """
 

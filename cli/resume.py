@@ -41,7 +41,7 @@ def _resume(arguments: Arguments) -> int:
     if begins_anew(files):
         raise ConfigError(
             f"{files.path} contains no checkpoint to continue from. To start over, add resume=auto to the command "
-            f"that started it, or run.overwrite=true."
+            "that started it, or run.overwrite=true."
         )
     composer, _ = compose_saved(files, saved, overrides, arguments)
     overrides = (*overrides, f"hydra.run.dir={quoted(files.path)}", "run.resume=auto")

@@ -81,7 +81,7 @@ def launch(
 
 
 def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
-    """Calls Hydra with the command line in its form, to print what a flag asks for: of a sweep, for its first point."""
+    """Calls Hydra with the command line in its form, to print what a flag asks for; in a sweep, for the first point."""
     if checked.problems:
         raise ConfigError(*checked.problems)
     words = sweep.sample(parsed(checked.overrides))
@@ -183,8 +183,8 @@ def _submitit_errors() -> tuple[type[Exception], ...]:
 
 
 def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:
-    """Adds the outcomes of points that other processes run, or have run; prints that some run on after the end of the
-    command."""
+    """Adds the outcomes of points that other processes run, or have run; says which keep running after the command
+    ends."""
     known = {run.folder for run in task.outcomes}
     others = [folder for folder in folders if folder not in known]
     outcomes = [

@@ -26,7 +26,7 @@ _MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def problems(cfg: RunConfig) -> list[str]:
-    """One message for each argument that its target does not have; none for a job, whose nodes may have other packages
+    """One message for each argument that its target does not take; none for a job, whose nodes may use other packages
     than this machine."""
     messages = []
     calls: list[_Call] = []
@@ -44,7 +44,7 @@ def problems(cfg: RunConfig) -> list[str]:
 
 
 def _made_by_id(env: EnvConfig) -> Iterator[_Call]:
-    """The callable that makes the envs of `env.id`, where Gymnasium knows it without an import."""
+    """The callable that makes the envs of `env.id`, if Gymnasium knows it without an import."""
     if not isinstance(env, GymnasiumConfig) or not env.kwargs or env.id is None or re.match("ALE/|.*:", env.id):
         return
     import gymnasium

@@ -58,7 +58,7 @@ def _status(arguments: Arguments) -> int:
 
 
 def _show(root: Path, runs: Sequence[RunFolder], is_brief: bool = False) -> int:
-    """Prints the status of each run, and what is known about it, or only its first line; returns the exit status."""
+    """Prints each run's status with its details, or only their first line; returns the exit status."""
     jobs = [read_job(run) for run in runs]
     submitted = [job for job in jobs if job is not None]
     states: JobStates = LauncherError("no squeue on PATH")

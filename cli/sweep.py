@@ -4,8 +4,8 @@ completed ones.
     <sweep>/<point's name>/     a run folder, such as `collector.num_workers=2,seed=1`
     <sweep>/multirun.yaml       the configuration that the points vary, written by Hydra's sweeper
 
-A point is completed if a run folder in the sweep's folder has the same configuration in its snapshot and a completed
-result, independent of its number. An interrupted or failed point continues from its newest checkpoint.
+A point is completed if a run folder in the sweep's folder, whatever its number, records the same configuration in its
+snapshot and a completed result. An interrupted or failed point continues from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def prepare(
     """Composes and checks every point, and prints the notes about them.
 
     Args:
-        is_multirun: whether the command line has the flag.
+        is_multirun: whether the flag is on the command line.
         machine_problems: checks a valid configuration against this machine; the second argument is whether to print
             warnings.
     """
@@ -119,7 +119,7 @@ def prepare(
 
 
 def _sweeper_problems(point: Composed) -> list[str]:
-    """Reasons why a sweeper cannot get the objective of points of this configuration."""
+    """Why a sweeper cannot get the objective of this configuration's points."""
     messages = []
     direction, names = OmegaConf.select(point.node, "hydra.sweeper.direction"), objectives(point.node)
     count = len(direction) if OmegaConf.is_list(direction) else 1
@@ -128,13 +128,13 @@ def _sweeper_problems(point: Composed) -> list[str]:
     elif count != len(names):
         messages.append(
             f"sweep.objective names {', '.join(names)}, but hydra.sweeper.direction has {count}: name one objective "
-            f"per direction, as in sweep.objective=[mean_return,wall_s] with "
+            "per direction, as in sweep.objective=[mean_return,wall_s] with "
             "hydra.sweeper.direction=[maximize,minimize]."
         )
     if isinstance(point.cfg.launcher, SlurmLauncherConfig) and point.cfg.launcher.wait is False:
         messages.append(
             f"launcher.wait=false: {point.node.hydra.sweeper._target_} needs the results of earlier points to choose "
-            f"values. Use launcher.wait=true."
+            "values. Use launcher.wait=true."
         )
     return messages
 
@@ -218,7 +218,7 @@ class PointRunner:
 
     def run(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs the points that are not completed; blocks until all have ended. Returns jobs with the objectives of the
-        points. For a sweeper that only enumerates, a failed point is no failed job, which would end the sweep.
+        points. For a sweeper that only enumerates, a failed point is not a failed job, as that would end the sweep.
 
         Raises:
             SweepStopped: a point was interrupted, or the sweeper needs the results of jobs that run on.
@@ -232,8 +232,8 @@ class PointRunner:
         named = zip(overrides, names(overrides, fixed), strict=True)
         points = [self._point(words, name, done) for words, name in named]
         num_done = sum(point.job is not None and not point.composed.problems for point in points)
-        already = f", {num_done} already done" if num_done else ""
-        print(f"sweep: {len(points)} run{'s' * (len(points) > 1)}{already}")
+        skipped = f", {num_done} already done" if num_done else ""
+        print(f"sweep: {len(points)} run{'s' * (len(points) > 1)}{skipped}")
         jobs: list[NamedRun] = []
         for number, point in enumerate(points, start=1):
             if point.job is None:
@@ -250,8 +250,8 @@ class PointRunner:
 
     def _point(self, words: Sequence[str], name: str, done: dict[str, Path]) -> _Point:
         """Composes and checks a point, unless the command has, and chooses its folder: that of an earlier attempt if it
-        was completed; otherwise one of its name, or of its name with a number, if another configuration has that folder
-        already."""
+        was completed; otherwise one of its name, or of its name with a number, if another configuration uses
+        that folder."""
         composed = self._task.checked.get(last_of_each_key(words))
         if composed is None:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
@@ -278,7 +278,7 @@ class PointRunner:
         return _Point(name, composed, folder, JobReturn(status=JobStatus.COMPLETED) if is_done else None)
 
     def _free_folder(self, first: Path, text: str) -> Path:
-        """`first`, or with the lowest number one that no other configuration has."""
+        """`first`, or the lowest numbered variant that no other configuration uses."""
         taken, folder, number = {path for _, path in self._task.points}, first, 1
         while folder in taken or _has_other_run(RunFolder(folder), text):
             number += 1

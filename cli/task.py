@@ -32,7 +32,7 @@ _HINTS = {
 
 
 class PointFailed(CollectxError):
-    """A point of a sweep failed, or its result has no objective; Hydra's sweeper decides whether to continue."""
+    """A point of a sweep failed, or its result lacks the objective; Hydra's sweeper decides whether to continue."""
 
 
 class SweepStopped(KeyboardInterrupt):
@@ -45,7 +45,7 @@ class Task:
 
     Attributes:
         checked: the points that the command has composed and checked, by their overrides.
-        outcomes: of the runs that have ended, by this process or its jobs.
+        outcomes: one for each run that has ended in this process or its jobs.
         points: names and run folders of the points that were begun or completed, by `hydra/launcher=collectx`.
         problems: mistakes in the configuration that only the run itself could find.
         is_detached: jobs keep running when the command ends.
@@ -72,7 +72,7 @@ class Task:
 
         Raises:
             ConfigError: the configuration is wrong.
-            PointFailed: the run has failed, or has no objective although the sweeper chooses points by it.
+            PointFailed: the run failed, or lacks the objective by which the sweeper chooses points.
             SweepStopped: the run was interrupted, in the process of the command.
         """
         hydra: Any = HydraConfig.get()
@@ -116,13 +116,13 @@ def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
 
     Args:
         hydra: Hydra's part of the configuration.
-        name: of a point; None: that of its folder.
+        name: the point's; None: that of its folder.
     """
     cfg, problems, _ = typed(node, hydra)
     if problems := [*problems, *preflight.rule_problems(cfg)]:
         raise ConfigError(*problems)
     if hydra.mode is RunMode.MULTIRUN and not cfg.run.overwrite and cfg.run.resume is None:
-        # Each point has a separate folder, so a run in it is an earlier attempt of the same point.
+        # Each point uses a separate folder, so a run in it is an earlier attempt of the same point.
         cfg = replace(cfg, run=replace(cfg.run, resume="auto"))
     folder = Path(hydra.runtime.output_dir)
     return NamedRun(name or folder.name, folder, cfg)

@@ -1,4 +1,4 @@
-"""collectx: reinforcement-learning experience collection from one YAML-driven command, and as a Python library.
+"""collectx: collects experience for reinforcement learning, as a command configured by YAML and as a Python library.
 
 Names are imported on first access, because they import torch.
 """

@@ -99,7 +99,7 @@ def batch_leaves(
         next_only: leaves of the env that are below `next` only, such as its rewards.
 
     Raises:
-        ValueError: two leaves have the same key, or one's key is a prefix of another's.
+        ValueError: two leaves share a key, or one's key is a prefix of another's.
     """
     observation, actor = tuple(observation), tuple(actor)
     flags = tuple(Leaf(key, (1,), torch.bool) for key in DONE_KEYS)
@@ -128,8 +128,8 @@ def batch_leaves(
 
 @functools.cache
 def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
-    """The integer dtype of the same size as which numpy has the values of a dtype that it lacks, such as bfloat16; None
-    for a dtype that numpy has."""
+    """The integer dtype, of the same size, that stands for a dtype that numpy lacks, such as bfloat16; None for a dtype
+    that numpy knows."""
     try:
         torch.empty(0, dtype=dtype).numpy()
     except TypeError:

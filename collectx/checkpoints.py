@@ -159,7 +159,7 @@ class Checkpoint:
                 raise DamagedFile(f"{path / name}: changed since it was written (now {now}, expected {written})")
 
     def __contains__(self, name: str) -> bool:
-        """Whether it has a file of this name."""
+        """Whether it contains a file of this name."""
         return name in self.manifest["files"]
 
     def load(self, name: str = STATE, mmap: bool = False) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def set_worker(error: BaseException, worker: int) -> None:
 
 
 def worker_of(error: BaseException) -> int | None:
-    """The index of the worker that has raised the error; None if no worker has, as far as `set_worker` knows."""
+    """The index of the worker that raised the error; None if none did, as far as `set_worker` knows."""
     return getattr(error, "_collectx_worker", None)
 
 
@@ -62,8 +62,8 @@ class CollectxError(Exception):
 
 
 class ConfigError(CollectxError, ValueError):
-    """All problems of one configuration. A `ValueError`, as wrong arguments are one in TorchRL and PyTorch. A command
-    ends with exit status 2.
+    """All problems of one configuration. A `ValueError`, like wrong arguments in TorchRL and PyTorch. A command ends
+    with exit status 2.
 
     Args:
         problems: a sentence or short paragraph each: the value, the rule, what to do.
@@ -90,7 +90,7 @@ class DamagedFile(ConfigError):
 
 
 class SpaceError(CollectxError):
-    """A space has no fixed shape and dtype. The message names the space and its key."""
+    """A space lacks a fixed shape and dtype. The message names the space and its key."""
 
 
 class ShapeError(CollectxError, ValueError):
@@ -103,11 +103,11 @@ class TrainingDiverged(CollectxError):
 
 
 class EpisodeTooLong(CollectxError):
-    """An episode that is evaluated does not end. The message has its frames, the limit, and how to end episodes."""
+    """An evaluated episode does not end. The message gives its frames, the limit, and how to end episodes."""
 
 
 class RendezvousError(CollectxError):
-    """Trainer and worker did not connect. The message has the addresses that were tried and their answers."""
+    """Trainer and worker did not connect. The message lists the addresses that were tried and their answers."""
 
 
 class LauncherError(CollectxError):
@@ -115,7 +115,7 @@ class LauncherError(CollectxError):
 
 
 class JobEnded(LauncherError):
-    """A scheduler ends the job of a worker, which is preempted, cancelled or at its time limit."""
+    """A scheduler ended a worker's job: preempted, cancelled or at its time limit."""
 
 
 class WorkerError(CollectxError):
@@ -123,7 +123,7 @@ class WorkerError(CollectxError):
 
 
 class WorkerDied(WorkerError):
-    """The worker's process ended without reporting an error."""
+    """The worker process ended without reporting an error."""
 
 
 class WorkerTimeout(WorkerError):
@@ -179,7 +179,7 @@ class RemoteFailure:
     """An exception on its way from a worker to the trainer; always picklable.
 
     Attributes:
-        pickled: the exception, or its type, arguments and attributes; None where neither survives pickling.
+        pickled: the exception, or its type, arguments and attributes; None if neither survives pickling.
         type_name: qualified name of the exception's type.
         message: its text (`text_of`).
         traceback: the formatted remote traceback (`traceback_of`).

@@ -22,7 +22,7 @@ _marked: list[tuple[Callable[[Any], Any], Any]] = []
 
 def install() -> None:
     """Makes the next import of tensordict one without the compiler, and the next import of the compiler one that gets
-    what tensordict has marked. Has no effect once tensordict is imported."""
+    what tensordict has marked. Does nothing once tensordict is imported."""
     if "tensordict" not in sys.modules:
         sys.meta_path.insert(0, _Around("tensordict", _import_tensordict))
         sys.meta_path.insert(0, _Around("torch._dynamo", _import_compiler))

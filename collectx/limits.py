@@ -20,7 +20,7 @@ _SIGNAL = signal.SIGURG
 
 
 class _Interrupt(BaseException):
-    """Interrupts the block. Not an `Exception`, which loops that try again catch, as in `ray.init`."""
+    """Interrupts the block. Not an `Exception`, because retry loops, as in `ray.init`, would catch it."""
 
     def __init__(self, error: TimeoutError):
         super().__init__()
@@ -35,14 +35,14 @@ def limited(
     say: Callable[[str], None] | None = None,
     give_up: Callable[[BaseException], object] | None = None,
 ) -> Iterator[None]:
-    """Interrupts the block, in the main thread, after `timeout_s`. Has no effect in other threads.
+    """Interrupts the block, in the main thread, after `timeout_s`. Does nothing in other threads.
 
     Args:
         what: names it in messages.
         option: the option of the limit.
         say: called, in another thread, with what the block is doing if it takes longer than some seconds.
         give_up: called with the error, in another thread, if the block cannot be interrupted: C code that never
-            returns, or code that catches the error. Has to end the process.
+            returns, or code that catches the error. Must end the process.
 
     Raises:
         TimeoutError: the limit is reached. Its note is the stack.

@@ -38,7 +38,7 @@ class TensorBoardLogger:
     Args:
         folder: where the event files go.
         config: hyperparameters by name; shown as a text, and in the tab HPARAMS once the logger is closed.
-        step: the last step of a run that is resumed: later ones that the folder has are hidden.
+        step: the last step of a resumed run: later ones in the folder are hidden.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class CsvLogger:
 
     Args:
         file: the table.
-        step: the last step of a run that is resumed: later rows are removed. None: the file is replaced.
+        step: the last step of a resumed run: later rows are removed. None: the file is replaced.
     """
 
     def __init__(self, file: str | os.PathLike[str], step: int | None = None):
@@ -155,7 +155,7 @@ class MlflowLogger:
     Args:
         experiment: its name; it is made if it does not exist. None: "Default".
         name: the name of the run.
-        tracking_uri: of the server, database or folder; None: MLFLOW_TRACKING_URI, or MLflow's default.
+        tracking_uri: the server, database or folder; None: MLFLOW_TRACKING_URI, or MLflow's default.
         config: hyperparameters by name.
         run_id: continues the run that has this text as its tag `collectx`, if there is one.
     """

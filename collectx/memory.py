@@ -1,7 +1,7 @@
 """Shared memory, and memory for batches.
 
-Shared memory has no name: it is an anonymous file whose descriptor is sent to other processes in pickles. So nothing is
-left behind in /dev/shm or on a disk when a process is killed, and no limit on /dev/shm applies.
+Shared memory is an anonymous file whose descriptor is sent to other processes in pickles. So a killed process leaves
+nothing behind in /dev/shm or on a disk, and no limit on /dev/shm applies.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
 
 
 class HeldGenerators:
-    """States of some global generators, while these have others: those of a worker, while the trainer's code runs in
-    the same process, or those of envs, while the policy acts. First, copies of the current states. With torch's also
+    """States of some global generators while these use others: a worker's, while the trainer's code runs in the same
+    process, or the envs', while the policy acts. First, copies of the current states. With torch's also
     those of the GPUs, if this process has used one before."""
 
     def __init__(self, names: Sequence[str] = GENERATORS):
@@ -102,7 +102,7 @@ class HeldGenerators:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Inside the block, the generators have these states."""
+        """Inside the block, the generators use these states."""
         self.swap()
         try:
             yield
@@ -130,7 +130,7 @@ class SeedWatch:
         return [*found, "numpy"] if _numpy.get_bit_generator().seed_seq is None else found
 
     def python_seeded(self) -> list[str]:
-        """Returns "python" if Python's generator has a state that draws (of some thousand numbers) do not explain."""
+        """Returns "python" if draws (of some thousand numbers) do not explain the state of Python's generator."""
         drawn = random.Random()
         drawn.setstate(self._python)
         *block, _ = random.getstate()[1]
@@ -155,7 +155,7 @@ def _marked(state: Any) -> np.random.MT19937:
 
 def _take_numpy() -> tuple[Any, float | None]:
     """Returns NumPy's bit generator, and the second normal number of a pair of which one was drawn, or None. The caller
-    has to call `_give_numpy` next. `np.random.get_state` takes 50 us."""
+    must call `_give_numpy` next. `np.random.get_state` takes 50 us."""
     bits: Any = _numpy.get_bit_generator()
     if not isinstance(bits, np.random.MT19937):
         state: Any = np.random.get_state(legacy=False)

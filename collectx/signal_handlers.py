@@ -17,8 +17,8 @@ _note: Callable[[str], None] = print
 
 
 def keep(handlers: Mapping[int, Any], note: Callable[[str], None]) -> None:
-    """Has `restore` set these handlers, which are installed now, from now on; `note` is called where they were
-    replaced. Without handlers, `restore` does nothing."""
+    """From now on, `restore` sets these handlers, which are installed now, and calls `note` if they were replaced.
+    Without handlers, it does nothing."""
     global _note
     _kept.clear()
     _kept.update(handlers)
@@ -27,9 +27,8 @@ def keep(handlers: Mapping[int, Any], note: Callable[[str], None]) -> None:
 
 
 def restore(maker: str) -> None:
-    """Called after user code has made something, such as an env. Sets the kept handlers again, and notes once that
-    `maker`, such as "env.id=CartPole-v1", has replaced them. Does nothing outside the main thread, where no handler can
-    be set."""
+    """Called after user code made something, such as an env. Sets the kept handlers again, and notes once that `maker`,
+    such as "env.id=CartPole-v1", replaced them. Does nothing outside the main thread, where no handler can be set."""
     if threading.current_thread() is not threading.main_thread():
         return
     replaced = [signal.Signals(signum).name for signum, ours in _kept.items() if signal.getsignal(signum) != ours]

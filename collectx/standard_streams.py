@@ -1,5 +1,5 @@
-"""Makes the standard streams of a process usable whatever has started it: closed ones, as cron and daemons leave them,
-are /dev/null, and what is written to a pipe that nobody reads any more is dropped.
+"""Makes the standard streams of a process usable, whatever started it: closed ones, as from cron and daemons, become
+/dev/null, and output to a pipe that nobody reads any more is dropped.
 
 Called by the `collectx` command and by collectors, before they open files or start processes.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 
 def open_closed() -> None:
-    """Opens /dev/null as standard input, output and error where they are closed. The next files and sockets would have
-    these descriptors otherwise, and the output of a library would be written into them. Does nothing to open ones."""
+    """Opens /dev/null as standard input, output and error if they are closed. Otherwise, the next files and sockets
+    would get these descriptors, and a library's output would be written into them. Leaves open ones alone."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -28,9 +28,9 @@ def open_closed() -> None:
 
 
 def outlive_readers(note: Callable[[str], None]) -> None:
-    """Replaces `sys.stdout` and `sys.stderr`: what is written after their reader has gone is dropped, in place of a
-    `BrokenPipeError`. `note` is called once where standard output is concerned. Does nothing to streams that are none
-    of this process's own, as those of pytest."""
+    """Replaces `sys.stdout` and `sys.stderr`: output after their reader has gone is dropped, instead of raising
+    `BrokenPipeError`. `note` is called once if this happens to standard output. Leaves streams alone that are not this
+    process's own, such as pytest's."""
     if sys.stdout is sys.__stdout__:
         sys.stdout = _outliving(
             sys.stdout, lambda: note("standard output was closed, so the command continues without it.")

@@ -31,9 +31,9 @@ def split_trajectories(
         batch: `[*, time]`, of successive frames along time.
         prefix: where the trajectory ids "traj_ids" and the "mask" are; None: in "collector", if the batch has that,
             otherwise at the root.
-        trajectory_key: of the ids, instead of `prefix`; the mask is beside them.
-        done_key: where the batch has no trajectory ids: the entry below "next" after which a trajectory has ended;
-            None: "done". The result then has ids too, from 0.
+        trajectory_key: where the ids are, instead of `prefix`; the mask is beside them.
+        done_key: the entry below "next" that ends a trajectory, in a batch without trajectory ids; None: "done".
+            The result then has ids too, from 0.
         as_nested: whether the leaves are torch's nested tensors.
 
     Returns:
@@ -42,7 +42,7 @@ def split_trajectories(
         a step on a reset have such) is one of the result. With `as_nested`, `[trajectories, -1]` and no mask.
 
     Raises:
-        KeyError: the batch has neither trajectory ids nor the entry that `done_key` names.
+        KeyError: the batch contains neither trajectory ids nor the entry that `done_key` names.
     """
     if trajectory_key is None:
         prefix = "collector" if prefix is None and "collector" in batch else prefix
@@ -79,7 +79,7 @@ def mask(batch: TensorDict, steps: Sequence[int]) -> None:
     sets their trajectory id to -1.
 
     Args:
-        steps: for each part, how many of its steps are filled.
+        steps: how many steps of each part are filled.
     """
     true = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
     for part, filled, row in zip(batch.unbind(0), steps, true.unbind(0), strict=True):
@@ -114,7 +114,7 @@ class Assembler:
         breaks_off: trajectories do not continue in the next batch.
         post_traj: called with each trajectory that has ended, `[time]`; its result takes its place, None leaves it out.
         say: called once with a message if no batch is complete after some seconds of adding frames.
-        prefix: of options in this message.
+        prefix: stands before options in this message.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Assembler:
 
     def take_unfinished(self, least: int) -> list[TensorDictBase]:
         """Returns the frames of the trajectories that have not ended and have at least `least` of them, `[time]` each,
-        and forgets these frames: when such a trajectory ends, it has its later ones only."""
+        and forgets these frames: when such a trajectory ends, it keeps only its later ones only."""
         lengths = {index: sum(map(len, pieces)) for index, pieces in self._unfinished.items()}
         chosen = [index for index, length in lengths.items() if length >= least]
         self.num_unfinished -= sum(lengths[index] for index in chosen)

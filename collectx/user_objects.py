@@ -49,9 +49,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
         module = getattr(error, "obj", None)
         if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
             names = ", ".join(each for each in dir(module) if not each.startswith("_"))
-            raise ConfigError(
-                f"{where}={name}: {module.__name__} has no {error.name!r}; it defines {names}."
-            ) from error
+            raise ConfigError(f"{where}={name}: {module.__name__} lacks {error.name!r}; it defines {names}.") from error
         missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{where}={name}: cannot be imported: {error}{extra_advice(error) or missing}") from error
     if not callable(target):
@@ -98,7 +96,7 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
     """Raises a `ConfigError` from `error` if `target` needs arguments that `kwargs` lack."""
     try:
         parameters = inspect.signature(target).parameters
-    except (TypeError, ValueError):  # a builtin may have no signature
+    except (TypeError, ValueError):  # a builtin may lack a signature
         return
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = (name for name, each in parameters.items() if each.default is each.empty and each.kind not in variable)
@@ -164,7 +162,7 @@ class _ByValue:
         shown = value.partition("(")[0] if "\n" in value else value
         return (
             f"{keyword}={shown} cannot be pickled for the worker processes ({type(error).__name__}: {error}). Create "
-            f"it in the worker, in create_env_fn or policy_factory."
+            "it in the worker, in create_env_fn or policy_factory."
         )
 
 
@@ -194,7 +192,7 @@ def _rebuild(cls: type, content: bytes, keywords: list[str]) -> Any:
     except Exception as error:
         error.add_note(
             f"{', '.join(keywords)}: pickled in the trainer's process, but the worker cannot unpickle it. Everything "
-            f"it needs must be importable in the worker."
+            "it needs must be importable in the worker."
         )
         raise
 
@@ -206,7 +204,7 @@ class UserEnvConfig(_ByValue, EnvConfig):
     Attributes:
         create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or is such an env. May
             name `env_index` and `worker_index` (`collectx.env.numbers`).
-        num_envs: of the group; 0: the number that one call makes, a single env without a batch dimension.
+        num_envs: size of the group; 0: whatever one call makes, a single env without a batch dimension.
         info_keys, exclude_keys: as of the other kinds.
     """
 

@@ -20,7 +20,7 @@ UNSET = "???"
 
 @dataclasses.dataclass(frozen=True)
 class Unresolved:
-    """Stands for a value whose interpolation leads nowhere."""
+    """Stands for a value whose interpolation refers to nothing."""
 
     reason: str
 
@@ -86,7 +86,7 @@ def _paths(name: str, cls: Any) -> Iterator[str]:
 
 
 def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
-    """One group as its dataclass; adds its problems. Options that are left out have their defaults."""
+    """One group as its dataclass; adds its problems. Omitted options take their defaults."""
     cls = _class_of(group, section)
     if isinstance(cls, Problem):
         problems.append(cls)
@@ -119,7 +119,7 @@ def _class_of(group: str, section: Any) -> Any:
 
 
 def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
-    """A section such as `launcher.trainer`, whose options have their defaults where they are left out."""
+    """A section such as `launcher.trainer`, whose omitted options take their defaults."""
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)
         problems.append(Problem(path, "must be a mapping.", value) if is_resolved else Problem(path, value.reason))

@@ -32,7 +32,7 @@ _WORDS = {
 
 
 def convert(value: Any, hint: Any, language: Language = YAML) -> Any:
-    """`value` as `hint`. Types beside numbers, bools, texts, lists and mappings are not checked.
+    """Converts `value` to `hint`. Types other than numbers, bools, texts, lists and mappings are not checked.
 
     1e6 is an integer; 2.5 is not. In YAML "8" is a number and 3 a text, as environment variables and unquoted names
     give them. In Python numbers and bools may be numpy's, and 0, 1 and None are accepted as bools.

@@ -25,7 +25,7 @@ class Language:
         show: a value as the user wrote it.
         reads_text: whether a text may stand for a number, as an environment variable gives it.
         name: an option `collector.overlap`, one with a value `collector.overlap=0`, `null`, `true` or `false`, as users
-            write it; None if they have no such option.
+            write it; None if they know no such option.
     """
 
     types: Mapping[type, str]
@@ -66,7 +66,7 @@ class Problem:
     Attributes:
         path: the option, as `collector.num_slots`, or `collector` where the choice of the group is wrong.
         rule: what the value must be, with the arithmetic; or a predicate of the option, which begins with "is ", "has "
-            or "cannot ". Options in it stand between backticks, as each `Language` has its own names for them.
+            or "cannot ". Options in it stand between backticks, as each `Language` names them in its own way.
         value: what the option was set to; ABSENT: the message names the option alone.
         advice: what to do. Begins with a small letter and ends with a full stop, as does a rule without advice.
     """

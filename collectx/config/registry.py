@@ -32,16 +32,16 @@ class Kind:
 
     Attributes:
         schema: the dataclass of its options.
-        implementation: "module:name" or "module", imported when it is built. Empty where nothing is built by it: random
-            actions, backends within one machine, collectors, which choose among the schedules, and launchers: those are
-            places (`collectx.place`), and Ray's module is named because it imports ray.
+        implementation: "module:name" or "module", imported when it is built. Empty if it builds nothing: random
+            actions, backends within one machine, collectors (they choose a schedule) and launchers (they are places,
+            `collectx.place`; Ray's module is named because it imports ray).
     """
 
     schema: type
     implementation: str = ""
 
 
-# The values of `kind:` in each group; `devices` has no kinds.
+# The values of `kind:` in each group; `devices` knows no kinds.
 KINDS: dict[str, dict[str, Kind]] = {
     "env": {
         "gym": Kind(env.GymEnvConfig, "collectx.env.gym:build"),
@@ -103,7 +103,7 @@ KINDS: dict[str, dict[str, Kind]] = {
 
 
 def schemas(group: str) -> dict[str, Any]:
-    """The dataclasses of a group by kind; of `devices`, which has no kinds, by the name of its default choice."""
+    """The dataclasses of a group by kind; of `devices`, which knows no kinds, by the name of its default choice."""
     return {name: kind.schema for name, kind in KINDS[group].items()} or {"cpu": launcher.DevicesConfig}
 
 

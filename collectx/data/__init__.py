@@ -1,8 +1,8 @@
-"""Data sets: whole episodes that runs have recorded with `trainer=record`.
+"""Data sets: complete episodes that runs recorded with `trainer=record`.
 
     frames = collectx.data.load("outputs/2026-01-31/12-00-00-000000")
 
-folder.py           the folder of a data set, and what the writers of all formats have in common
+folder.py           the folder of a data set, and what the writers of all formats share
 unfinished.py       frames of long episodes that have not ended
 spaces.py           spaces as JSON
 shard_writers.py    the formats memmap and parquet, which `load` reads
@@ -56,12 +56,12 @@ def open_writer(path: Path, run: RecordedRun, position: int | None = None) -> Wr
     """Opens the data set in the folder `path` for the episodes of a run; makes the folder.
 
     Args:
-        position: a run that is resumed: the `position` of its writer when the checkpoint was written; later episodes of
-            the run are removed. None: the run begins; the episodes of an earlier run of the same name are removed.
+        position: on resume, the writer's `position` in the checkpoint; later episodes of the run are removed. None: the
+            run begins; the episodes of an earlier run of the same name are removed.
 
     Raises:
-        ConfigError: the folder has other files, or a data set of another format or of other frames; or the format
-            cannot hold the frames, or those that `position` counts are missing.
+        ConfigError: the folder contains other files, or a data set with another format or other frames; or the format
+            cannot store the frames, or those that `position` counts are missing.
     """
     return begin(writer_class(run.format), path, run, position)
 
@@ -82,7 +82,7 @@ def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]
     """The folder of a data set that `load` can read, and its runs in the order in which they began.
 
     Raises:
-        ConfigError: there is none, it has no run, or it has another format.
+        ConfigError: there is none, it contains no run, or uses another format.
     """
     folder = data_set(path)
     runs = runs_of(folder)

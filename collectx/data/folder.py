@@ -1,12 +1,12 @@
-"""The folder of a data set, and what the writers of all formats have in common.
+"""The folder of a data set, and what the writers of all formats share.
 
-    <data set>/_runs/<run>.json    a run that has recorded to it: its seed, its frames, the spaces of its env
-    <data set>/_new/               what is being written; a process that is killed leaves it
+    <data set>/_runs/<run>.json    a run that recorded to it: its seed, frame keys, and env spaces
+    <data set>/_new/               files being written; a killed process leaves them behind
     <data set>/_unfinished/        frames of long episodes that have not ended, see unfinished.py
     <data set>/...                 episodes, in the form of the format
 
-A flush writes files to `_new` and renames them when they are on the disk, so that a process that is killed leaves whole
-episodes that the format's own library reads: all of the flushes before, and all or none of the last one.
+A flush writes files to `_new` and renames them once they are on the disk. So a killed process leaves complete episodes
+that the format's own library can read: all earlier flushes, and the last one completely or not at all.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class RecordedRun:
     """A run that records to a data set.
 
     Attributes:
-        name: of its file in `_runs`, and of its shards.
+        name: names its file in `_runs`, and its shards.
         folder: the run folder.
-        format: of the data set.
-        seed: of the run; with it and the trajectory id, an episode is known.
-        leaves: of a frame.
-        dims: batch dimensions of nested TensorDicts after that of time, by key.
+        format: the data set's.
+        seed: the run's; seed and trajectory id identify an episode.
+        leaves: the tensors of a frame.
+        dims: batch dimensions of nested TensorDicts after time, by key.
         observation, inputs, action, observation_space, action_space: see `collectx.env.base.EnvSpec`.
         fps, task: see `conf/trainer/record.yaml`.
         time: when it began, in seconds since the epoch.
@@ -98,7 +98,7 @@ class Writer(ABC):
     """Writes whole episodes of one run to a data set. Blocks for the disk.
 
     Attributes:
-        position: counts what the run, or the data set, has; `rewind` takes it.
+        position: counts what the run or the data set contains; `rewind` takes it.
     """
 
     def __init__(self, path: Path, run: RecordedRun):
@@ -108,12 +108,12 @@ class Writer(ABC):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        """Returns the properties of the run's frames that the format cannot hold, each with what to do."""
+        """Returns what the format cannot store of the run's frames, each with what to do."""
         return []
 
     @abstractmethod
     def open(self) -> None:
-        """Sets `position` to what the data set has; called first."""
+        """Sets `position` to what the data set contains; called first."""
 
     @abstractmethod
     def write(self, episodes: Sequence[TensorDictBase]) -> None:
@@ -129,8 +129,8 @@ class Writer(ABC):
             (self.path / "_new").rmdir()
 
     def publish(self, target: Path, make: Callable[[Path], object]) -> None:
-        """Replaces the file or folder `target` by what `make` writes to the path that it is called with; after a crash
-        `target` is as before, or as then."""
+        """Replaces the file or folder `target` with what `make` writes to its argument; after a crash it is the old
+        or the new one."""
         temporary = self.path / "_new" / f"{self.run.name}-{target.name}"
         temporary.parent.mkdir(parents=True, exist_ok=True)
         _remove(temporary)
@@ -212,9 +212,7 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
             later = [each for each in known.values() if own is not None and each.time > own.time and each.first < end]
             start = first if position is None else position
             if later and start < end:
-                rule = (
-                    f"contains later episodes of {later[-1].folder}, so the episodes of {run.folder} cannot be replaced"
-                )
+                rule = f"contains later episodes of {later[-1].folder}, so those of {run.folder} cannot be replaced"
                 advice = "choose another folder for the data set" if position is None else "record another run instead"
                 raise ConfigError(f"{path}: {rule}: {advice}.")
         else:
@@ -232,23 +230,21 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
 
 
 def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
-    """Raises a `ConfigError` where a run of the data set has another format, or other frames."""
+    """Raises `ConfigError` if a run of the data set uses another format, or other frames."""
     if other.format != run.format:
         raise ConfigError(f"{path}: this data set uses format={other.format}, not {run.format}. Choose another folder.")
     ours, theirs = ({leaf.key: f"{list(leaf.shape)} {leaf.dtype}" for leaf in each.leaves} for each in (run, other))
     if different := [key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)]:
         mine, its = (each.get(different[0], "missing") for each in (ours, theirs))
         rule = f"{'.'.join(different[0])} is {mine} in this run, and {its} in {other.folder}"
-        raise ConfigError(
-            f"{path}: all runs of a data set must record the same keys, but {rule}. Choose another folder."
-        )
+        raise ConfigError(f"{path}: its runs must record the same keys, but {rule}. Choose another folder.")
 
 
 def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
-    """The problems of a format that knows entries by names: several entries of one name."""
+    """The problems of a format that knows entries by name: several entries with one name."""
     return [
         f"{' and '.join(str(key) if key else 'its own column' for key in keys)} are both called {name}. Rename a part "
-        f"of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."
+        "of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."
         for name, keys in clashes(names).items()
     ]
 

@@ -7,8 +7,8 @@
     meta/tasks.parquet                          the text of each task
 
 A flush adds a file of frames, then a file of episodes; `info.json`, which counts them, is written last. LeRobot's
-reader takes all files of frames: after a process is killed within a flush it also returns the episodes of that flush
-whose frames are on disk, until the run is resumed.
+reader takes all files of frames, so after a process is killed within a flush, it also returns those episodes of the
+flush whose frames are on the disk, until the run is resumed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INDEX = "__index_level_0__"
 
 
 class LeRobotWriter(SequentialWriter):
-    """See the module's docstring. The frames of an episode have the times 0, 1 / fps, 2 / fps, ..."""
+    """See the module's docstring. The times of an episode's frames are 0, 1 / fps, 2 / fps, ..."""
 
     def __init__(self, path: Path, run: RecordedRun):
         super().__init__(path, run)
@@ -214,7 +214,7 @@ def _names(run: RecordedRun) -> list[tuple[str, Key]]:
 
 
 def _features(run: RecordedRun) -> dict[str, tuple[Key, tuple[str, int]]]:
-    """The entries of a frame by their names: the key in a batch, and dtype and size. Indices have no key."""
+    """The entries of a frame by their names: the key in a batch, and dtype and size. Indices lack a key."""
     leaves = {leaf.key: leaf for leaf in run.leaves}
     keys = dict(_names(run))
     keys |= {f"next.{name}": ("next", name) for name in ("reward", "terminated", "truncated", "done")}

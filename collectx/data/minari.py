@@ -4,8 +4,8 @@
     data/<episode>/       observations (one more than actions), actions, rewards, terminations, truncations; as infos
                           the version of the policy, and the kept entries of the env's infos
 
-The library writes new episodes to a folder beside the data set, from where they are moved; the metadata follow at last,
-so that readers see whole flushes only.
+The library writes new episodes to a folder beside the data set, from where they are moved; the metadata follow last, so
+that readers see only complete flushes.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class MinariWriter(SequentialWriter):
 
 
 def _unstored(space: Space) -> Space | None:
-    """The first part of a space that the format cannot hold."""
+    """The first part of a space that the format cannot store."""
     if isinstance(space, spaces.Dict):
         return next(filter(None, map(_unstored, space.spaces.values())), None)
     return None if isinstance(space, _STORED) else space

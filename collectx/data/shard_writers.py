@@ -4,8 +4,8 @@ set at the same time.
     memmap    <run>-<number>/           a memory-mapped TensorDict: TensorDict.load_memmap(shard)
     parquet   <run>-<number>.parquet    a table: pyarrow.parquet.read_table(data set) reads all shards
 
-Columns of a table: `run`, `seed`, and every entry of a frame by its key, such as `next.observation`; one number, or a
-list of the numbers of an array, or the bytes of an image; the shape is in the file of the run.
+Columns of a table: `run`, `seed`, and every entry of a frame by its key, such as `next.observation`: a number, the
+numbers of an array as a list, or the bytes of an image. The file of the run records the shapes.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class ParquetWriter(ShardWriter):
 
 
 def column(values: np.ndarray) -> Any:
-    """An array of Arrow from `[frames, *shape]`: of numbers where a frame has one, of bytes where it has an image,
-    otherwise of lists of numbers."""
+    """An Arrow array from `[frames, *shape]`: of numbers for one number per frame, of bytes for an image, otherwise of
+    lists of numbers."""
     import pyarrow as pa
 
     if values.dtype == np.uint8 and values.ndim > 2:

@@ -1,8 +1,8 @@
-"""The frames of long episodes that have not ended, in files, so that the memory of a run that records does not grow.
+"""Keeps the frames of long unfinished episodes in files, so that the memory of a recording run does not grow.
 
     <data set>/_unfinished/<run>/<trajectory id>/<number of the entry>    the bytes of one entry of the frames
 
-Files are only appended to. A checkpoint has their lengths; a run that is resumed cuts them to these.
+Files are only appended to. A checkpoint records their lengths, and a resumed run truncates them to these.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class UnfinishedEpisodes:
         return to_tensordict(tensors, [length], dims=self._run.dims)
 
     def whole(self, frames: TensorDictBase) -> TensorDictBase | None:
-        """All frames of the episode whose last ones are `frames`; None if it has none here."""
+        """All frames of the episode that ends with `frames`; None if none are here."""
         index = int(frames[TRAJ_IDS][0])
         if index not in self._lengths:
             return None

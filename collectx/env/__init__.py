@@ -22,12 +22,12 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
 
     Args:
         first_index: index of the group's first env among all envs of the run; an added worker repeats those of another.
-        incarnation: of its worker; see `collectx.worker.spec.Placement`.
+        incarnation: how often its worker was replaced; see `collectx.worker.spec.Placement`.
         numbers: of the group's first env.
 
     Raises:
-        ConfigError: what the configuration names is not there, or a package that it needs is not installed.
-        SpaceError: a space that cannot be stored as tensors.
+        ConfigError: the configuration names something that does not exist, or needs a package that is not installed.
+        SpaceError: a space cannot be stored as tensors.
     """
     try:
         if isinstance(cfg, UserEnvConfig):
@@ -40,7 +40,7 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
 
 
 def named(cfg: EnvConfig) -> str:
-    """The option that names the env, as in "env.id=CartPole-v1"; its kind where none does."""
+    """The option that names the env, as in "env.id=CartPole-v1"; otherwise its kind."""
     names = ((name, getattr(cfg, name, None)) for name in ("id", "entry_point", "target"))
     return next((f"env.{name}={value}" for name, value in names if value is not None), f"env={cfg.kind}")
 

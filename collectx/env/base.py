@@ -38,10 +38,10 @@ class EnvSpec:
     Attributes:
         num_envs: envs in the group (E).
         observation: leaves of one env's observation and of the kept `info` entries, in the order of `out`.
-            A Box, Discrete, ... space has one leaf `("observation",)`; the parts of a Dict have their names, such as
-            `("camera",)`; kept infos are `("info", name)`; with a time limit (`collectx/rollout/wrappers.py`),
+            A Box, Discrete, ... space becomes one leaf `("observation",)`; the parts of a Dict keep their names, such
+            as `("camera",)`; kept infos are `("info", name)`; with a time limit (`collectx/rollout/wrappers.py`),
             `("step_count",)` is the last.
-        action: leaves of one env's action: `("action",)`; a Dict or Tuple has leaves below that key.
+        action: leaves of one env's action: `("action",)`; those of a Dict or Tuple are below that key.
         observation_space, action_space: the single env's Gymnasium spaces.
         ragged: see the module's docstring.
         can_restart_early: whether `restart` accepts envs whose episode did not end.
@@ -54,8 +54,8 @@ class EnvSpec:
             leaf; None: `action_space` is sampled.
         is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
             its observation, `[*shape]`.
-        path: of an env of TorchRL, what steps it: "gymnasium", or "torchrl: " and the reason why its `_step` does;
-            otherwise empty.
+        path: what steps a TorchRL env: "gymnasium", or "torchrl: " and the reason why its own `_step` does; otherwise
+            empty.
         data_device: `device` of the TensorDict that a user's policy is called with, if the policy acts on the CPU;
             None: no device was named for the policy.
         action_spec: the actions as the env describes them: TorchRL's spec with all keys; None for Gymnasium's envs.
@@ -63,8 +63,8 @@ class EnvSpec:
             counts are not among them. By default `observation`.
         example_observation: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's
             policy is called once to learn its outputs. Empty: that call takes zeros.
-        device: of the tensors that the group takes and writes in place of arrays (`collectx.env.tensor_vector`), with
-            its index; None: it takes and writes arrays.
+        device: where the group takes and writes tensors in place of arrays (`collectx.env.tensor_vector`), with its
+            index; None: it takes and writes arrays.
     """
 
     num_envs: int
@@ -94,7 +94,7 @@ class EnvSpec:
 
     @property
     def next_only_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves that a batch has below `next` only."""
+        """The leaves that a batch contains below `next` only."""
         return (*self.rewards, *self.deltas)
 
     @property
@@ -135,7 +135,7 @@ class Env(ABC):
 
     Attributes:
         user_envs: the user's env objects, where there are any. A worker that resumes replaces its env objects.
-        unsaved: why checkpoints cannot hold the state of the envs, where a group that was not reset does not show it.
+        unsaved: why checkpoints cannot contain the state of the envs, if a group that was not reset does not show it.
     """
 
     spec: EnvSpec
@@ -196,7 +196,7 @@ def steps_per_draw(num_elements: int) -> int:
 
 @contextlib.contextmanager
 def closed_on_error(env: Env) -> Iterator[None]:
-    """Closes `env` where the block raises; an error of `close` does not hide the error of the block."""
+    """Closes `env` if the block raises; an error in `close` does not hide that of the block."""
     try:
         yield
     except BaseException:

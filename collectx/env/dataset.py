@@ -1,8 +1,7 @@
 """Kind `dataset`: replays the episodes of a recorded data set (`trainer=record`), whatever the actions.
 
-Observations, kept infos, rewards and ends are those that were recorded, so that a trainer or a pipeline is tested with
-the data of a slow env, at full speed and without its packages. A policy that learns from it does not see the effect of
-its actions.
+Observations, kept infos, rewards and ends are as recorded, so you can test a trainer or a pipeline with the data of a
+slow env, at full speed and without its packages. A policy that learns from it does not see the effect of its actions.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class DatasetEnv(Env):
     modulo the number of episodes, and continues with the next one; `reset` returns to the first, whatever the seeds.
 
     Raises:
-        ConfigError: there is no data set, `collectx.data.load` cannot read it, or it has other rewards than one number.
+        ConfigError: there is no data set, `collectx.data.load` cannot read it, or its rewards are not one number each.
     """
 
     def __init__(self, cfg: DatasetEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers):
@@ -43,7 +42,7 @@ class DatasetEnv(Env):
         self._frame = self._starts[self._episode]
 
     def __getstate__(self) -> dict:
-        """Without the frames, which the process that restores an env reads from the data set."""
+        """Leaves out the frames: the process that restores an env reads them from the data set."""
         frames = ("_run", "_starts", "_last", "_now", "_next", "_rewards", "_terminated", "_truncated")
         return {name: value for name, value in vars(self).items() if name not in frames}
 
@@ -84,7 +83,7 @@ class DatasetEnv(Env):
         return bool(out.terminated.any() or out.truncated.any())
 
     def _begin(self, envs: np.ndarray | slice, out: Sequence[np.ndarray]) -> None:
-        """Puts these envs to the first frame of their episodes."""
+        """Moves these envs to the first frame of their episodes."""
         self._frame[envs] = self._starts[self._episode[envs]]
         for array, values in zip(out, self._now, strict=True):
             array[envs] = values[self._frame[envs]]

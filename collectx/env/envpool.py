@@ -173,7 +173,7 @@ class EnvPoolEnv(Env):
         if not np.array_equal(state[self._member_at], members):
             raise CollectxError(
                 f"EnvPool returned the members {state[self._member_at].tolist()} after {members.tolist()} were sent: "
-                f"this version does not keep their order in synchronous mode. Use another one"
+                "this version does not keep their order in synchronous mode. Use another one"
             )
         if self._observation_at is not None:
             return state, [state[self._observation_at]]

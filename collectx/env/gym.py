@@ -105,7 +105,7 @@ class GymEnv(Env):
         return any_ended
 
     def _explain(self, error: Exception, e: int) -> None:
-        """Adds a note to an error of env `e` in a step; raises `ShapeError` where the env has Gym's old interface."""
+        """Adds a note to an error of env `e` in a step; raises `ShapeError` if the env uses Gym's old interface."""
         where = f"env {e} of this group of {self.spec.num_envs}"
         refuse(error, "step", where)
         error.add_note(f"in {where}, while stepping")
@@ -153,10 +153,10 @@ class OneGymEnv(GymEnv):
 
 
 def reward_number(reward: Any, e: int | None = None) -> float:
-    """Returns the reward of env `e` of a group, which must be a number or have one element.
+    """Returns the reward of env `e` of a group, which must be a number or contain one element.
 
     Raises:
-        ShapeError: the reward is no number, or an integer that float32 does not contain.
+        ShapeError: the reward is not a number, or an integer that float32 cannot represent.
     """
     if isinstance(reward, float | np.floating):
         return float(reward)

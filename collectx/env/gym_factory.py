@@ -112,8 +112,8 @@ def _wrap(
 
 @contextlib.contextmanager
 def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
-    """Raises a `ConfigError` where the block, which makes envs, lacks a package, with the extra to install, or an
-    argument of an env's constructor."""
+    """Raises `ConfigError` if the block, which makes envs, lacks a package (naming the extra to install) or an argument
+    of an env's constructor."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:

@@ -66,7 +66,7 @@ class GymVectorEnv(Env):
 
     Args:
         env: closed where the constructor raises.
-        autoreset_mode: needed where the env's metadata has none.
+        autoreset_mode: needed if the env's metadata names none.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class GymVectorEnv(Env):
             if self._observation.has_text and getattr(env.unwrapped, "shared_memory", False):
                 raise SpaceError(
                     f"{self._observation.space} contains a Text, which Gymnasium's AsyncVectorEnv reads from shared "
-                    f"memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)"
+                    "memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)"
                 )
             self._action = SpaceLeaves(env.single_action_space, ("action",))
             self._infos = InfoKeys(info_keys, env)
@@ -162,7 +162,7 @@ class GymVectorEnv(Env):
             if not self.spec.can_restart_early:
                 raise CollectxError(
                     f"this vector env resets itself (autoreset mode {self._mode.value}), so no env can be reset "
-                    f"before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
+                    "before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
                     "not truncate trajectories"
                 )
             # A copy, as a vector env may change or keep the mask.
@@ -206,14 +206,13 @@ class GymVectorEnv(Env):
 
 
 class CheckedEnv(gymnasium.Wrapper):
-    """Raises ShapeError for an observation that does not have the shape of its space, or whose values the space's dtype
+    """Raises ShapeError for an observation that differs in shape from its space, or whose values the space's dtype
     cannot represent, and for a reward that is not one number. Returns copies of the observations.
-
     For Gymnasium's vector envs, which store observations later and convert what they store: a sync one when all envs
     have stepped, where envs may share an array, or when an env that ended has been reset.
 
     Args:
-        index: of the env in a sync vector env; None: that of the AsyncVectorEnv's process.
+        index: the env's in a sync vector env; None: that of the AsyncVectorEnv's process.
     """
 
     def __init__(self, env: gymnasium.Env, exclude_keys: Sequence[str] = (), index: int | None = None):
@@ -230,7 +229,7 @@ class CheckedEnv(gymnasium.Wrapper):
         self._array = (self._leaves[0][0].shape, self._leaves[0][1]) if is_array else None
 
     def __getattr__(self, name: str) -> Any:
-        # A user's sync vector env has the attributes of its own envs.
+        # A user's sync vector env forwards the attributes of its own envs.
         if name == "env":
             raise AttributeError(name)
         return getattr(self.env, name)
@@ -276,7 +275,7 @@ def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the rewards of an AsyncVectorEnv, which keeps their dimension; each must have one element."""
+    """Returns the rewards of an AsyncVectorEnv, which keeps their dimension; each must contain one element."""
     if name != "reward" or np.shape(value) != (*shape, 1):
         raise ShapeError(
             f"{name}: expected shape {shape}, one value for each env, got shape {np.shape(value)}: the vector env must "
@@ -286,8 +285,7 @@ def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _explain(error: Exception) -> None:
-    """Raises ShapeError where a VectorEnv of Gymnasium could not store the reward of an env, and its message does not
-    say so."""
+    """Raises ShapeError if a Gymnasium VectorEnv could not store a reward, which its own message does not say."""
     *_, place = traceback.extract_tb(error.__traceback__)
     if "gymnasium" in place.filename and "rewards" in (place.line or ""):
         raise ShapeError(
@@ -352,7 +350,7 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     if configured not in (None, mode):
         raise ConfigError(
             f"env.autoreset_mode={value}, but {env} always uses {mode.value} in this vectorization mode: leave it "
-            f"null, or use env.vectorization_mode=sync or async"
+            "null, or use env.vectorization_mode=sync or async"
         )
     return mode
 

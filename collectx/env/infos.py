@@ -1,4 +1,4 @@
-"""The kept entries of `info`, as leaves `("info", name)`. A mask `("info", "_name")` says where `info` had the entry,
+"""The kept entries of `info`, as leaves `("info", name)`. A mask `("info", "_name")` marks the frames that contain one,
 as in Gymnasium's vector envs.
 
 Shapes and dtypes are taken from the infos of one episode at most, as Gymnasium declares no space for infos.
@@ -25,7 +25,7 @@ _PROBED_STEPS = 10_000
 class InfoKeys:
     """The kept info entries of one env, or of a vector of envs.
 
-    An entry is a number, an array, or a dict of numbers and arrays. Where `info` does not have it (mostly at a reset,
+    An entry is a number, an array, or a dict of numbers and arrays. If `info` lacks it (mostly at a reset,
     or before an episode's last step), zeros are stored and its mask is False.
 
     Args:
@@ -33,7 +33,7 @@ class InfoKeys:
         env: where there are names, is reset and stepped with random actions until each entry has occurred.
 
     Attributes:
-        leaves: for each name `("info", name)`, or `("info", name, part)` for each part of a dict, then
+        leaves: `("info", name)` of each name, or `("info", name, part)` of each part of a dict, then
             `("info", "_name")`, [] bool.
 
     Raises:

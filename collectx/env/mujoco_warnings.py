@@ -19,7 +19,7 @@ shown: set[str] = set()
 
 
 def show_once() -> None:
-    """Installs the handler if MuJoCo has no handler of the user; if it is not imported, when that is done. Idempotent.
+    """Installs the handler unless the user has set one, and as soon as MuJoCo is imported. Idempotent.
 
     The function that makes the envs may import MuJoCo, which shows its first warnings before that function returns.
     """

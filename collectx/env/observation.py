@@ -23,7 +23,7 @@ from collectx.batch import DONE_KEYS, REWARD, TRAJ_IDS, clashes
 from collectx.env.spaces import Path, SpaceLeaves, leave_out, parts_of
 from collectx.errors import ConfigError, SpaceError
 
-# Keys of every batch that no part of an observation can have.
+# Keys of every batch, which no part of an observation can use.
 _TAKEN = ("action", *REWARD.key, "next", TRAJ_IDS[0], *(name for (name,) in DONE_KEYS))
 _STATE, _OBSERVATION = "state", "observation"
 
@@ -39,8 +39,8 @@ class ObservationLeaves(SpaceLeaves):
         space: the space by the keys of the leaves, without the omitted parts.
 
     Raises:
-        ConfigError: no part has one of the names in `exclude`.
-        SpaceError: a part of the space has no fixed shape and numeric dtype, or the name of another key of the batch.
+        ConfigError: a name in `exclude` is that of no part.
+        SpaceError: a part lacks a fixed shape and numeric dtype, or is named like another key of the batch.
     """
 
     def __init__(self, space: Space, exclude: Sequence[str] = (), info_keys: Sequence[str] = ()):
@@ -71,7 +71,7 @@ class ObservationLeaves(SpaceLeaves):
 
 
 def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
-    """Raises SpaceError where a part of a Dict observation has a name that is taken."""
+    """Raises SpaceError if the name of a part of a Dict observation is taken."""
     if colliding := [str(name) for name in names if str(name) in taken]:
         raise SpaceError(
             f"{' and '.join(colliding)}: reserved in batches, so no part of a Dict observation can have this name. "
@@ -131,7 +131,7 @@ def exclude_parts(space: Space, names: Sequence[str]) -> Space:
 
 
 def check_excluded(names: Sequence[str], known: Sequence[Path], which: str) -> None:
-    """Raises ConfigError where a name of `env.exclude_keys` is that of no part in `known`, or of several parts."""
+    """Raises ConfigError if a name in `env.exclude_keys` matches no part in `known`, or several."""
     paths = {path: ".".join(map(str, path)) for path in known}
     if unknown := [name for name in names if name not in paths.values()]:
         raise ConfigError(
@@ -141,7 +141,7 @@ def check_excluded(names: Sequence[str], known: Sequence[Path], which: str) -> N
     if ambiguous := [f"{name}, which is {' and '.join(map(str, several[name]))}" for name in names if name in several]:
         raise ConfigError(
             f"env.exclude_keys names {', '.join(ambiguous)}: exclude a part that contains one of them, or rename one "
-            f"(gymnasium.wrappers.TransformObservation)."
+            "(gymnasium.wrappers.TransformObservation)."
         )
 
 

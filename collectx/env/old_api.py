@@ -1,4 +1,4 @@
-"""Names the API of Gym before 0.26, which an env may still have, when its `step` or `reset` has failed."""
+"""Recognises the API of Gym before 0.26, which an env may still use, when its `step` or `reset` fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collectx.errors import ShapeError
 
 
 def refuse(error: Exception, method: str, where: str, result: Any = None) -> None:
-    """Raises a `ShapeError` from `error` if the env has the old API.
+    """Raises a `ShapeError` from `error` if the env uses the old API.
 
     Args:
         method: the env's method that was called, "step" or "reset".
@@ -28,6 +28,6 @@ def refuse(error: Exception, method: str, where: str, result: Any = None) -> Non
     if what:
         raise ShapeError(
             f"{where}: {what}, as in Gym before 0.26. In Gymnasium, step returns observation, reward, terminated, "
-            f"truncated, info, and reset(*, seed=None, options=None) returns observation, info. Change the env, or "
-            f"wrap it"
+            "truncated, info, and reset(*, seed=None, options=None) returns observation, info. Change the env, or "
+            "wrap it"
         ) from error

@@ -64,7 +64,7 @@ def as_vector_env(env: Any, info_keys: Any = ()) -> Any:
     """`env`, or the adapter of a VecEnv.
 
     Raises:
-        ConfigError: infos of a VecEnv are to be kept.
+        ConfigError: `info_keys` names infos of a VecEnv.
     """
     if not is_vec_env(env):
         return env

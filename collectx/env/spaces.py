@@ -57,13 +57,13 @@ class SpaceLeaves(Leaves):
 
     Args:
         root: the key below which the leaves are; if the space is neither a Dict nor a Tuple, the key of its only leaf.
-        may_be_empty: whether there may be no leaf.
+        may_be_empty: whether it may have no leaves.
 
     Attributes:
         has_text: whether a part is a Text.
 
     Raises:
-        SpaceError: a part of the space has no fixed shape and numeric dtype.
+        SpaceError: a part of the space lacks a fixed shape and numeric dtype.
     """
 
     def __init__(self, space: Space, root: Key, may_be_empty: bool = False):
@@ -96,7 +96,7 @@ class SpaceLeaves(Leaves):
 
     @property
     def dtypes(self) -> list[np.dtype]:
-        """The dtypes of the parts' spaces: also of a Discrete, which has an int64 leaf."""
+        """The dtypes of the parts' spaces: also of a Discrete, whose leaf is int64."""
         return [np.dtype(part.dtype) for part in self._part_spaces]
 
     def element_splitter(self) -> Callable[[Sequence[np.ndarray]], list[Any]]:
@@ -177,7 +177,7 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
 
 
 def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
-    """Raises ShapeError where `value` does not have the leaf's shape, or `dtype` cannot represent it.
+    """Raises ShapeError if the shape of `value` is not the leaf's, or `dtype` cannot represent it.
 
     Floats may lose precision. Integers must be in the range of an integer `dtype`, whatever their type; floats are not
     converted to integers.

@@ -1,9 +1,9 @@
 """A Gymnasium VectorEnv whose `reset` and `step` return torch tensors on one device, and take such actions, as the
-simulators that run on a GPU do. It has an attribute `device`, by which it is told from other vector envs.
+simulators that run on a GPU do. Its attribute `device` tells it from other vector envs.
 
 The adapter takes and writes tensors on that device where `collectx.env.base` says arrays, and never waits for the
 device within a step. So it cannot know whether an episode has ended, and the env must reset by itself, in autoreset
-mode SAME_STEP: its step returns the first observation of the next episode, and `info` has the final one.
+mode SAME_STEP: its step returns the first observation of the next episode, and `info` contains the final one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def device_of(env: VectorEnv) -> torch.device | None:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """`device` as tensors on it have it: "cuda" is the current GPU."""
+    """`device` as tensors on it report it: "cuda" is the current GPU."""
     return torch.empty(0, device=device).device if device.type == "cuda" else torch.device(device.type)
 
 
@@ -42,7 +42,7 @@ class TensorVectorEnv(Env):
         env: closed where the constructor raises.
 
     Raises:
-        ConfigError: the env has another autoreset mode, or entries of `info` are to be kept.
+        ConfigError: the env uses another autoreset mode, or `info_keys` is not empty.
     """
 
     unsaved = "the env returns tensors, and its simulator may hold more state than a copy would contain"
@@ -65,7 +65,7 @@ class TensorVectorEnv(Env):
             if info_keys:
                 raise ConfigError(
                     f"info_keys={[*info_keys]}: {env} returns tensors on {device}, and collectx keeps no infos of "
-                    f"such envs. Leave info_keys out, or add the values to the observation."
+                    "such envs. Leave info_keys out, or add the values to the observation."
                 )
             self._observation = ObservationLeaves(env.single_observation_space, exclude_keys)
             self._action = SpaceLeaves(env.single_action_space, ("action",))
@@ -123,7 +123,7 @@ class TensorVectorEnv(Env):
         return True
 
     def restart(self, ended: Any, out: Sequence[Any]) -> None:
-        """Writes what the last step has returned. Where no episode has ended, `out` has these observations already."""
+        """Writes what the last step returned. If no episode ended, `out` contains these observations already."""
         for target, first in zip(out, self._first, strict=True):
             target.copy_(first)
 

@@ -59,12 +59,12 @@ def is_env(value: Any) -> bool:
 
 
 def copied(cfg: UserEnvConfig, is_required: bool) -> UserEnvConfig:
-    """`cfg` with a copy of the env, if it has an env itself, so that reading its spec neither starts nor resets that
-    env: one that has started cannot be copied for workers, and one of this process begins once.
+    """`cfg` with a copy of the env, if it contains an env object, so reading its spec neither starts nor resets it:
+    an env that has started cannot be copied for workers, and one in this process begins only once.
 
     Args:
-        is_required: False: `cfg` itself is returned where there can be no copy. Pickling a batched env of TorchRL that
-            has started would close it.
+        is_required: False: returns `cfg` itself if the env cannot be copied. Pickling a batched TorchRL env that has
+            started would close it.
     """
     if not is_env(cfg.create):
         return cfg

@@ -34,7 +34,7 @@ __all__ = [
     "make_actor",
 ]
 
-# The class of TorchRL or of this package. Replaced by `RandomActor`, as its actions have the shape of one env's spec
+# The class of TorchRL or of this package. Replaced by `RandomActor`, as its actions are shaped like one env's spec
 # and actors act for groups of envs.
 _RANDOM_POLICY = "RandomPolicy"
 
@@ -75,7 +75,7 @@ def is_random_policy(policy: object) -> bool:
 
 
 def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
-    """Applies `compile` and `cudagraph` of `cfg` to `actor`. Its module's tensors must have their final memory."""
+    """Applies `compile` and `cudagraph` of `cfg` to `actor`. Its module's tensors must be in their final memory."""
     if isinstance(cfg, UserPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
         from collectx.policy.fast_call import Acceleration
 

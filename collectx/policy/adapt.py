@@ -14,10 +14,10 @@ from collectx.errors import ConfigError
 
 
 def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
-    """A policy from `observation` that acts as an agent of another library. It has the agent's parameters.
+    """A policy from `observation` that acts like an agent of another library, and shares its parameters.
 
     Args:
-        agent: an `nn.Module` with `get_action_and_value(observation)`, as CleanRL's agents for PPO have: the policy
+        agent: an `nn.Module` with `get_action_and_value(observation)`, like CleanRL's agents for PPO: the policy
             writes `action`, `log_prob`, `entropy` and `value`. Or a model of Stable-Baselines3 or its policy, with
             `predict(observation, deterministic=...)`, which takes NumPy arrays, a dict of them for a Dict observation:
             the policy writes `action`.

@@ -31,7 +31,7 @@ class Actor:
     states: tuple[StateSpec, ...] = ()
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """One forward: `observation` has one tensor `[E, *shape]` per observation leaf, on `device`. Returns a tensor
+        """One forward: `observation` holds one tensor `[E, *shape]` per observation leaf, on `device`. Returns a tensor
         `[E, *leaf.shape]` per leaf of `leaves`, or `[*leaf.shape]` where the group is one env (`EnvSpec.is_single`).
         Called under `torch.inference_mode`, with the exploration type set. The next call may overwrite the result."""
         raise NotImplementedError

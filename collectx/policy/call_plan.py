@@ -39,12 +39,11 @@ class CallPlan:
     Values are numbered: first the observation's tensors, then the outputs of all steps, in order.
 
     Args:
-        steps: called in turn. One that learns in its first call what it writes is the only one.
-        spec: of the env.
-        outputs: what is taken from the values.
-
+        steps: called in turn. One that learns in its first call what it writes is the only one.        spec: the
+        env's.
+        outputs: which values `act` returns.
     Attributes:
-        numbers: of the values of `outputs`.
+        numbers: the positions of `outputs` among the values.
     """
 
     def __init__(self, steps: Sequence[Step], spec: EnvSpec, outputs: Sequence[Output] = ()):
@@ -106,7 +105,7 @@ class CallOptions:
     """How a policy may be called.
 
     Attributes:
-        device: of the tensors that the policy takes.
+        device: where the policy takes its tensors.
         skip_signature_check: the policy is called with a TensorDict, whatever its signature and its keys.
         by_tensors: modules of tensordict may be called without a TensorDict.
     """
@@ -158,7 +157,7 @@ class ArgumentsStep(Step):
     and further outputs, which are named `output1`, ... as by TorchRL. Outputs may be Python's numbers and NumPy's
     arrays.
 
-    The arguments are, in this order: the parts of the observation that have the names of the policy's parameters; a
+    The arguments are, in this order: the parts of the observation named like the policy's parameters; a
     nested dict of all inputs (`EnvSpec.inputs`), for a policy with one parameter and an env with several inputs; the
     inputs.
     """
@@ -298,7 +297,7 @@ class TensorDictStep(Step):
         if len(outputs) > len(writes) and (late := index.keys() & outputs.keys() - set(writes)):
             raise ShapeError(
                 f"the policy overwrites {key_names(late)}, but did not in its first call. Overwrite it in every call, "
-                f"or write it under another key."
+                "or write it under another key."
             )
         try:
             return [outputs[key] for key in writes]

@@ -21,7 +21,7 @@ class Image(nn.Module):
         [S, C, H, W], [S, H, W, C]  a stack of S colour frames: S times C channels
 
     Attributes:
-        num_channels, height, width: of the output.
+        num_channels, height, width: the size of the output.
     """
 
     def __init__(self, shape: tuple[int, ...], scale: float):

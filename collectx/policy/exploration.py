@@ -67,6 +67,4 @@ def _median(distribution: Any) -> Any:
     try:
         return distribution.icdf(torch.tensor(0.5))
     except NotImplementedError as error:
-        raise AttributeError(
-            f"{type(distribution).__name__} implements no inverse of its distribution function"
-        ) from error
+        raise AttributeError(f"{type(distribution).__name__} has no inverse of its distribution function") from error

@@ -34,7 +34,7 @@ _IN_PLACE: dict[type, Forward] = {nn.Tanh: torch.tanh_, nn.ReLU: torch.relu_, nn
 class Acceleration:
     """Keyword arguments of `torch.compile` and of tensordict's `CudaGraphModule`; None: not used.
 
-    Applied once per worker, after the weights have their final memory: both may keep its addresses, and newer weights
+    Applied once per worker, when the weights are in their final memory: both may keep its addresses, and newer weights
     are copied there.
 
     Attributes:
@@ -91,11 +91,11 @@ def fast_callable(module: Any, one_row: bool = False) -> Forward:
 
     A `Sequential` of known layers becomes a chain of kernels. The forward of any other module is called on a shadow: an
     object that shares its parameters, buffers and attributes, and whose layers are chains. Modules with hooks are
-    called unchanged. Hooks that are added later and modules that are replaced later have no effect; see `structure`.
+    called unchanged. Hooks added later and modules replaced later are ignored; see `structure`.
 
     Args:
-        one_row: inputs may have no batch dimension. Linear layers have a cheaper kernel for such inputs; its result
-            differs by rounding.
+        one_row: inputs may lack a batch dimension. Linear layers then use a cheaper kernel, whose result differs by
+            rounding.
     """
     if not isinstance(module, nn.Module):
         return module
@@ -118,7 +118,7 @@ _FAST_CLASSES: dict[type, type] = {kind: _fast_class(kind) for kind in (nn.Seque
 
 
 def _is_user_module(module: nn.Module) -> bool:
-    """Whether `module` has the usual `__call__` and is no class of torch, which may inspect its children."""
+    """Whether `module` uses the usual `__call__` and is not a torch class, which may inspect its children."""
     kind = type(module)
     return kind.__call__ is nn.Module.__call__ and not kind.__module__.startswith(("torch.", "tensordict."))
 
@@ -203,7 +203,7 @@ def _chain(steps: list[Forward]) -> Forward:
 
 def structure(module: nn.Module) -> list[tuple[Any, ...]]:
     """Its modules and the numbers of their hooks: unequal after a module was replaced, or a hook added or removed."""
-    # The modules, not their ids: a new module may have the id of one that was freed.
+    # The modules, not their ids: a new module may get the id of one that was freed.
     return [
         (each, each.__dict__.get("module"), len(each._forward_hooks), len(each._forward_pre_hooks))
         for each in module.modules()

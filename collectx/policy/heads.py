@@ -159,5 +159,5 @@ def head_for(space: object, leaf: Leaf) -> Head:
     name = f"of one-hot actions {list(leaf.shape)}" if type(space) is spaces.Space else space
     raise SpaceError(
         f"no built-in policy acts in the action space {name}: they support Discrete, MultiDiscrete, MultiBinary and "
-        f"floating-point Box. Use policy=random or policy=custom."
+        "floating-point Box. Use policy=random or policy=custom."
     )

@@ -46,9 +46,7 @@ class RandomPolicy:
         from tensordict import TensorDictBase
 
         if self.action_spec is None:
-            raise RuntimeError(
-                "RandomPolicy has no action_spec yet. Pass one, or construct a collector with this policy"
-            )
+            raise RuntimeError("RandomPolicy has no action_spec. Pass one, or give this policy to a collector")
         if hasattr(self.action_spec, "rand"):
             action = self.action_spec.rand()
         else:

@@ -8,7 +8,7 @@ from collectx.batch import Key
 
 
 def input_space(space: Space, key: Key) -> Space:
-    """The part of an observation space that belongs to the leaf `key`: the parts of a Dict have its keys, those of a
+    """The part of an observation space that belongs to the leaf `key`: the parts of a Dict use its keys, those of a
     Tuple are below `("observation",)`."""
     return _part(space, key if isinstance(space, spaces.Dict) else key[1:])
 

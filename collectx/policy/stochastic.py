@@ -36,7 +36,7 @@ class Flatten(nn.Module):
                 "policy=random, or exclude fewer parts with env.exclude_keys."
             )
         self._shapes = [leaf.shape for leaf in leaves]
-        # Kept infos have no space.
+        # Kept infos lack a space.
         parts = [input_space(spec.observation_space, leaf.key) if leaf in spec.inputs else None for leaf in leaves]
         self._choices = [(int(s.n), int(s.start)) if isinstance(s, spaces.Discrete) else None for s in parts]
         self.num_outputs = sum(

@@ -42,7 +42,7 @@ class Step:
     """A call with tensors: of a policy, or of one of its modules.
 
     Attributes:
-        name: of the class or the function, for readers.
+        name: the class or the function, for readers.
         form: what the function takes, for readers.
         function: takes the tensors of `reads`. Returns one tensor where it writes one, or what `results` takes.
         writes: the keys of its outputs, in order. Empty: of the first call.

@@ -33,12 +33,12 @@ class UserActor(Actor):
         plan: how the policy is called; `plan.describe()` returns it as plain data.
 
     Raises:
-        ConfigError: the policy reads keys that the env does not write, writes no action, has a state of unknown shape
-            (`collectx.policy.recurrent`), or its distribution has no action of that exploration type.
-        ShapeError: an action does not have the shape or the kind of dtype of the action space, or an output that
-            overwrites an observation does not have its shape and dtype. `act` raises it for an output that is missing,
-            has another shape than in the first call, or values that its dtype cannot represent, and for an observation
-            that the policy overwrites in a later call only.
+        ConfigError: the policy reads keys that the env does not write, writes no action, carries a state of unknown
+            shape (`collectx.policy.recurrent`), or its distribution knows no action of that exploration type.
+        ShapeError: the shape or the kind of dtype of an action does not fit the action space, or an output that
+            overwrites an observation differs from it in shape or dtype. `act` raises it for an output that is missing,
+            changed its shape since the first call, or contains values that its dtype cannot represent, and for an
+            observation that the policy overwrites only in a later call.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class UserActor(Actor):
         self.plan = plan = self._new_plan(self._spec, acceleration, self._written, self._outputs)
         graph = acceleration.capture(lambda *tensors: plan.run(tensors))
         self._run = plan.run if acceleration.cudagraph is None else lambda tensors: graph(*tensors)
-        # Unpacking a tuple takes less time than reading the attributes of a record. Scores may have the dtype of the
-        # one-hot action, so that they are always converted.
+        # Unpacking a tuple takes less time than reading the attributes of a record. Scores may share the dtype of the
+        # one-hot action, so they are always converted.
         numbered = zip(plan.numbers, self._outputs, strict=True)
         self._expected = [
             (number, each.shape, None if each.is_choice else each.leaf.dtype, each) for number, each in numbered

@@ -52,7 +52,7 @@ class _Entry:
 
 
 class FlatWeights:
-    """Copies between `module` and flat buffers. Two modules with the same architecture have the same layout.
+    """Copies between `module` and flat buffers. Two modules with the same architecture share a layout.
 
     Attributes:
         nbytes: size of the buffer; 0 for a module without tensors, or for None.
@@ -97,8 +97,8 @@ class FlatWeights:
     def write(self, buffer: torch.Tensor) -> None:
         """Copies module to `buffer` (`[nbytes]` uint8 on the CPU). The module may be changed when this has returned.
 
-        Raises:
-            ValueError: the buffer does not have the size of these weights, or is not uint8.
+         Raises:
+        ValueError: the size of the buffer is not that of these weights, or it is not uint8.
         """
         self._check(buffer)
         if self._is_adopted():
@@ -115,9 +115,9 @@ class FlatWeights:
 
     def read(self, buffer: torch.Tensor) -> None:
         """Copies `buffer` to the module, in place.
-
         Raises:
-            ValueError: the buffer does not have the size of these weights, or is not uint8.
+            ValueError: the size of the buffer is
+        not that of these weights, or it is not uint8.
         """
         self._check(buffer)
         if self._is_adopted():
@@ -133,11 +133,11 @@ class FlatWeights:
         if buffer.dtype != torch.uint8 or buffer.numel() != self.nbytes:
             raise ValueError(
                 f"the weights take {self.nbytes} uint8, got {buffer.numel()} {buffer.dtype}. Are the policies of the "
-                f"trainer and the worker built alike?"
+                "trainer and the worker built alike?"
             )
 
     def _is_adopted(self) -> bool:
-        """Whether the module's tensors still have the memory that `adopt` gave them."""
+        """Whether the module's tensors are still in the memory that `adopt` gave them."""
         if self._flat is None:
             return False
         base = self._flat.data_ptr()

@@ -64,7 +64,7 @@ class ReplayBuffer:
             if not _is_count(size)
         ]
         if scratch_dir is not None and not Path(scratch_dir).is_dir():
-            problems.append(f"scratch_dir={scratch_dir} does not exist. Create this folder, or use None.")
+            problems.append(f"scratch_dir={scratch_dir} is not a folder. Create it, or use None.")
         if problems:
             raise ConfigError(*problems)
         self.batch_size = None if batch_size is None else int(batch_size)
@@ -201,7 +201,7 @@ class ReplayBuffer:
             priority: as many values, not negative.
 
         Raises:
-            ValueError: the sampler has no priorities, or priorities are negative or not finite.
+            ValueError: the sampler does not use priorities, or priorities are negative or not finite.
         """
         indices = index.to("cpu", torch.int64).numpy().reshape(-1)
         values = priority.detach().to("cpu", torch.float64).numpy().reshape(-1)
@@ -238,7 +238,7 @@ class ReplayBuffer:
         of another type of sampler, all frames count as new.
 
         Raises:
-            ShapeError: this buffer already has frames with other keys, or its sampler needs others.
+            ShapeError: this buffer already contains frames with other keys, or its sampler needs others.
         """
         tensors = dict(iter_leaves(state["frames"]))
         arrays = {key: as_array(tensor) for key, tensor in tensors.items()}
@@ -272,14 +272,14 @@ class ReplayBuffer:
         """Restores a state written by `dumps`, after verifying sizes and digests of all files. Executes no code.
 
         Raises:
-            FileNotFoundError: the folder has no saved buffer.
+            FileNotFoundError: the folder contains no saved buffer.
             ValueError: a file is damaged or missing, or `load_state_dict` raises it.
         """
         folders = Checkpoints(Path(path), prefix=_SAVED).all()
         if not folders:
             raise FileNotFoundError(
                 f"{path} contains no folder {_SAVED}*, so no replay buffer was saved there, or by an earlier version "
-                f"of collectx; load it with that version and write it with torch.save(buffer.state_dict(), file)"
+                "of collectx; load it with that version and write it with torch.save(buffer.state_dict(), file)"
             )
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)

@@ -16,8 +16,8 @@ class Lock:
     """A lock between processes, and between the threads of each. The kernel releases it when its holder dies.
 
     It is a POSIX record lock: other kinds are shared with duplicated descriptors and forked processes. A process
-    releases it by closing any descriptor of the file; so the file has no other use, and a process has only one `Lock`
-    per file, however often the lock is unpickled.
+    releases it by closing any descriptor of the file; so the file serves no other purpose, and a process
+    creates only one `Lock` per file, however often the lock is unpickled.
     """
 
     def __init__(self) -> None:

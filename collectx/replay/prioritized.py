@@ -16,7 +16,7 @@ _WIDTH = 16
 class PrioritizedSampler(Sampler):
     """Frame i with probability `p_i**alpha / sum_k p_k**alpha`, in `size` strata of equal mass, with replacement.
 
-    A new frame gets the largest priority set so far, initially 1. A sample has the key "priority_weight", float32, the
+    A new frame gets the largest priority set so far, initially 1. A sample adds the key "priority_weight", float32, the
     importance weight `(N P(i))**-beta` divided by the largest weight in the sample. (TorchRL divides by the largest
     weight in the buffer, which a single frame of low priority determines.)
 

@@ -6,7 +6,7 @@ the frames from `first` to `end`, exclusive:
     position   0    1    2    3    4    5        capacity = 6, end = 8, first = 4
     frame      6    7   (2)  (3)   4    5        2 and 3 are being overwritten: `first` was advanced first
 
-So if a writer is killed while it copies, the ring has fewer frames, but none that is partly written.
+So if a writer is killed while it copies, the ring contains fewer frames, but none that is partly written.
 
 The caller holds the buffer's lock, except for the constructor.
 """
@@ -26,7 +26,7 @@ from collectx.batch import Key, Layout, Leaf, as_array, as_tensor
 from collectx.errors import ShapeError
 from collectx.memory import SharedMemory, barrier
 
-# Keys that a sample has in addition to the keys of the frames.
+# Keys of a sample in addition to those of the frames.
 _SAMPLE_KEYS = ("index", "priority_weight")
 
 _HEADER_BYTES = 2**16
@@ -82,7 +82,7 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """Size of the shared memory: of the header alone before `is_laid_out`. Pages that were never written take no
+        """Size of the shared memory; before `is_laid_out`, of the header alone. Pages that were never written take no
         memory."""
         return self._memory.nbytes
 
@@ -108,17 +108,15 @@ class Ring:
         return bool(self._arrays)
 
     def lay_out(self, leaves: Mapping[Key, Leaf]) -> None:
-        """Allocates memory for frames of `leaves`, unless a process has done so. Raises ShapeError if the ring has
-        frames with other leaves."""
+        """Allocates memory for frames of `leaves`, unless a process has done so. Raises ShapeError if the ring
+        contains frames with other leaves."""
         if self.is_laid_out():
             if differences := _differences({leaf.key: leaf for leaf in self.leaves}, leaves):
                 raise ShapeError(f"the frames differ from those in the buffer: {'; '.join(differences)}")
             return
         text = json.dumps([leaf.to_json() for leaf in leaves.values()]).encode()
         if len(text) > _HEADER_BYTES - _COUNTS_BYTES:
-            raise ShapeError(
-                f"the names of {len(leaves)} leaves take {len(text)} bytes, but the buffer reserves 64 KiB"
-            )
+            raise ShapeError(f"the names of {len(leaves)} leaves take {len(text)} bytes, the limit is 64 KiB")
         self._map(leaves.values())
         self._header[_COUNTS_BYTES : _COUNTS_BYTES + len(text)] = np.frombuffer(text, np.uint8)
         self._counts[0] = len(text)
@@ -130,9 +128,7 @@ class Ring:
             memory = self._memory.map(end + self._num_extra_bytes)
         except OSError as error:
             size = f"{self.capacity} frames of {layout.nbytes / self.capacity:,.0f} bytes"
-            error.add_note(
-                f"The replay buffer needs {size}. Choose fewer frames with trainer.buffer_frames or capacity."
-            )
+            error.add_note(f"The replay buffer needs {size}. Lower trainer.buffer_frames or capacity.")
             raise
         tensors = layout.tensors(memory[_HEADER_BYTES:end], (self.capacity,))
         self.leaves = layout.leaves

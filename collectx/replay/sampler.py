@@ -14,9 +14,8 @@ from collectx.replay.ring import Ring
 class Sampler:
     """Chooses frames of a ring with a seeded random generator.
 
-    Every process has a copy with a separate random stream: pickling spawns a new one. State that the copies have in
-    common is in shared memory. Attributes without a leading underscore are settings and are pickled; the others are set
-    by `attach`.
+    Every process uses a copy with a separate random stream: pickling spawns a new one. Copies share state in shared
+    memory. Attributes without a leading underscore are settings and are pickled; `attach` sets the others.
 
     The buffer calls all methods except `nbytes` with its lock held.
 

@@ -24,7 +24,7 @@ class SliceSampler(Sampler):
 
     A slice consists of adjacent frames of the ring with the same `("collector", "traj_ids")`; only the last may have
     a true `("next", "done")`. So write frames in the order of collection, without gaps within a trajectory. In a
-    batch of several envs, a slice is within one row. If a worker has a single env, and no batch of another worker is
+    batch of several envs, a slice is within one row. If a worker steps a single env, and no batch of another worker is
     written in between, slices extend from one of its batches into the next. Episodes shorter than `slice_len` are never
     sampled.
 
@@ -102,7 +102,7 @@ class SliceSampler(Sampler):
                 return self.random.choice(candidates, count)
         raise ValueError(
             f"the {self._ring.end - self._ring.first} frames in the buffer contain no slice_len={self.slice_len} "
-            f"consecutive frames of one trajectory. Wait for more, use shorter slices, or write longer batches."
+            "consecutive frames of one trajectory. Wait for more, use shorter slices, or write longer batches."
         )
 
     def _ends_slice(self, index: np.ndarray) -> np.ndarray:

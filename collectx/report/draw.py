@@ -20,7 +20,7 @@ from collectx.report.read import Group, Run, Span, centre, common, differences, 
 from collectx.run import Status
 from collectx.run.statistics import TIMES
 
-# Texts and axes; in the page they have the colour of its text.
+# Texts and axes; in the page they take the colour of its text.
 _INK = "#1c2024"
 # Okabe and Ito's colours, which colour-blind readers can tell apart, on a white or a black ground.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
@@ -94,14 +94,7 @@ def curves(groups: Sequence[Group]) -> Iterator[Plot]:
         ("mean_return", "frames", "return_frames", "Return against frames", "mean return", window),
         ("mean_return", "elapsed_s", "return_time", "Return against time", "mean return", window),
         ("frames_per_s", "elapsed_s", "throughput", "Throughput", "frames/s", "Frames that the trainer has received"),
-        (
-            "lag",
-            "frames",
-            "lag",
-            "Policy lag",
-            "lag (versions)",
-            "Versions between the acting policy and the newest one",
-        ),
+        ("lag", "frames", "lag", "Policy lag", "lag (versions)", "Versions that the acting policy was behind"),
     ):
         with matplotlib.rc_context(_STYLE):
             figure = Figure(_SIZE, layout="constrained")
@@ -132,8 +125,8 @@ def scalars(groups: Sequence[Group]) -> Iterator[Plot]:
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
-    """Throughput against the number of workers, where that was varied: a line for the groups that have all other
-    options in common, with the share of the ideal, which is proportional to the fewest workers."""
+    """Throughput against the number of workers, if that was varied: a line for the groups that share all other
+    options, with the share of ideal scaling, extrapolated from the fewest workers."""
     keys = [key for key in differences([group.runs[0] for group in groups]) if key not in (_WORKERS, "seed")]
     families: dict[str, dict[int, np.ndarray]] = {}
     for group in groups:
@@ -172,7 +165,7 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
 
 
 def timeline(run: Run, name: str) -> Iterator[Plot]:
-    """Over the time of a run: the trainer, its weight updates, and each worker, with what happened to them."""
+    """Over the time of a run: the trainer, its weight updates, and each worker, with their events."""
     elapsed_s = run.columns.get("elapsed_s", np.zeros(0))
     if not len(elapsed_s) or not run.spans:
         return
@@ -234,7 +227,7 @@ def _draw_worker(axes: Axes, spans: Sequence[Span], row: int) -> None:
     parts = [spans[begin : begin + size] for begin in range(0, len(spans), size)]
     places = np.concatenate([[part[0].begin_s] * 2 + [part[-1].end_s] * 2 for part in parts])
     shares = np.array([np.mean([span.shares for span in part], axis=0) for part in parts])
-    # Four corners for each part; its ends have no height, so that nothing is drawn between parts.
+    # Four corners for each part, whose ends are flat, so that nothing is drawn between parts.
     corners = np.zeros((len(parts), 4, len(TIMES)))
     corners[:, 1:3] = np.cumsum(shares, axis=1)[:, None]
     heights = row - 0.4 + 0.8 * corners.reshape(-1, len(TIMES))
@@ -246,8 +239,8 @@ def _draw_worker(axes: Axes, spans: Sequence[Span], row: int) -> None:
 
 
 def _draw(axes: Axes, groups: Sequence[Group], value: str, over: str) -> bool:
-    """Draws a line for each group, with its interval where several runs have the curve; returns whether there was
-    any. Failed runs are no part of an interval."""
+    """Draws a line for each group, with its interval if several runs contribute; returns whether it drew any. Failed
+    runs do not count for an interval."""
     has_batches = value == "mean_return" and [len(group.runs) for group in groups] == [1]
     for index, group in enumerate(groups):
         colour, line = _COLOURS[index % len(_COLOURS)], _LINES[index // len(_COLOURS) % len(_LINES)]

@@ -2,7 +2,7 @@
 alone, and the interval of each group.
 
 The interval is that of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice": the
-interquartile mean over runs and its bootstrap percentile interval of 95 %.
+interquartile mean over runs and its 95 % bootstrap percentile interval.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Run:
         status: see `RunStatus`; DAMAGED with the reason where a file cannot be read.
         numbers: named as in `result.json`; None before the first batch.
         options: the configuration, by keys such as `collector.num_workers`.
-        columns: of `metrics.jsonl`, [batches] float64 each, nan where a batch has no such value.
-        scalars: the values that the trainer has logged, likewise.
-        spans: of all workers.
-        events: of `events.jsonl`.
-        messages: those for the user about events, with the seconds since 1970.
+        columns: those of `metrics.jsonl`, [batches] float64 each, nan if a batch lacks the value.
+        scalars: the values that the trainer logged, likewise.
+        spans: the times of all workers.
+        events: the lines of `events.jsonl`.
+        messages: what the user reads about events, with the seconds since 1970.
     """
 
     name: str
@@ -116,11 +116,11 @@ class Group:
     runs: tuple[Run, ...]
 
     def curves(self, value: str, over: str) -> list[Curve]:
-        """The curve of each run that has one."""
+        """One curve for each run that recorded it."""
         return [curve for run in self.runs if (curve := run.curve(value, over)) is not None]
 
     def values(self, number: str) -> np.ndarray:
-        """A number of `result.json` of each run that has not ended early and has it, [runs] float64."""
+        """A number in the `result.json` of each run that contains it and did not end early, [runs] float64."""
         early = Status.FAILED, Status.INTERRUPTED
         numbers = ((run.numbers or {}).get(number) for run in self.runs if run.status.status not in early)
         return np.array([value for value in numbers if isinstance(value, (int, float))], float)
@@ -137,14 +137,14 @@ def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def centre(values: np.ndarray) -> np.ndarray:
-    """The interquartile mean over axis 0: the mean without the lowest and the highest quarter, which of fewer than four
-    values is that of all."""
+    """The interquartile mean over axis 0: the mean without the lowest and the highest quarter; of fewer than four
+    values, the mean of all."""
     cut = len(values) // 4
     return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
 
 
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The bootstrap percentile interval of `centre`, of 95 %: its lower and upper end."""
+    """The 95 % bootstrap percentile interval of `centre`: its lower and upper end."""
     return bootstrap_interval(values, centre, _NUM_DRAWS)
 
 
@@ -263,7 +263,7 @@ def objective_of(run: Run) -> str:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The options that are not the same in all runs, with the value in each; None where a run has no such option."""
+    """The options that differ between the runs, with the value in each; None if a run lacks the option."""
     known = [run.options for run in runs if run.options] or [{}]
     keys = dict.fromkeys(key for options in known for key in options if not key.startswith(("hydra", "run.")))
     differing = [key for key in keys if any(options.get(key) != known[0].get(key) for options in known)]

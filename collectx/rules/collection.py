@@ -63,7 +63,7 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
-    """A Gymnasium env has one name, and wrappers only where single envs are made."""
+    """A Gymnasium env is named once, and wrapped only where single envs are made."""
     env = cfg.env
     if not isinstance(env, GymEnvConfig | GymVectorEnvConfig):
         return
@@ -77,9 +77,7 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
         return
     if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
         advice = "use env.id with env.vectorization_mode=sync or async, or no wrappers."
-        yield Problem(
-            "env.wrappers", "an env that is itself a vector env contains no single envs to wrap", advice=advice
-        )
+        yield Problem("env.wrappers", "a vector env contains no single envs to wrap", advice=advice)
 
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
@@ -94,7 +92,7 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def least_workers(cfg: RunConfig) -> Iterator[Problem]:
-    """A run begins with as many workers as it needs."""
+    """A run starts with as many workers as it needs."""
     least, count = cfg.collector.min_workers, cfg.collector.num_workers
     if least is not None and least > count:
         rule = f"is more than `collector.num_workers={count}`"
@@ -186,9 +184,7 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
         advice = f"use collector=multi_sync or multi_async with launcher=local, or {local.removeprefix('use ')}"
         yield Problem(path, rule, options.kind, advice)
     if collector.num_workers > MAX_SERVED_WORKERS:
-        rule = (
-            f"with inference=server, the maximum is {MAX_SERVED_WORKERS}, because each worker needs a file descriptor"
-        )
+        rule = f"with inference=server, at most {MAX_SERVED_WORKERS}: each worker needs a file descriptor"
         advice = "use a higher env.num_envs, or inference=local."
         yield Problem("collector.num_workers", rule, collector.num_workers, advice)
     if collector.preemptive_threshold is not None:

@@ -33,7 +33,7 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
-    """Recorded batches have whole episodes with their last observation, which the trainer itself joins."""
+    """The trainer itself joins recorded frames to complete episodes, and needs their last observation."""
     if cfg.trainer.kind != "record":
         return
     collector = cfg.collector
@@ -49,17 +49,17 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def convolutions(cfg: RunConfig) -> Iterator[Problem]:
-    """There is at least one convolution, and each has one entry in every list."""
+    """There is at least one convolution, and every list contains one entry per convolution."""
     if isinstance(cfg.policy, CnnPolicyConfig):
         lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
         if len(set(lists.values())) > 1 or 0 in lists.values():
-            first, *others = (f"policy.{name} contains {count}" for name, count in lists.items())
+            first, *others = (f"policy.{name} has {count}" for name, count in lists.items())
             rule = first.removeprefix("policy.channels ")
             yield Problem("policy.channels", f"{rule}, {', '.join(others)}", advice="write one entry per convolution.")
 
 
 def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
-    """PPO and IMPALA learn a distribution of actions, DQN the values of actions."""
+    """PPO and IMPALA learn an action distribution, DQN learns action values."""
     policy, trainer = cfg.policy.kind, cfg.trainer.kind
     if policy == "random" and trainer in ("ppo", "impala"):
         rule = f"trainer={trainer} would have nothing to train"

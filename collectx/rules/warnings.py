@@ -18,7 +18,7 @@ def warnings_of(cfg: RunConfig) -> list[str]:
     if trainer == "ppo" and collector.schedule == "async":
         notes.append(
             f"trainer=ppo collector={collector.kind}: batches are a few updates old, and PPO does not correct for "
-            f"that. Use trainer=impala, which does, or collector=multi_sync, which has no lag."
+            "that. Use trainer=impala, which does, or collector=multi_sync, which has no lag."
         )
     if trainer == "impala" and collector.schedule == "sync":
         notes.append(

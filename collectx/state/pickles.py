@@ -1,7 +1,7 @@
-"""Pickles envs as one graph with all that they share, and makes them anew from the bytes.
+"""Pickles envs as one graph with everything they share, and recreates them from the bytes.
 
 A process that calls `loads` executes the bytes: only the worker that resumes does, with bytes of a trainer that it
-has authenticated (docs/reference/network.md). The trainer passes them on unread.
+has authenticated (docs/reference/network.md). The trainer passes them on without reading them.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = ()) -> torch.Tensor:
 
 
 def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] = ()) -> Any:
-    """Returns what was saved, made anew. Executes what the bytes say.
+    """Recreates what was saved. Executes what the bytes say.
 
     Args:
-        current: the object in the place of the saved value, which was built as that was. Its objects that
-            cannot be made anew, such as processes, are part of the result.
+        current: the object in place of the saved value, built in the same way. Its objects that cannot be recreated,
+            such as processes, become part of the result.
 
     Raises:
-        NotRestorable: the bytes cannot be read, or are of other envs. Objects of `current` may have changed then, so
-            that its envs must be reset.
+        NotRestorable: the bytes cannot be read, or belong to other envs. Objects of `current` may then have changed, so
+            its envs must be reset.
     """
     try:
         return _Unpickler(saved, _kept(current, outside), outside).read()
@@ -68,7 +68,7 @@ def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] =
 
 
 def reason_not_saved(value: Any, name: str) -> str | None:
-    """Returns why `value` cannot be saved, or not be made anew; None if it can."""
+    """Returns why `value` cannot be saved or recreated; None if it can."""
     try:
         saved = dumps(value, name)
         _Unpickler(saved, _kept(value, ()), (), loads_kept=False).read()
@@ -139,7 +139,7 @@ class _Unpickler(pickle.Unpickler):
     def read(self) -> Any:
         value = self.load()
         while (states := self.load()) is not None:
-            # A trial has the classes and modules as they are.
+            # A trial uses the classes and modules as they are.
             for holder, names in states if self._loads_kept else ():
                 for name, each in names.items():
                     setattr(holder, name, each)

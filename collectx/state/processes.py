@@ -17,14 +17,14 @@ from collectx.state.simulators import SAVES_PROCESS
 class ProcessState(gymnasium.Wrapper):
     """Saves and restores an env within the process that steps it, and the global random generators of the process.
 
-    An AsyncVectorEnv has the metadata of its first env, by which its state is known to be readable.
+    An AsyncVectorEnv takes the metadata of its first env, which thus shows that its state can be read.
     """
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
         self.metadata = {**env.metadata, SAVES_PROCESS: True}
-        # With the autoreset mode NEXT_STEP a process resets the env in the step after an episode's end. Whether it is
-        # due is known to the process only, so that a restored env does it itself.
+        # With the autoreset mode NEXT_STEP, a process resets the env in the step after an episode's end. Only the
+        # process knows whether a reset is due, so a restored env does it itself.
         self._has_ended = self._resets_next = False
         # The state that `load_process` restores; the vector env sets it.
         self.received = b""

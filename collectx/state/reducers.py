@@ -46,7 +46,7 @@ class ReducingPickler(cloudpickle.Pickler):
 
     def __init__(self, file: Any):
         super().__init__(file, protocol=5)
-        # Blocks of memory by their addresses: the array that stands for each. Kept alive, so that no two have the same.
+        # The array that stands for each block of memory, by address. Kept alive, so that no address is used twice.
         self._blocks: dict[int, np.ndarray] = {}
         self._addresses: list[int] = []
         self._contents: dict[bytes, bytes] = {}
@@ -247,7 +247,7 @@ def _weak(reference: weakref.ReferenceType) -> Any:
 
 
 class _Nothing:
-    """Is referred to weakly, and deleted."""
+    """Target of a weak reference that must be dead."""
 
 
 def _dead() -> weakref.ReferenceType:

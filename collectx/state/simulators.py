@@ -1,6 +1,6 @@
 """The state that objects hold outside of Python.
 
-    made anew                         MuJoCo's models and data
+    recreated                         MuJoCo's models and data
     kept by the resuming process,     the Arcade Learning Environment, processes of Gymnasium's AsyncVectorEnv, and envs
     which loads their state           with `state_dict` and `load_state_dict`
 
@@ -25,12 +25,12 @@ SAVES_PROCESS = "saves_process"
 
 @dataclass(frozen=True)
 class Kept:
-    """How the state of objects that cannot be made anew is saved and loaded.
+    """How the state of objects that cannot be recreated is saved and loaded.
 
     Attributes:
         save: returns the state, which can be pickled.
         load: changes an object to a state.
-        is_users: the two are the user's code.
+        is_users: whether the two are user code.
     """
 
     save: Callable[[Any], Any]
@@ -39,7 +39,7 @@ class Kept:
 
 
 def kept_of(value: Any) -> Kept | None:
-    """The entry for an object; None: it is made anew."""
+    """The entry for an object; None: it is recreated."""
     return _kept_of(type(value))  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ def _reduce_data(data: Any, contents: dict[bytes, bytes]) -> Any:
 
 @cache
 def _names(kind: type) -> list[str]:
-    """The arrays of an MjData that have the same size in every step."""
+    """The arrays of an MjData whose size is the same in every step."""
     import mujoco
 
     data = mujoco.MjData(mujoco.MjModel.from_xml_string("<mujoco/>"))

@@ -168,8 +168,8 @@ class ImpalaTrainer(ActorCriticTrainer):
 
 
 class Critic(nn.Module):
-    """The state-value function. It has the policy's architecture with separate weights and one output, and shares the
-    policy's observation encoder. It is never published.
+    """The state-value function: the policy's architecture with separate weights and one output. It shares the policy's
+    observation encoder, and is never published.
 
     For a user-defined policy: two tanh layers of width 64 over the observation leaves at and below the policy's
     `observation_keys`, flattened. The critic ignores keys that the env does not write, such as a recurrent state.

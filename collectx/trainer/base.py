@@ -25,7 +25,7 @@ class Collection(Protocol):
     """Iterates over batches; publishes weights.
 
     Attributes:
-        total_frames: frames of the whole run; -1 if it has no end.
+        total_frames: frames in the run; -1: no limit.
         frames: frames delivered so far, including the current batch.
         mean_return: mean undiscounted return of the last 100 finished episodes; nan before the first one ends.
         num_episodes: episodes finished so far.
@@ -53,18 +53,19 @@ class Collection(Protocol):
 
 
 class Trainer(Protocol):
-    """Consumes a collection: returns when it is exhausted, or earlier to end the run (status completed). A text that it
-    returns is the `exit_reason`.
+    """Consumes a collection: returns when it is exhausted, or earlier to end the run (status completed). A string
+    that it returns is the `exit_reason`.
 
     A trainer may have the attribute `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object whose
     `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs, time]`, in the
-    order in which they are ready, unless batches are hashed or consist of whole trajectories.
-
-    Checkpoints have what `state_dict` returns before a batch is requested, and the content of the buffers in its
-    attribute `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s, if it has one. A trainer that is
-    restored is built; then `load_state_dict` of the trainer and of its buffers is called, then `train`.
-
-    Only `train` is required. Without `state_dict`, checkpoints do not have the state of the trainer.
+    order in which they are ready, unless batches are hashed or consist of whole trajectories.    Checkpoints contain
+    what `state_dict` returns before a batch is requested, and the buffers in the trainer's optional
+    attribute
+    `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. To restore a trainer, collectx builds
+    it,
+    calls `load_state_dict` of the trainer and its buffers, then `train`.
+    Only `train` is required. Without
+    `state_dict`, checkpoints lack the state of the trainer.
     """
 
     def train(self, collection: Collection) -> str | None: ...
@@ -93,11 +94,12 @@ def check_trainable(
 ) -> Any:
     """Returns `policy`, which has these attributes.
 
-    Args:
-        advice: what is missing where it has not, and what to do.
-
+    Args:        advice: what the policy lacks, and what to do about it.
     Raises:
-        ConfigError: the policy has not, or the env has not the one usual reward, or no next observation.
+        ConfigError: the policy
+    lacks an attribute, the env does not return exactly one float32 reward, or batches
+            contain no next
+    observation.
     """
     if spec.deltas:
         raise ConfigError(f"trainer.kind={cfg.kind} reads the next observation, but NextObservationDelta deletes it.")
@@ -105,8 +107,8 @@ def check_trainable(
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
         raise ConfigError(
             f"trainer.kind={cfg.kind}: the env returns {rewards}, but the trainer learns from one reward [1] "
-            f"torch.float32. Reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use "
-            f"trainer=custom."
+            "torch.float32. Reduce it with a transform, such as TorchRL's LineariseRewards or DoubleToFloat, or use "
+            "trainer=custom."
         )
     if policy is None or not all(hasattr(policy, name) for name in attributes):
         name = "policy=random" if policy is None else f"a policy of type {type(policy).__name__}"
@@ -118,7 +120,7 @@ def present_keys(batch: TensorDict, observation_keys: Sequence[Key]) -> list[Key
     """A policy's `observation_keys` as tuples.
 
     Raises:
-        ConfigError: the batch does not have them all, now and below `next`.
+        ConfigError: a key is missing from the batch, at the root or below `next`.
     """
     keys = [as_key(key) for key in observation_keys]
     if missing := [key for key in keys if batch.get(key, None) is None or batch.get(("next", *key), None) is None]:
@@ -153,15 +155,15 @@ def reached(target_return: float | None, collection: Collection) -> str | None:
 
 
 def remaining_fraction(collection: Collection) -> float:
-    """The fraction of the run's frames that are still to be delivered; 1 if the run has no end."""
+    """The fraction of the run's frames that are still to be delivered; 1 without a limit."""
     if collection.total_frames <= 0:
         return 1.0
     return max(0.0, 1.0 - collection.frames / collection.total_frames)
 
 
 def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[ConfigOverrides]:
-    """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty where the trainer's
-    process writes: an option reads the batches before, or their order is reproducible."""
+    """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty if the trainer's process
+    writes, because an option reads the batches first, or their order must be reproducible."""
     options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
     is_read = cfg.trainer.digest or options.trajs_per_batch is not None
     is_ordered = options.schedule != "async" or options.order_of is not None

@@ -29,13 +29,11 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
     arguments: dict[str, Any] = {"policy": policy, "spec": spec, "seed": seed, "device": device}
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(target).parameters
-    except ValueError:  # A builtin may have no signature.
+    except ValueError:  # A builtin may lack a signature.
         parameters = {}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         arguments = {name: value for name, value in arguments.items() if name in parameters}
     trainer = call(target, {**arguments, **cfg.kwargs}, "trainer.kwargs")
     if not callable(getattr(trainer, "train", None)):
-        raise ConfigError(
-            f"trainer.target={cfg.target} returned {type(trainer).__name__}, which lacks a method train(collection)."
-        )
+        raise ConfigError(f"trainer.target={cfg.target} returned {type(trainer).__name__}, without train(collection).")
     return trainer

@@ -22,7 +22,7 @@ def check_finite(
     """Checks the newest gradient steps, unless `cfg.check_finite` is false.
 
     Args:
-        names: those of the losses.
+        names: the losses' names.
         losses: `[steps, names]`, a row for each of these steps, at least one.
         modules: what was trained, by name.
         optimizer: counts the gradient steps since the start of the run.
@@ -51,7 +51,7 @@ def check_finite(
     step, what = problems[0]
     raise TrainingDiverged(
         f"trainer.kind={cfg.kind}: {what} in gradient step {step}: training diverged, or, with "
-        f"collector.check_finite=false, batches contain such values. Lower trainer.learning_rate="
+        "collector.check_finite=false, batches contain such values. Lower trainer.learning_rate="
         f"{cfg.learning_rate:g} or trainer.max_grad_norm={cfg.max_grad_norm:g}, or continue with "
         "trainer.check_finite=false"
     )

@@ -3,9 +3,9 @@
     batch -> Assembler: unfinished episodes | ended ones -> every `flush_every_frames`: the writer of the format
                         the long ones -> files (data/unfinished.py) -> when they end: the writer, one by one
 
-A checkpoint has the frames of the unfinished episodes that are in memory, the lengths of the others and the position in
-the data set; all ended episodes are written before it. A run that is resumed removes its later episodes from the data
-set and collects them again.
+A checkpoint contains the frames of the unfinished episodes in memory, the lengths of the others, and the position in
+the data set; all ended episodes are written first. A resumed run removes its later episodes from the data set and
+collects them again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RecordTrainer:
                     self._flush()
                     num_frames = 0
                 if self._assembler.num_unfinished > self._cfg.flush_every_frames:
-                    # Not those of a few frames, as each episode has a file for each entry.
+                    # Not short ones, as each episode takes a file for each entry.
                     for frames in self._assembler.take_unfinished(max(1, self._cfg.flush_every_frames // 10)):
                         self._long.append(_on_cpu(frames))
         finally:
@@ -123,7 +123,7 @@ class RecordTrainer:
         self._ended = []
 
     def _open(self, batch: TensorDictBase, folder: Path) -> Writer:
-        """Opens the data set for the run in `folder`, whose batches have the entries of `batch`."""
+        """Opens the data set for the run in `folder`, whose batches contain the entries of `batch`."""
         size = batch.batch_dims
         leaves = {key: batch[key] for key in batch.keys(include_nested=True, leaves_only=True)}
         nested = [(key, part) for key, part in batch.items(True) if isinstance(part, TensorDictBase)]

@@ -46,10 +46,10 @@ class SlotSpec:
         num_slots: the number of slots of each worker.
         stacked: a batch consists of slot k of all workers. In shared memory these slots are one region of
             `num_workers * rows` rows, so that nothing is copied; otherwise each slot is a separate region.
-        require_latest: a slot is filled with the weights that are the newest when it is granted, or newer ones.
-        grants_name_version: a slot is filled with the version of the weights that its grant names.
+        require_latest: a slot is filled with the newest weights at the time of its grant, or newer ones.
+        grants_name_version: a slot is filled with the weight version that its grant names.
         weights_nbytes: the size of one flat copy of the policy's weights.
-        first_version: the version of the weights that are published first.
+        first_version: the version of the first published weights.
     """
 
     leaves: tuple[Leaf, ...]
@@ -83,17 +83,17 @@ class SlotSpec:
 
 @dataclass(slots=True, eq=False)
 class SlotReport:
-    """A worker's report about a batch that it has filled.
+    """A worker's report about a batch that it filled.
 
     Attributes:
-        policy_version: the version of the weights that acted first.
-        frames: how many frames the batch has; fewer than its slot if it ended early, and then of the first steps.
-        env_s, policy_s: seconds spent on stepping envs, and on calling the policy.
+        policy_version: the weight version that acted first.
+        frames: how many frames the batch contains; if it ended early, fewer than its slot, all in the first steps.
+        env_s, policy_s: seconds spent stepping envs, and calling the policy.
         returns, lengths: float64 and int64, `[episodes]`: undiscounted return and number of frames of each episode that
             ended in this batch, in order of time.
-        wait_s: seconds spent on waiting for the grant.
-        send_s: seconds spent on sending the previous batch, and on taking new weights for this one.
-        added: what the user's hook has added to the batch: tensors `[envs, steps, *shape]` by key.
+        wait_s: seconds spent waiting for the grant.
+        send_s: seconds spent sending the previous batch, and taking new weights for this one.
+        added: what the user's hook added to the batch: tensors `[envs, steps, *shape]` by key.
     """
 
     policy_version: int
@@ -118,8 +118,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker is gone: its code raised, its process or its connection ended, or it exceeded a timeout. The slots that
-    it was granted and has not delivered are lost.
+    """A worker is gone: its code raised, its process or its connection ended, or it exceeded a timeout. Its granted but
+    undelivered slots are lost.
 
     Attributes:
         error: the error of user code (original type, remote traceback as a note), `WorkerDied` or `WorkerTimeout`.
@@ -142,7 +142,7 @@ PLAIN_REQUESTS = ("ready", "state", "load")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """The value that the method of a request has returned, or the error that it has raised."""
+    """What the method of a request returned, or the error that it raised."""
 
     worker: int
     value: Any = None
@@ -191,7 +191,7 @@ def keep_granted(granted: dict[int, _Weights], version: int, newest: _Weights) -
         newest: the weights of `version`, if they are not kept already.
 
     Returns:
-        The weights that are not kept any more.
+        The weights that are no longer kept.
     """
     granted.setdefault(version, newest)
     return [granted.pop(next(iter(granted))) for _ in range(len(granted) - 2)]
@@ -227,8 +227,8 @@ class Transport(Protocol):
     def receive(self) -> Arrival | Departure | Joined | Reply:
         """Blocks until a granted slot is full, a request was answered, or a worker has joined or is gone.
 
-        A worker is gone with `WorkerTimeout` if it has delivered nothing for `collector.start_timeout_s` (first batch)
-        or `collector.worker_timeout_s` (any other) since its grant.
+        A worker is gone with `WorkerTimeout` if it delivers nothing within `collector.start_timeout_s` (first batch) or
+        `collector.worker_timeout_s` (any other) of its grant.
         """
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
@@ -284,7 +284,7 @@ class Link(Protocol):
         slots: this worker's slots, as views of the transport's memory.
         batch: the slots and the weights.
         stop: whether the worker should stop. Reading it costs less than a microsecond: the loop does so in every step.
-        preempted: whether the current batch should end with the frames that it has. As fast to read as `stop`.
+        preempted: whether the current batch should end with the frames it contains. As fast to read as `stop`.
     """
 
     @property
@@ -308,7 +308,7 @@ class Link(Protocol):
         """Delivers a filled slot. The worker must not touch it before it is granted again."""
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
-        """Answers the request that `acquire` has returned."""
+        """Answers the request that `acquire` returned."""
 
     def fail(self, error: BaseException) -> None:
         """Reports the error that ends this worker, without waiting. Called once."""

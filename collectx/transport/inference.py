@@ -35,8 +35,8 @@ class ActionRequest(NamedTuple):
 
     Attributes:
         pointer: with `SlotSpec.grants_name_version`, to the weights that act; see `Slab.pointer_to`.
-        incarnation: of the worker; requests of an earlier process of it are discarded.
-        step: of the slot whose observations are written; `END`: the group has no further step in its batch.
+        incarnation: the worker's; requests of its earlier processes are discarded.
+        step: the step whose observations are in the slot; `END`: the group takes no further step in its batch.
     """
 
     pointer: int
@@ -85,7 +85,7 @@ class InferenceClient:
     """The worker's end.
 
     Attributes:
-        wait_s: seconds in which it has waited for actions.
+        wait_s: seconds that it waited for actions.
     """
 
     _requests: Connection
@@ -137,7 +137,7 @@ class InferenceEnd:
         return self._requests.fileno()
 
     def receive(self) -> Sequence[ActionRequest]:
-        """The requests that have come; blocks until there is one."""
+        """The pending requests; blocks until there is one."""
         return unpack(os.read(self._requests.fileno(), _READ_BYTES))
 
     def reply(self, request: ActionRequest) -> None:

@@ -23,7 +23,7 @@ class InlineTransport(SlabTransport):
     """The trainer's end. No method blocks on another process, so nothing can time out.
 
     Args:
-        device: of the slots; None: the CPU.
+        device: where the slots are; None: the CPU.
     """
 
     def __init__(self, spec: SlotSpec, device: torch.device | None = None):
@@ -60,7 +60,7 @@ class InlineTransport(SlabTransport):
             if next(self._workers[worker], _ENDED) is _ENDED:
                 raise WorkerDied(
                     f"worker {worker} ended with an error, or was interrupted while it made its env. Make a new "
-                    f"collector"
+                    "collector"
                 )
             if (failure := self._links[worker].take_error()) is not None:
                 raise failure

@@ -44,7 +44,7 @@ def unpack_signed(message: bytes, secret: bytes) -> Any:
     """The content of `pack_signed`. Executes nothing.
 
     Raises:
-        RendezvousError: the message is not that of a peer that knows the secret. Its content was not read.
+        RendezvousError: the message does not come from a peer that knows the secret. Its content was not read.
     """
     content, proof = message[:-_PROOF_BYTES], message[-_PROOF_BYTES:]
     if not hmac.compare_digest(hmac.digest(secret, content, "sha256"), proof):
@@ -107,7 +107,7 @@ def unpack_full(message: bytes) -> tuple[int, SlotReport]:
     """The slot and the report of `pack_full`; the arrays are views of `message`.
 
     Raises:
-        ValueError: the message has another size or another content.
+        ValueError: the size or the content of the message is wrong.
     """
     if len(message) < _FULL.size:
         raise ValueError(f"FULL with {len(message)} bytes")

@@ -78,7 +78,7 @@ def death_error(
     this machine has ended.
 
     Args:
-        error: what reading from its connection has raised.
+        error: what reading from its connection raised.
     """
     if handle is None or handle.pid is None:
         if getattr(handle, "is_ended_by_scheduler", False):
@@ -88,7 +88,7 @@ def death_error(
         cause = "" if error is None or isinstance(error, EOFError) else f" ({error})"
         return WorkerDied(
             f"{name} is gone{cause}: its connection broke without an error report. It was killed, ran out of memory, "
-            f"crashed in native code of the env, or lost its host."
+            "crashed in native code of the env, or lost its host."
         )
     handle.join(join_timeout_s)
     code = handle.exitcode

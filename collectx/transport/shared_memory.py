@@ -46,7 +46,7 @@ class SharedMemoryTransport(SlabTransport):
         index after the last worker's is the inference server.
 
         Args:
-            incarnation: of a worker that the inference server acts for.
+            incarnation: the worker's, if the inference server acts for it.
         """
         ours, theirs = Pipe(duplex=True)
         self._supervisor.connect(self._supervisor.add(_LocalPeer(worker, remote_end=theirs)), ours)
@@ -108,8 +108,7 @@ class SharedMemoryTransport(SlabTransport):
 
     def _find_late(self, process: _LocalPeer, error: WorkerTimeout) -> tuple[_LocalPeer, Exception]:
         """Returns the process to blame for a late worker, and its error. A worker that waits for actions is not to
-        blame. Then it is a worker that does not ask for actions, as the inference server waits for it; without one, the
-        server.
+        blame: either another worker, whose request the inference server waits for, or the server itself.
         """
         limit = process.limit
         if self.inference is None or limit is None or not self.inference.is_waiting(process.index):

@@ -40,14 +40,14 @@ class JoinState(Enum):
 
 @dataclass(eq=False)
 class Peer:
-    """One process of a worker, as the transport sees it. The process that replaces it has another object.
+    """One process of a worker, as the transport sees it. Its replacement gets another object.
 
     Attributes:
-        index: of the worker.
-        connection, reader: for control messages; None until it has joined.
-        handle: its process, if the trainer has started it.
+        index: the worker's.
+        connection, reader: carry control messages; None until it has joined.
+        handle: its process, if the trainer started it.
         host: where it runs, unless on the trainer's host.
-        num_outstanding: grants without a delivery yet, and requests without a reply yet.
+        num_outstanding: grants not yet delivered, and requests not yet answered.
         has_delivered: whether it has ever delivered a batch.
         limit: the timeout that applies while `num_outstanding` is above 0.
     """
@@ -194,7 +194,7 @@ class Supervisor(Generic[AnyPeer]):
             self._timers.start(process, self._limit(process))
 
     def delivered(self, process: Peer) -> None:
-        """Notes that a worker has delivered one of its outstanding batches."""
+        """Notes that a worker delivered one of its outstanding batches."""
         if not process.has_delivered:
             process.has_delivered = True
             assert process.connection is not None
@@ -202,7 +202,7 @@ class Supervisor(Generic[AnyPeer]):
         self.replied(process)
 
     def replied(self, process: Peer) -> None:
-        """Notes that a worker has replied to one of its requests."""
+        """Notes that a worker answered one of its requests."""
         process.num_outstanding -= 1
         self._timers.stop(process)
         if process.num_outstanding:
@@ -281,7 +281,7 @@ class Supervisor(Generic[AnyPeer]):
         return death_error(self.describe(process), has_joined, process.handle, self._close_timeout_s, error)
 
     def timeout_error(self, process: Peer, limit: Limit) -> Exception:
-        """The error of a worker that has exceeded a timeout."""
+        """The error of a worker that exceeded a timeout."""
         stacks = request_stacks(process.handle.pid if process.handle is not None else None, process.connection)
         return timeout_error(self.describe(process), process.state is JoinState.JOINED, limit, stacks)
 

@@ -48,7 +48,7 @@ def request_stacks(pid: int | None, connection: Connection | None) -> str:
     """Asks a worker for its stacks. Blocks for a second at most. Never fails.
 
     Args:
-        pid: of a process of this machine.
+        pid: a process of this machine.
 
     Returns:
         The stacks, or why there are none, as sentences for an error message.

@@ -198,7 +198,7 @@ def test_a_format_with_numbered_episodes_takes_one_run_at_a_time(tmp_path, forma
         again = trainer(format, tmp_path / "set")
         if saved is not None:
             again.load_state_dict(saved)
-        with pytest.raises(ConfigError, match=r"contains later episodes of .*two, so the episodes of .*one cannot"):
+        with pytest.raises(ConfigError, match=r"contains later episodes of .*two, so those of .*one cannot"):
             again.train(Batches(batches, tmp_path / "one"))
     assert facts(episodes(tmp_path / "set", format), format) == before
 
@@ -300,7 +300,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="uses format=memmap, not parquet"):
         trainer("parquet", tmp_path / "set").train(Batches(batches, tmp_path / "b"))
     other = [batch.exclude("action") for batch in batches]
-    with pytest.raises(ConfigError, match=r"action is missing in this run, and \[\] torch.int64 in .*a: choose"):
+    with pytest.raises(ConfigError, match=r"action is missing in this run, and \[\] torch.int64 in .*a. Choose"):
         trainer("memmap", tmp_path / "set").train(Batches(other, tmp_path / "b"))
     # The same run folder begins anew, with another format.
     trainer("parquet", tmp_path / "set").train(Batches(batches, tmp_path / "a"))

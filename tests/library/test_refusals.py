@@ -104,7 +104,7 @@ class NoSeed(gymnasium.Wrapper):
     [
         (FourValues, r"step returned 4 values, as in Gym before 0.26.*step 0 of the batch"),
         (NoInfo, "reset returned an observation without an info, as in Gym before 0.26"),
-        (NoSeed, "reset has no argument seed, as in the old API of Gym"),
+        (NoSeed, "reset has no argument seed, as in Gym before 0.26"),
     ],
 )
 def test_an_env_with_the_old_api_of_gym_is_named_so(create, old, words):

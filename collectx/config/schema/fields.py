@@ -45,7 +45,7 @@ def incomplete(cls: type[AnySection], **values: Any) -> AnySection:
 
 
 def section_of(hint: Any) -> Any:
-    """The dataclass of an option that is a section, also of one that may be null; None if it is no section."""
+    """The dataclass of an option that is a section, even one that may be null; None if it is not a section."""
     return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
 
 
@@ -59,7 +59,7 @@ class Limits(TypedDict, total=False):
         bits: an integer is below 2**bits.
         also: values that are accepted outside of the range, such as -1 for no end.
         choices: the words that are accepted.
-        kept: a resume may not change the option: the saved state was made for its value.
+        kept: the option is fixed on resume, because the saved state was made for its value.
         without_effect: the option or section does not change the content of batches: a resume may change it, and
             `reproduce` still repeats all batches.
     """
@@ -95,7 +95,7 @@ def required(text: str, **limits: Unpack[Limits]) -> Any:
 
 
 def section(cls: type, text: str = "", **limits: Unpack[Limits]) -> Any:
-    """A section within a section, whose options have their defaults where they are left out."""
+    """A section within a section, whose omitted options take their defaults."""
     return field(default_factory=cls, metadata={"text": text, **limits})
 
 

@@ -16,7 +16,7 @@ from collectx.config.schema.trainer import TrainerConfig
 
 @dataclass(kw_only=True)
 class RunOptions(Section):
-    """Options of the run. These defaults apply if a configuration has no section `run`."""
+    """Options of the run. These defaults apply without a section `run`."""
 
     overwrite: bool = option(False, "`true`: replace an earlier run in the run folder. `false`: refuse to run there.")
     max_batches: int | None = option(
@@ -37,7 +37,7 @@ class RunOptions(Section):
 
 @dataclass(kw_only=True)
 class CheckpointOptions(Section):
-    """When checkpoints are written. These defaults hold where a configuration has no section `checkpoint`."""
+    """When checkpoints are written. These defaults apply without a section `checkpoint`."""
 
     every_batches: int | None = option(
         None, "Batches between checkpoints. `null`: no checkpoints by batches.", minimum=1
@@ -59,8 +59,7 @@ class CheckpointOptions(Section):
 
 @dataclass(kw_only=True)
 class EvalOptions(Section):
-    """How episodes are evaluated, after a run or during it. These defaults hold where a configuration has no section
-    `eval`."""
+    """How episodes are evaluated, after a run or during it. These defaults apply without a section `eval`."""
 
     every_batches: int | None = option(
         None,
@@ -138,7 +137,7 @@ class CustomLoggerConfig(Section):
 
 @dataclass(kw_only=True)
 class LoggerConfig(Section):
-    """The loggers of a run. These defaults apply if a configuration has no section `logger`; null: is not used."""
+    """The loggers of a run. These defaults apply without a section `logger`; null: not used."""
 
     close_timeout_s: float = option(30.0, "Maximum seconds that the run waits at its end for its loggers.", minimum=0)
     tensorboard: TensorBoardLoggerConfig | None = None

@@ -56,7 +56,7 @@ class Conversion:
     """How to produce the frames of a TorchRL env from the Gymnasium env below it.
 
     Attributes:
-        env: the Gymnasium env; None: of a conversion that is sent to several processes.
+        env: the Gymnasium env; None in a conversion that is sent to several processes.
         reads: the base observations, by their leaves' keys.
         frame_skip: steps of the Gymnasium env in a frame, fewer where the episode ends.
         max_steps: frames of an episode after which it is truncated; None: no limit.
@@ -78,11 +78,11 @@ class Conversion:
         """Recognises an unbatched env.
 
         Args:
-            spec: of the env; with `outer`, of the batched env.
+            spec: the env's; with `outer`, the batched env's.
             outer: transforms of the batched env that `env` is part of.
 
         Raises:
-            Unrecognised: the env has to be stepped by its `_step`.
+            Unrecognised: the env must be stepped by its `_step`.
         """
         base, transforms = split_transforms(env)
         _check_base(base)
@@ -110,7 +110,7 @@ class Conversion:
         return type(env).__module__.startswith(_LIGHT) and env.render_mode is None
 
     def _check(self, spec: EnvSpec) -> None:
-        """Checks that the spec has no leaf of another origin."""
+        """Checks that the origin of every leaf is known."""
         written = {(name,) for name in (self.step_count, self.episode_reward, self.is_init) if name is not None}
         if spec.rewards != (REWARD,):
             raise Unrecognised(f"its rewards are {[leaf.key for leaf in spec.rewards]}")

@@ -52,8 +52,8 @@ class TorchrlEnv(Env):
     Every leaf of the observation and state specs is in the batch, at the root and below `next`. A leaf that the env
     writes only at the root is repeated below `next`; one that it writes only below `next` is zero at the root of an
     episode's first frame. The same holds for the ends of groups of agents; an episode ends with the env's root `done`.
-    Where the env has no root `done`, an episode ends with the first of its agents, and `restart` resets the agents that
-    have ended, or all of them where none has. Rewards are below `next`, with any keys and shapes.
+    Without a root `done`, an episode ends with the first of its agents, and `restart` resets the agents that have
+    ended, or all of them if none has. Rewards are below `next`, with any keys and shapes.
 
     Envs of Gymnasium below TorchRL's are each seeded by their first reset, as they are without TorchRL. All others are
     seeded by `set_seed`, a batched one with `seeds[0]`, from which it derives the others.
@@ -67,9 +67,9 @@ class TorchrlEnv(Env):
 
     def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):
         self.user_envs: list[Any] = list(envs)
-        # A batched env that has started has processes and shared memory, and cannot travel to a worker.
+        # A batched env that has started owns processes and shared memory, and cannot travel to a worker.
         self._closed_with_group = [env for env in envs if owned or env.is_closed]
-        # The envs that a batched env would make, or the processes that have them, where they are stepped in its place.
+        # The envs that a batched env would make, or their processes, if they are stepped in its place.
         self._parts: list[Any] = []
         with closed_on_error(self):
             for env in envs:

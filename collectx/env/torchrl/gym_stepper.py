@@ -17,8 +17,8 @@ class GymStepper:
     """One env of a group; see `collectx.env.torchrl.stepper.EnvStepper` for the methods.
 
     Args:
-        spec: of the group.
-        index: of the env in the group.
+        spec: the group's.
+        index: the env's in the group.
     """
 
     def __init__(self, conversion: Conversion, spec: EnvSpec, index: int):

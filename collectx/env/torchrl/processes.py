@@ -1,6 +1,6 @@
 """Steps the Gymnasium envs below a TorchRL `ParallelEnv`, each in a process of Gymnasium's AsyncVectorEnv.
 
-Each process has a `GymStepper`, transforms included. Frames and actions pass between the processes as rows of bytes,
+Each process runs a `GymStepper`, transforms included. Frames and actions pass between the processes as rows of bytes,
 which hold leaves of any dtype.
 """
 
@@ -31,9 +31,9 @@ class ProcessStepper:
 
     Args:
         makers: constructors of the TorchRL envs, one for each process.
-        conversion: of one of the TorchRL envs; it holds for all.
-        spec: of the group.
-        start_method: of the processes; None: the default of `multiprocessing`.
+        conversion: that of one TorchRL env; it applies to all.
+        spec: the group's.
+        start_method: how the processes start; None: the default of `multiprocessing`.
     """
 
     def __init__(

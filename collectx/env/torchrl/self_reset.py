@@ -3,7 +3,7 @@ such as `IsaacLabWrapper(env, native_autoreset=True)`, and one whose class has t
 
     data --step_and_maybe_reset--> "next" of this frame, and the data of the next frame
 
-With native auto-reset TorchRL has no final observation: that of an episode's last frame is NaN, or zero for integers.
+With native auto-reset TorchRL knows no final observation: in an episode's last frame it is NaN, or zero for integers.
 """
 
 from __future__ import annotations

@@ -35,20 +35,20 @@ def has_started(env: Any) -> bool:
 
 
 def has_root_end(env: Any) -> bool:
-    """Whether the env has a root end. Otherwise only its agents have ends, and each agent is reset when it ends."""
+    """Whether the env writes a root end. Otherwise only its agents end, and each is reset when it does."""
     return any(key in DONE_KEYS for key in _by_key(env.full_done_spec))
 
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
-    """The spec of an env, batched or not. A single leaf with a plain key has a space of its kind; several leaves have a
-    Dict by their keys, in which the keys of actions lack their first part where all share it.
+    """The spec of an env, batched or not. A single leaf with a plain key becomes a space of its kind; several become a
+    Dict by their keys, in which action keys lack their first part if all share it.
 
     Args:
         exclude: keys of the observation and state to omit, or their first parts; parts joined by dots.
 
     Raises:
         ConfigError: no key begins with one of `exclude`, or a transform changes frames after their step.
-        SpaceError: a leaf without a fixed shape and a dtype that numpy has, a root end whose shape is not `[1]`, or no
+        SpaceError: a leaf lacks a fixed shape or a dtype that numpy knows, a root end is not `[1]`, or there is no
             reward.
     """
     observed, acted = _observation_specs(env, exclude), _by_key(env.full_action_spec)
@@ -176,7 +176,7 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
         names = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)}" for leaf in leaves)
         raise SpaceError(
             f"{name} declares the done keys {names}, but done, terminated and truncated at the root must be [1]. Put "
-            f"those of several agents below the name of their group, such as agents.done"
+            "those of several agents below the name of their group, such as agents.done"
         )
     return observed | {key: spec for key, spec in ends.items() if key not in DONE_KEYS}
 
@@ -264,7 +264,7 @@ def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: 
 
 
 def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
-    """The space of one leaf; a bare `Space` with shape and dtype for one-hot leaves, which have no counterpart."""
+    """The space of one leaf; a bare `Space` with shape and dtype for one-hot leaves, as Gymnasium knows none."""
     data, dtype = sys.modules["torchrl.data"], numpy_dtype(leaf)
     if isinstance(spec, data.Binary):
         return spaces.MultiBinary(leaf.shape)

@@ -30,9 +30,9 @@ class EnvStepper:
     """See the module's docstring.
 
     Args:
-        spec: of the group.
+        spec: the group's.
         envs: the positions in the group of the envs that it steps.
-        wrapper: the wrapper of a Gymnasium env that the env has below its transforms, or for each of its envs.
+        wrapper: the wrapper of a Gymnasium env below the env's transforms, or below each of its envs.
     """
 
     def __init__(self, env: Any, spec: EnvSpec, envs: slice, wrapper: Any = None):
@@ -156,7 +156,7 @@ class EnvStepper:
         return self._env.maybe_reset(self._data)
 
     def _any_agent(self, data: Any, *names: str) -> np.ndarray:
-        """Whether any agent of an env has one of these ends, `[E]`."""
+        """Whether any agent of an env ended in one of these ways, `[E]`."""
         num_envs = self.envs.stop - self.envs.start
         ended = np.zeros(num_envs, bool)
         for name in names:

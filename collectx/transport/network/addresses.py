@@ -22,7 +22,7 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
         interface: only the addresses of this interface (`backend.interface`), which may be loopback.
 
     Raises:
-        ConfigError: there is no such interface, or it has no address.
+        ConfigError: there is no such interface, or it lacks an address.
     """
     import psutil
 
@@ -34,9 +34,7 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
         addresses = by_interface.get(interface)
         if not addresses:
             others = did_you_mean(interface, sorted(filter(by_interface.get, by_interface)))
-            raise ConfigError(
-                f"backend.interface={interface}: no network interface of this name has an address{others}"
-            )
+            raise ConfigError(f"backend.interface={interface}: no network interface with an address{others}")
         # A link-local address of IPv6 is only valid together with the name of an interface of the other host.
         return tuple(address for address in addresses if not _is_link_local(address)) or tuple(addresses)
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}

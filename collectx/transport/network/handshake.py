@@ -149,7 +149,7 @@ class Listener:
                 self._peers.pop(threading.current_thread()).close()
 
     def _end_silent(self) -> None:
-        """Ends the handshakes of peers that have not said anything for `_SILENT_S`."""
+        """Ends the handshakes of peers that sent nothing for `_SILENT_S`."""
         with self._lock:
             until_s = time.monotonic() - _SILENT_S
             queried = [peer for peer, since_s in self._queried.items() if since_s < until_s]
@@ -228,7 +228,7 @@ def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connectio
         The connection, and this host's address on it.
 
     Raises:
-        RendezvousError: no address answered within `timeout_s`, which the text `limit` explains; the message has the
+        RendezvousError: no address answered within `timeout_s`, which the text `limit` explains; the message lists the
             answer of each address.
     """
     deadline = time.monotonic() + timeout_s
@@ -262,7 +262,7 @@ def receive_hello(connection: Connection) -> dict[str, Any]:
     """The first message of a peer.
 
     Raises:
-        RendezvousError: there was none in time, or it is no JSON object.
+        RendezvousError: none came in time, or it is not a JSON object.
     """
     set_receive_timeout(connection, _HANDSHAKE_S)
     if not connection.poll(_HANDSHAKE_S):

@@ -34,7 +34,7 @@ class ListenerFilter:
     """A filter on the listening sockets of a library, which blocks new connections from the start. Thread-safe.
 
     Args:
-        descriptors: of the sockets. A descriptor that was reused for another file is ignored.
+        descriptors: the sockets. A descriptor that was reused for another file is ignored.
     """
 
     def __init__(self, descriptors: Collection[int]):
@@ -44,7 +44,7 @@ class ListenerFilter:
         self._set_allowed(False)
 
     def allow(self) -> None:
-        """Allows new connections until `block` was called as often."""
+        """Allows new connections; each call must be matched by one `block`."""
         with self._lock:
             self._num_expected += 1
             self._set_allowed(True)

@@ -6,7 +6,7 @@ Trainer and worker belong to one MPI universe in one of two ways:
     spawned     the trainer is a separate process and starts each worker by MPI_Comm_spawn     (`launcher/mpi.py`)
     ranks       all were started together, by mpirun or srun --mpi=pmix
 
-MPI has no timeouts, notices no broken connections, and moves bytes only while it is called. So a thread calls it
+MPI knows no timeouts, notices no broken connections, and moves bytes only while it is called. So a thread calls it
 (`_ProgressThread`), and `wait` checks the time and the connection.
 """
 
@@ -48,7 +48,7 @@ spawned: dict[str, Any] = {}
 
 
 def mpi_path() -> str:
-    """PATH, after the scripts of this interpreter, where a pip-installed Open MPI has its programs."""
+    """PATH, after the scripts of this interpreter, where a pip-installed Open MPI puts its programs."""
     return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
 
 
@@ -59,7 +59,7 @@ def why_not() -> str | None:
     version = MPI.Get_library_version()
     if not version.startswith("Open MPI"):
         return (
-            f"MPI_Comm_spawn starts the workers, and was only tried with Open MPI; this is "
+            "MPI_Comm_spawn starts the workers, and was only tried with Open MPI; this is "
             f"{version.split(',')[0]}: pip install 'collectx[mpi]', or use backend=gloo"
         )
     if shutil.which("prte", path=mpi_path()) is None:
@@ -78,7 +78,7 @@ def make(config: PairConfig, connection: Connection, rank: int, address: str) ->
     """See `collectx.transport.network.p2p`.
 
     Raises:
-        RuntimeError: the two ends are not of one MPI universe.
+        RuntimeError: the two ends belong to different MPI universes.
     """
     initialize()
     timeout_s = config.pair_timeout_s

@@ -57,7 +57,7 @@ class Outgoing(Protocol):
 
 
 class Pair(Protocol):
-    """One end; the other one has the same interface. Buffers are from `message_buffer`, equally long at both ends,
+    """One end; the other end's interface is the same. Buffers are from `message_buffer`, equally long at both ends,
     and stamped before they are sent. Messages of one direction arrive in order: the receives of a pair are completed in
     the order in which they were posted, and `done` and `wait` are only called for the first that is not complete. The
     trainer sends a message when the worker has acknowledged the previous one."""
@@ -79,8 +79,8 @@ class PairConfig:
     Attributes:
         timeout_s: a connection over a cut cable breaks within about this time.
         backend: a kind of network backend; it must be available (`collectx.config.registry.why_not`).
-        devices: of the trainer's end and of the worker's: where the bytes lie while they travel; only for nccl.
-        options: of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; only for rpc.
+        devices: where the bytes lie while they travel, at the trainer's end and the worker's; only for nccl.
+        options: arguments of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; only for rpc.
     """
 
     timeout_s: float

@@ -30,10 +30,10 @@ class RemotePeer(Peer):
 
     Attributes:
         make_spec: see `Transport.expect`.
-        info: what the worker said of itself when it connected: host, pid, job.
-        is_making_pair: whether the worker has prepared itself and begun to make its end of the pair.
+        info: what the worker reported when it connected: host, pid, job.
+        is_making_pair: whether the worker is ready and has begun to make its end of the pair.
         pair: for slots and weights; None until it has been made.
-        queued_before_join: functions that send it what it was granted and asked before it joined, in order.
+        queued_before_join: functions that send its earlier grants and requests when it joins, in order.
         incoming: receives that were posted, by slot.
         weights_version: the version that is being sent, or was sent last.
         sending: the transfer of weights in progress.

@@ -4,7 +4,7 @@ result of a call, which the trainer makes after the worker has announced the bat
 TensorPipe prints a line when a peer from which it expects a message is gone. A worker never calls, so its agent expects
 no message, and nothing is printed at a regular end, when the worker's agent ends first.
 
-A process has one RPC agent. With `rpc.init_rpc`, all peers would inform each other of each new one, so that a dead peer
+A process runs one RPC agent. With `rpc.init_rpc`, all peers would inform each other of each new one, so a dead peer
 blocks all. Here a worker's agent knows the trainer's only, and the trainer's agent knows those of the workers:
 
     trainer's agent, id 0 ---- worker's agent, id 1
@@ -214,7 +214,7 @@ class _Agent:
     """This process's RPC agent, which exists while any pair does.
 
     Attributes:
-        pairs: by the worker's id.
+        pairs: one per worker, by its id.
     """
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class _Agent:
         self._listeners: ListenerFilter | None = None
 
     def register(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Registers a pair of that key, or in the trainer of a new one; returns the key and this agent's address."""
+        """Registers a pair under that key, in the trainer under a new one; returns the key and this agent's address."""
         with self._lock:
             if not self._used:
                 self._start(TRAINER if key is None else key, address, options)
@@ -246,7 +246,7 @@ class _Agent:
         if interface != (self._interface or interface):
             raise RuntimeError(
                 f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on {interface}. "
-                f"Use one network per process (backend.interface)"
+                "Use one network per process (backend.interface)"
             )
         if interface is not None:
             self._interface = os.environ[_INTERFACE] = interface

@@ -229,8 +229,8 @@ class NetworkTransport:
             error.add_note(
                 f"Worker {process.index} on {process.info.get('host')} reached the trainer's port "
                 f"{self.endpoint.port}, but not the port of {self._config.backend}, which the system chooses, so a "
-                f"firewall probably blocks it. Open all TCP ports between the two hosts, or choose another network "
-                f"with backend.interface."
+                "firewall probably blocks it. Open all TCP ports between the two hosts, or choose another network "
+                "with backend.interface."
             )
         has_joined = process.state is JoinState.JOINED
         # First, as Ctrl-C may end the wait for the process.

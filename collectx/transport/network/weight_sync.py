@@ -22,8 +22,8 @@ _TRANSFER_BYTES = 2**28
 
 
 class WeightSync:
-    """Knows which worker has which version. `version` is the newest of any worker; `first_version - 1` before the
-    first."""
+    """Tracks which worker has received which version. `version` is the newest of any worker; `first_version - 1` before
+    the first."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class WeightSync:
             self._spare.append(weights)
 
     def acknowledge(self, process: RemotePeer) -> None:
-        """Notes that a worker has received what it was sent, and sends newer weights, if there are any.
+        """Notes that a worker received what it was sent, and sends newer weights, if any.
 
         Raises:
-            ValueError: it was sent nothing.
+            ValueError: nothing was sent to it.
         """
         if process.sending is None:
             raise ValueError("HAVE without WEIGHTS")

@@ -69,7 +69,7 @@ def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub,
     assert f"{files.path} is queued as job 7. Wait until it ends" in capsys.readouterr().err
     queue.states = {"7": "CANCELLED"}
     assert resume.main([str(files.path)]) == 2
-    assert "has no checkpoint" in capsys.readouterr().err
+    assert "contains no checkpoint" in capsys.readouterr().err
     assert not stub.calls
 
 

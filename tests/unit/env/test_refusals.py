@@ -43,8 +43,8 @@ REFUSED = [
     (gym_vector(3, "sometimes", "sync"), "autoreset_mode=sometimes: one of next_step"),
     (gym_vector(3, "disabled"), "in this vectorization mode"),
     (replace(gym_vector(3, None, "sync"), info_keys=["nothing"]), "no 'nothing'"),
-    (replace(gym(), info_keys=["nothing"]), "have no 'nothing'; they have nothing"),
-    (replace(gym(), exclude_keys=["mission"]), "exclude_keys names mission, which .* it has observation"),
+    (replace(gym(), info_keys=["nothing"]), "no 'nothing' in the infos .* they contain nothing"),
+    (replace(gym(), exclude_keys=["mission"]), "exclude_keys: mission does not exist .* contains observation"),
     (missing('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`'), "MuJoCo .*: .*collectx.mujoco.'$"),
     (missing("opencv-python package not installed, run `pip`"), "opencv-python package not .*: .*collectx.atari.'$"),
     (missing("box2d is not installed, run `pip install swig`"), "box2d is not installed, run `pip install swig`$"),
@@ -58,7 +58,7 @@ REFUSED = [
         marks=TORCHRL,
     ),
     pytest.param(envpool("CartPole-v99"), "CartPole-v99 is not a task of EnvPool", marks=IN_ENVPOOL),
-    pytest.param(envpool(batch_size=3, seed=1), r"env\.kwargs has batch_size, seed", marks=IN_ENVPOOL),
+    pytest.param(envpool(batch_size=3, seed=1), r"env\.kwargs must not contain batch_size, seed", marks=IN_ENVPOOL),
 ]
 
 

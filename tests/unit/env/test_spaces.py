@@ -64,5 +64,5 @@ def test_texts_are_their_code_points():
 
 
 def test_a_missing_part():
-    with pytest.raises(ShapeError, match="b: missing"):
+    with pytest.raises(ShapeError, match="b: required by the space"):
         ObservationLeaves(PAIR).flatten({"a": 1})

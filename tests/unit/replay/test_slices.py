@@ -42,7 +42,7 @@ def test_every_slice_and_no_other(capacity, length, writes, envs):
         first = max(0, len(frames) - capacity)
         expected = places(frames[first:], first, length)
         if not expected:
-            with pytest.raises(ValueError, match=f"ends slice_len={length} consecutive"):
+            with pytest.raises(ValueError, match=f"contain no slice_len={length} consecutive"):
                 buffer.sample(length)
             continue
         sample = buffer.sample(200 * length)

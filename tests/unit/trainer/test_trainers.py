@@ -194,7 +194,7 @@ def test_custom():
         )
 
     assert hasattr(build("collectx.trainer.base:MeterTrainer"), "train")
-    with pytest.raises(ConfigError, match="no train"):
+    with pytest.raises(ConfigError, match="without train"):
         build("builtins:dict")
 
 

@@ -173,6 +173,7 @@ def off_policy(collector, num_batches, loss_module, steps_each, after):
         after(data)
 
 
+@pytest.mark.nightly
 def test_dqn():
     torch.manual_seed(0)
     spec = discrete().action_spec

@@ -68,6 +68,7 @@ with MultiSyncCollector([make] * 2, frames_per_batch=10) as collector:
 """
 
 
+@pytest.mark.nightly
 def test_a_warning_of_mujoco_is_shown_once_for_all_processes(script, tmp_path, monkeypatch):
     pytest.importorskip("mujoco")
     monkeypatch.chdir(tmp_path)  # MuJoCo's own handler writes a log to it
@@ -103,6 +104,7 @@ def test_what_a_guarded_script_registers_is_known_in_the_workers(guard, script):
     assert (run.returncode, run.stdout) == (0, "torch.Size([1, 10])\n"), run.stderr
 
 
+@pytest.mark.nightly
 def test_the_error_of_a_collector_outside_of_the_guard_says_so(script):
     run = script(GUARDED + 'if __name__ == "__main__":\n    pass\nmain()\n')
     assert run.returncode == 1

@@ -137,10 +137,10 @@ def test_a_sweep_is_arrays_that_slurm_accepts_and_the_rest_is_submitted_by_a_sec
     assert [job.partition("_")[2] for job in second.jobs] == ["0", "1"]
     assert len(cluster.squeue("--array", "--format=%i")) == 6
     cluster.login(["scontrol", "release", second.jobs[-1]])
-    wait_until(lambda: second.status().count("completed") == 1, 300, "the end of the released point")
+    wait_until((tmp_path / "sweep" / "seed=5" / "result.json").exists, 300, "the end of the released point")
     assert second.status() == [*["queued"] * 5, "completed"]
     assert "1 of 6 runs had ended" in cluster.login([COMMAND, "cancel", "sweep"], cwd=tmp_path, timeout=150)
-    assert not cluster.jobs()
+    wait_until(lambda: not cluster.jobs(), 60, "all jobs to end")
 
 
 @pytest.mark.nightly

@@ -101,7 +101,7 @@ def saved(tmp_path_factory) -> Path:
     "place",
     [
         pytest.param(["launcher=inline"], id="inline"),
-        pytest.param(["collector=rpc", "collector.sync=true", TOTAL], id="rpc"),
+        pytest.param(["collector=rpc", "collector.sync=true", TOTAL], id="rpc", marks=pytest.mark.nightly),
         pytest.param([*RAY, "collector.sync=true", TOTAL], id="ray", marks=[pytest.mark.nightly, needs_ray]),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_run_that_is_killed_reads_back_and_is_resumed_without_gaps_or_doubles(
     # All but what is not flushed yet, and the unfinished episodes.
     assert frames >= 14 * 256 - 500 - 2 * 256 - 16 * (LENGTH + 2)
     assert set(killed.values()) == {1}
-    collectx("resume", "run", "env.step_s=0", cwd=tmp_path)
+    collectx("resume", "run", "env.step_s=0.01", cwd=tmp_path)
     assert result(tmp_path / "run")["status"] == "completed"
     found = counts(tmp_path / "set", format)
     assert is_without_gaps(found)

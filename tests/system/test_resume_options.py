@@ -128,7 +128,7 @@ def outcome(folder):
     return lines, [hash(path.read_bytes().replace(str(folder).encode(), b"")) for path in written]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name == "dqn")) for name in RUNS])
 def test_every_option_that_a_resume_accepts_acts(tmp_path, name):
     words, groups = RUNS[name]
     forked("run", *words, f"run.max_batches={BATCHES}", "hydra.run.dir=base", cwd=tmp_path)
@@ -382,8 +382,12 @@ def test_every_option_of_the_other_groups_has_an_effect_or_a_reason():
     assert {*options} - kept - {"devices.kind"} == {*EFFECTS}
 
 
-# What the inference server does is seen in how many calls of the policy it combines, which depends on time.
-@pytest.mark.parametrize("of", [pytest.param(of, marks=[pytest.mark.nightly] * (of == "served")) for of in STARTS])
+# What the inference server does is seen in how many calls of the policy it combines, which depends on time. In ci,
+# `test_loggers.py` resumes a run with loggers.
+LATE = ("served", "logged")
+
+
+@pytest.mark.parametrize("of", [pytest.param(of, marks=[pytest.mark.nightly] * (of in LATE)) for of in STARTS])
 def test_every_option_of_the_other_groups_acts_in_a_resumed_run(tmp_path, of):
     (tmp_path / "probe.py").write_text(PROBE)
     forked("run", *STARTS[of], f"run.max_batches={BATCHES}", "hydra.run.dir=base", cwd=tmp_path)

@@ -16,10 +16,7 @@ A single value is first composed and checked in this process, as the command doe
 process. The others run: values of different options share a run, as far as the check accepts them together. If a shared
 run goes wrong, its halves run, and so on.
 
-Without `--typed`, the process of a command is forked from one that has imported what `collectx run` imports first. It
-is not the same as typed where something depends on the moment of an import: environment variables that libraries read,
-standard streams at the start, an import that only another one makes possible. And the fork server of workers is always
-forked from the command's process, which with a network backend would start a new Python. Values of SLURM's launchers
+Without `--typed`, the process of a command is forked from this one (`forked_commands.py`). Values of SLURM's launchers
 are checked, but not run, as are numbers that no small run can have.
 """
 
@@ -48,11 +45,11 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from commands import COMMAND, environment
+from forked_commands import become, import_what_a_run_imports
 
 ROOT = Path(__file__).parents[1]
 HANG_S = 240.0
@@ -68,9 +65,12 @@ NEEDS = {
     "env=torchrl": "env.target=parts:make_env",
     "env=dataset": "env.dir=recorded/data trainer=meter policy=random",
     "policy=random": "trainer=meter",
-    "policy=cnn": "env=pong",
+    # Each env of Pong loads its game, and lets it run for a while, with each reset.
+    "env=pong": "env.num_envs=1",
+    "env=pong_raw": "env.num_envs=1",
+    "policy=cnn": "env=pong env.num_envs=1",
     "policy=q_mlp": "trainer=dqn",
-    "policy=q_cnn": "env=pong trainer=dqn",
+    "policy=q_cnn": "env=pong env.num_envs=1 trainer=dqn",
     "policy=custom": "env=cartpole policy.target=parts:Policy trainer=meter",
     "trainer=dqn": "policy=q_mlp",
     "trainer=impala": "collector=multi_async",
@@ -115,7 +115,6 @@ MEANINGFUL = {
     "devices.storing_device": ["cpu", "cuda"],
     "devices.policy_device": ["cpu", "cuda"],
     "devices.env_device": ["cpu", "cuda"],
-    "launcher.ray_init_config": ["{num_cpus:2,address:local}"],
     "launcher.remote_configs": ["{num_cpus:0.5}"],
     "launcher.time": ["10", "'1-00:00:00'"],
     "launcher.mem": ["1G"],
@@ -125,12 +124,14 @@ NOT_RUN = ("launcher=slurm", "launcher=submitit", "launcher=submitit_delayed")
 # Options whose values share no run: what they name may be missing, which is noticed once the run has begun; a timeout
 # that nothing can keep ends the run.
 NAMING = ("id", "entry_point", "target", "dir", "wrappers", "kwargs", "info_keys", "exclude_keys", "tracking_uri")
-NAMING = (*NAMING, "ray_init_config", "remote_configs", "interface")
+NAMING = (*NAMING, "ray_init_config", "interface")
 ENDING = ("collector.start_timeout_s", "collector.worker_timeout_s")
 # How many values share a run.
 MOST_SHARED = 48
 # With these, runs are given two batches.
 _ENDLESS = ("collector.total_frames=-1", f"collector.total_frames={2**63 - 1}")
+# A choice without the sizes of `debug=tiny`.
+_BOUNDED = (*_ENDLESS, "debug=inline")
 # Values that are checked but not run: they would reach beyond this machine, or never end.
 _NOT_RUN_VALUES = [
     *(f"env.step_s={value}" for value in ("inf", "0.5", "1")),
@@ -463,7 +464,9 @@ class Runner:
                     preexec_fn=functools.partial(_limit, words),
                 ).pid
         else:
-            pid = os.fork() or _become(argv, folder)
+            if (pid := os.fork()) == 0:
+                _limit(argv)
+                become(argv, folder, environment(), (folder / "said.txt", folder / "said.txt"))
         return Job(words, folder, pid, time.monotonic(), then, os.pidfd_open(pid))
 
     def _wait(self) -> None:
@@ -510,44 +513,6 @@ class Runner:
 def _limit(words: Sequence[str]) -> None:
     if not {"collector=ray", "launcher=ray"} & {*words}:  # Ray maps more than it uses
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-
-
-def _become(argv: list[str], folder: Path) -> typing.NoReturn:
-    """The rest of a forked process: the command, as a new process."""
-    status = 70
-    try:
-        os.setsid()
-        os.chdir(folder)
-        _limit(argv)
-        said = os.open("said.txt", os.O_WRONLY | os.O_CREAT)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for target, source in ((0, null), (1, said), (2, said)):
-            os.dup2(source, target)
-        os.environ.update(environment())
-        os.environ.pop("OMP_NUM_THREADS", None)
-        sys.argv = [COMMAND, *argv]
-        sys.path[0] = str(Path(COMMAND).parent)
-        from collectx.cli.main import main
-        from collectx.fork_server import start
-
-        # As in a process that has imported what workers need; see `collectx.fork_server.start.preload`.
-        start.reuse_imports()
-        try:
-            main()
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-        import atexit
-        import threading
-
-        threading._shutdown()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(status)
 
 
 def _session(leader: int) -> list[int]:
@@ -682,6 +647,7 @@ class Matrix:
     def __init__(self, options: argparse.Namespace, root: Path):
         self.options, self.root = options, root
         self.runner = Runner(options.jobs, options.typed, root)
+        self.rng = random.Random(options.seed)
         self.faults: list[str] = []
         self.counts = {"refused": 0, "values": 0}
         # While the tables of the pages run: a run with frames must complete, one without must be refused.
@@ -756,7 +722,9 @@ class Matrix:
                 if isinstance(frames, str):
                     self.report(words, frames)
                     continue
-                self.run(words, frames, members)
+                # A choice of a group is always run.
+                if self.rng.random() < self.options.share or any("." not in value.option for value in members):
+                    self.run(words, frames, members)
         self.runner.run(until)
 
     def run_alone(self, value: Value, checked: Checked) -> None:
@@ -931,8 +899,8 @@ def _merged(packs: list[Pack]) -> list[Pack]:
 
 
 def _bounded(value: Value) -> tuple[str, ...]:
-    """Its words; of a number of frames that no test can wait for, with two batches."""
-    return (*value.words, "run.max_batches=2") if value.word in _ENDLESS else value.words
+    """Its words; where it has more frames than a test can wait for, with two batches."""
+    return (*value.words, "run.max_batches=2") if value.word in _BOUNDED else value.words
 
 
 def _together(picked: Sequence[Value]) -> tuple[str, ...] | None:
@@ -996,6 +964,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no command after them")
     parser.add_argument("--alone", action="store_true", help="each single value in a run of its own")
     parser.add_argument("--typed", action="store_true", help="a new process for each command")
+    parser.add_argument("--share", type=float, default=1.0, help="of the runs of single values that are no choices")
     parser.add_argument("--no-singles", action="store_true")
     parser.add_argument("--documents", action="store_true", help='the tables "works with" of the pages')
     parser.add_argument("--sweeps", type=int, default=0, help="sweeps over two values of an option, and `tune`")
@@ -1006,7 +975,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     until = began + 60 * options.minutes
-    _import_what_a_run_imports()
+    import_what_a_run_imports()
     chosen = [value for value in in_child(values) if re.match(options.only, value.word)]
     if options.list:
         print(*(shlex.join(value.words) + ("" if value.is_right else "   # wrong") for value in chosen), sep="\n")
@@ -1032,15 +1001,6 @@ def main() -> int:
     print(f"{len(chosen)} values, {matrix.runner.count} runs, {len(matrix.faults)} faults in {took_s:.0f} s", end=", ")
     print(f"{used_s:.0f} s of processors")
     return bool(matrix.faults)
-
-
-def _import_what_a_run_imports() -> None:
-    import_module("collectx.cli.run")
-    from collectx.fork_server import start
-
-    with start.environment(OPENBLAS_NUM_THREADS="1"):
-        for module in start.PRELOAD:
-            import_module(module)
 
 
 if __name__ == "__main__":

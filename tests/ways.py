@@ -56,16 +56,18 @@ class Way:
         return self.name
 
 
+# Of each transport between processes, ci has one schedule: each schedule and each transport is in it, and nightly has
+# all pairs of them.
 SINGLE = Way("single", "single", "inline", "inline", "test", "test")
 INLINE_SYNC = Way("inline_sync", "multi_sync", "inline", "inline", "test", "test")
 INLINE_ASYNC = Way("inline_async", "multi_async", "inline", "inline", "test", "test")
 SHARED_SYNC = Way("shared_sync", "multi_sync", "shared_memory", "local", "ci", "test")
-SHARED_ASYNC = Way("shared_async", "multi_async", "shared_memory", "local", "ci", "test")
-GLOO_SYNC = Way("gloo_sync", "distributed_sync", "gloo", "local", "ci", "test")
+SHARED_ASYNC = Way("shared_async", "multi_async", "shared_memory", "local", "nightly", "test")
+GLOO_SYNC = Way("gloo_sync", "distributed_sync", "gloo", "local", "nightly", "test")
 GLOO_ASYNC = Way("gloo_async", "distributed", "gloo", "local", "ci", "test")
 RPC_SYNC = Way("rpc_sync", "rpc_sync", "rpc", "local", "nightly", "ci")
-RPC_ASYNC = Way("rpc_async", "rpc", "rpc", "local", "nightly", "ci")
-RAY_SYNC = Way("ray_sync", "ray_sync", "gloo", "ray", "nightly", "ci", "ray")
+RPC_ASYNC = Way("rpc_async", "rpc", "rpc", "local", "nightly", "nightly")
+RAY_SYNC = Way("ray_sync", "ray_sync", "gloo", "ray", "nightly", "nightly", "ray")
 RAY_ASYNC = Way("ray_async", "ray", "gloo", "ray", "nightly", "nightly", "ray")
 
 INLINE = (SINGLE, INLINE_SYNC, INLINE_ASYNC)
@@ -81,9 +83,9 @@ ASYNC = tuple(way for way in WAYS if not way.is_sync and way.kind != "single")
 # For the tests of transports alone, by workers without env (`user_code/toyworker.py`). They are the main suite of RPC.
 TRANSPORTS = (
     replace(INLINE_ASYNC, name="inline"),
-    replace(SHARED_ASYNC, name="shared_memory"),
+    replace(SHARED_ASYNC, name="shared_memory", tier="ci"),
     replace(GLOO_ASYNC, name="gloo"),
-    replace(RPC_ASYNC, name="rpc", tier="ci"),
+    replace(RPC_ASYNC, name="rpc", tier="ci", smoke="ci"),
 )
 
 # The tier of what is in a folder of tests/.

@@ -10,7 +10,7 @@ import pytest
 @pytest.mark.parametrize(
     ("seed", "faults"),
     [
-        pytest.param(0, 16, marks=[pytest.mark.ci, pytest.mark.timeout(1800)]),
+        pytest.param(0, 5, marks=[pytest.mark.ci, pytest.mark.timeout(1800)]),
         pytest.param(1, 1000, marks=[pytest.mark.nightly, pytest.mark.timeout(14 * 3600)]),
     ],
 )

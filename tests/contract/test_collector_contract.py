@@ -33,8 +33,12 @@ ENDS = CUT | {"max_frames_per_traj": 9, "init_random_frames": 257}
 
 # Workers that are collectors of two processes each, by `collector.inner`.
 RELAY_SYNC, RELAY_ASYNC, RELAY_MIXED = (
-    replace(way, name=f"relay_{name}", tier="ci", smoke="ci")
-    for way, name in ((ways.GLOO_SYNC, "sync"), (ways.GLOO_ASYNC, "async"), (ways.GLOO_ASYNC, "mixed"))
+    replace(way, name=f"relay_{name}", tier=tier, smoke=tier)
+    for way, name, tier in (
+        (ways.GLOO_SYNC, "sync", "nightly"),
+        (ways.GLOO_ASYNC, "async", "nightly"),
+        (ways.GLOO_ASYNC, "mixed", "ci"),
+    )
 )
 RELAYS = {RELAY_SYNC: "sync", RELAY_ASYNC: "async", RELAY_MIXED: "sync"}
 
@@ -62,7 +66,8 @@ def test_added_workers_have_the_next_indices_and_trajectories_of_their_own(way):
 @pytest.mark.parametrize(
     ("way", "num_envs", "zero_copy", "is_cut"),
     [
-        *(case(way, 3, False, False, tier=way.smoke) for way in (*ways.WAYS, *RELAYS)),
+        *(case(way, 3, False, False, tier=way.smoke) for way in (*ways.WAYS, *RELAYS) if way is not ways.RAY_SYNC),
+        case(ways.RAY_SYNC, 3, False, False, tier="ci"),
         *(case(way, 1, True, False) for way in (ways.SINGLE, ways.SHARED_SYNC, ways.GLOO_ASYNC)),
         *(case(way, 3, False, True) for way in (ways.SINGLE, ways.SHARED_ASYNC, ways.GLOO_ASYNC)),
     ],
@@ -149,7 +154,7 @@ def test_envs_have_seeds_of_their_own_whatever_the_worker():
 
 
 @pytest.mark.parametrize(
-    ("way", "options"), [case(ways.GLOO_SYNC, None), case(ways.GLOO_SYNC, "ends"), case(ways.RAY_SYNC, None)]
+    ("way", "options"), [case(ways.GLOO_SYNC, None), case(ways.GLOO_SYNC, "ends", tier="ci"), case(ways.RAY_SYNC, None)]
 )
 def test_workers_of_a_worker_act_as_if_they_were_the_runs(way, options):
     """Seeds, trajectory ids and what the policy draws are those of as many plain workers."""
@@ -208,7 +213,11 @@ def test_weights_that_are_published_at_any_time_act_from_the_next_sync_batch_on_
 @pytest.mark.difference("weights that acted")
 @pytest.mark.parametrize(
     ("way", "autoreset"),
-    [case(ways.SHARED_ASYNC, None, tier="test"), case(ways.SHARED_ASYNC, "next_step"), case(ways.GLOO_ASYNC, None)],
+    [
+        case(ways.SHARED_ASYNC, None, tier="test"),
+        case(ways.SHARED_ASYNC, "next_step", tier="ci"),
+        case(ways.GLOO_ASYNC, None),
+    ],
 )
 def test_weights_taken_between_steps_are_told_frame_by_frame(way, autoreset):
     env = gym_vector(2, autoreset) if autoreset else counting(2, step_s=0.001)

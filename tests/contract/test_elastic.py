@@ -140,7 +140,11 @@ def _kill(run, way, worker):
         os.kill(run.collector.handles()[worker].pid, signal.SIGKILL)
 
 
-@ways.over([ways.SHARED_SYNC, ways.GLOO_SYNC, ways.GLOO_ASYNC])
+# They wait until a worker's time is over.
+NEVER = [ways.case(way, tier="nightly" if way is ways.GLOO_ASYNC else None) for way in (ways.SHARED_SYNC, *ways.GLOO)]
+
+
+@pytest.mark.parametrize("way", NEVER)
 def test_a_worker_that_never_comes_is_dropped_where_enough_are_left(way, gates):
     gates.open(0, 1)
     checker = StreamChecker()
@@ -152,7 +156,7 @@ def test_a_worker_that_never_comes_is_dropped_where_enough_are_left(way, gates):
         assert run.collector.pool.ready_of_started == (2, 3)
 
 
-@ways.over([ways.SHARED_SYNC, ways.GLOO_ASYNC])
+@pytest.mark.parametrize("way", [NEVER[0], NEVER[-1]])
 def test_the_run_ends_where_too_few_come(way, gates):
     gates.open(0)
     with Runs(way, gates, 2, start_timeout_s=5.0).start() as run, pytest.raises(WorkerTimeout) as caught:
@@ -161,7 +165,7 @@ def test_the_run_ends_where_too_few_come(way, gates):
     assert "collector.start_timeout_s=5" in str(caught.value)
 
 
-@ways.over([ways.SHARED_SYNC, ways.GLOO_ASYNC])
+@pytest.mark.parametrize("way", [NEVER[0], NEVER[-1]])
 def test_a_resumed_run_begins_with_the_workers_that_are_there(way, gates):
     """Worker 2 is never there in the first part, nor worker 1 in the second: its state goes on to the third."""
     runs, checker = Runs(way, gates, 2), StreamChecker()

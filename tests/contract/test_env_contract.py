@@ -42,11 +42,12 @@ CONFIGS = CARTPOLES | {
     },
 }
 # Their processes, and the ROM that every seeded reset loads, take seconds.
-SLOW = ("async-None", "async-next_step", "async-SAME_STEP", "pong-raw", "pong-stacked", "torchrl-parallel")
+SLOW = {"async-None": "ci", "pong-stacked": "ci", "torchrl-parallel": "ci"}
+SLOW |= dict.fromkeys(("async-next_step", "async-SAME_STEP", "pong-raw"), "nightly")
 
 
 def param(name: str, *values):
-    marks = [pytest.mark.ci] if name in SLOW else []
+    marks = [getattr(pytest.mark, SLOW[name])] if name in SLOW else []
     if name.startswith("torchrl"):
         marks.append(pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra"))
     if name == "envpool":

@@ -69,7 +69,12 @@ def test_a_worker_starts_although_the_fork_server_is_killed_meanwhile(monkeypatc
 
 
 @pytest.mark.parametrize(
-    "first", ["", "import torch", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
+    "first",
+    [
+        "",
+        pytest.param("import torch", marks=pytest.mark.nightly),
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    ],
 )
 def test_the_server_is_forked_from_a_process_that_has_done_nothing_but_import(tmp_path, first):
     """It holds no file of it, such as the lock of the run folder, and its workers' libraries have one thread."""

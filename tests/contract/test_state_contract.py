@@ -127,7 +127,7 @@ _UNSAVED = {
 @pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.ci] * (kind == "endless")) for kind in _UNSAVED]
+    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind == "endless")) for kind in _UNSAVED]
 )
 def test_a_run_whose_envs_cannot_be_saved_has_checkpoints_and_resumes_with_new_episodes(tmp_path, kind):
     entry_point, *kwargs = _UNSAVED[kind]

@@ -32,7 +32,7 @@ ERRORS = {"killed": WorkerDied, "raises": BrokenLever, "stopped": WorkerTimeout}
 PLACES = (ways.INLINE_SYNC, ways.INLINE_ASYNC, *ways.BETWEEN_PROCESSES, RELAY)
 # One smoke test of each transport, by mode. A worker that is stopped costs `worker_timeout_s`.
 SMOKES = {
-    "restart": [("shared_async", "killed"), ("rpc_sync", "killed"), ("ray_sync", "killed")],
+    "restart": [("shared_async", "killed"), ("rpc_sync", "killed")],
     "drop": [("shared_sync", "raises")],
     "raise": [("shared_sync", "raises"), ("gloo_async", "raises"), ("rpc_sync", "raises")],
 }
@@ -55,6 +55,7 @@ def losses(mode):
         for fault in FEWER.get(way.name, {}).get(mode, ERRORS):
             tier = "nightly" if fault == "stopped" and (mode, way) != ("raise", ways.SHARED_SYNC) else way.tier
             tier = way.smoke if (way.name, fault) in SMOKES[mode] else tier
+            tier = "ci" if (mode, way, fault) == ("restart", ways.RAY_SYNC, "killed") else tier
             cases.append(ways.case(way, fault, tier=tier))
     return pytest.mark.parametrize(("way", "fault"), cases)
 

@@ -58,7 +58,12 @@ ONE_STEP = ["trainer.num_steps=1", "collector.total_frames=30208"]
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("name", "target_return", "overrides"), [("ppo", 200, []), ("impala", 200, []), ("dqn", 100, ONE_STEP)], ids=LAGS
+    ("name", "target_return", "overrides"),
+    [
+        pytest.param("ppo", 200, [], id="ppo"),
+        pytest.param("impala", 200, [], id="impala", marks=pytest.mark.nightly),
+        pytest.param("dqn", 100, ONE_STEP, id="dqn", marks=pytest.mark.nightly),
+    ],
 )
 def test_learns(name, target_return, overrides, tmp_path):
     """Random actions have a mean return of 22."""

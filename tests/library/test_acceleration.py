@@ -29,6 +29,7 @@ def test_a_compiled_policy_acts_with_the_newest_weights(way, create):
     check(way, create(), EAGER)
 
 
+@pytest.mark.nightly
 @over([SHARED_SYNC])
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_by_torchs_default(way):

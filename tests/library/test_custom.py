@@ -109,7 +109,13 @@ def test_what_it_cannot_be_called_with_is_refused_before_anything_starts():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("name", "size"), [("Collector", [2, 40]), ("MultiSyncCollector", [1, 2, 40])])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("Collector", [2, 40]),
+        pytest.param("MultiSyncCollector", [1, 2, 40], marks=pytest.mark.nightly),
+    ],
+)
 def test_those_of_torchrl_run_also_with_processes_of_their_own(name, size):
     cls = getattr(pytest.importorskip("torchrl.collectors"), name)
     create = partial(pytest.importorskip("torchrl.envs").GymEnv, "CartPole-v1", categorical_action_encoding=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from commands import collectx
+from commands import forked
 
 from collectx import data
 
@@ -14,7 +14,7 @@ def test_torchrl_trains_offline_on_what_was_recorded(tmp_path):
     from torchrl.modules import QValueActor
     from torchrl.objectives import DQNLoss, SoftUpdate
 
-    collectx("run", "trainer=record", "policy=random", "collector.total_frames=4096", "hydra.run.dir=run", cwd=tmp_path)
+    forked("run", "trainer=record", "policy=random", "collector.total_frames=4096", "hydra.run.dir=run", cwd=tmp_path)
     frames = data.load(tmp_path / "run")
     buffer = ReplayBuffer(storage=LazyTensorStorage(len(frames)), batch_size=128)
     buffer.extend(frames)

@@ -188,7 +188,7 @@ with collector(400) as parents:
 """
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_process_with_a_collector_over_gloo_and_its_fork_both_collect(tmp_path):
     # In processes of its own: torch's errors about this end a process or let it hang.
     script = tmp_path / "both.py"

@@ -4,7 +4,7 @@ import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-pytestmark = pytest.mark.ci
+pytestmark = [pytest.mark.ci, pytest.mark.xdist_group("notebook")]
 
 DEFINITIONS = """
 import gymnasium
@@ -84,7 +84,7 @@ def notebook():
     opened.close()
 
 
-@pytest.mark.parametrize("cls", ["MultiSyncCollector", "MultiAsyncCollector"])
+@pytest.mark.parametrize("cls", ["MultiSyncCollector", pytest.param("MultiAsyncCollector", marks=pytest.mark.nightly)])
 def test_what_is_defined_in_cells_works_and_a_cell_may_run_again(notebook, cls):
     for _ in range(2):
         assert notebook.run(COLLECT.format(cls=cls)) == ("2 True", None)

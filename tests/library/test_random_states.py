@@ -84,6 +84,7 @@ def test_a_collector_in_the_script_draws_as_a_worker_and_leaves_the_scripts_draw
 SEEDING = ["env=gym", "env.entry_point=user_code.seeding:Seeding", "debug=tiny", "trainer=meter", "trainer.digest=true"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seeds", ["false", "true"], ids=["inline", "resumed"])
 def test_two_workers_collect_the_same_batches_inline_and_after_a_resume(tmp_path, monkeypatch, seeds):
     """Inline with an env that draws from the global generators, resumed with one that seeds them too."""

@@ -52,8 +52,11 @@ MAKES = {
     "plain": PlainResets,
     "serial-plain": partial(SerialEnv, 2, PlainResets),
 }
-WITH_PROCESSES = ("gym_vector-async", "parallel", "parallel-scaled")
-PARAMS = [pytest.param(name, marks=[pytest.mark.ci] * (name in WITH_PROCESSES)) for name in MAKES]
+WITH_PROCESSES = {"gym_vector-async": "ci", "parallel": "nightly", "parallel-scaled": "ci"}
+PARAMS = [
+    pytest.param(name, marks=[getattr(pytest.mark, WITH_PROCESSES[name])] if name in WITH_PROCESSES else [])
+    for name in MAKES
+]
 
 
 def still(observation):

@@ -39,7 +39,9 @@ except TooFar as error:
 """
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn", None])
+@pytest.mark.parametrize(
+    "start_method", [None, *(pytest.param(method, marks=pytest.mark.nightly) for method in ("fork", "spawn"))]
+)
 def test_a_script_needs_no_guard(start_method, script):
     chosen = f"import multiprocessing\nmultiprocessing.set_start_method({start_method!r})\n"
     run = script(chosen * (start_method is not None) + UNGUARDED)
@@ -66,6 +68,7 @@ with MultiSyncCollector([make] * 2, frames_per_batch=10) as collector:
 """
 
 
+@pytest.mark.nightly
 def test_a_warning_of_mujoco_is_shown_once_for_all_processes(script, tmp_path, monkeypatch):
     pytest.importorskip("mujoco")
     monkeypatch.chdir(tmp_path)  # MuJoCo's own handler writes a log to it
@@ -91,17 +94,17 @@ def main():
 @pytest.mark.parametrize(
     "guard",
     [
-        'if __name__ == "__main__":\n    main()\n',
-        'try:\n    if __name__ == "__main__":\n        main()\nfinally:\n    pass\n',
-        '__name__ == "__main__" and main()\n',
+        pytest.param('if __name__ == "__main__":\n    main()\n', marks=pytest.mark.nightly, id="if"),
+        pytest.param('try:\n    if __name__ == "__main__":\n        main()\nfinally:\n    pass\n', id="within try"),
+        pytest.param('__name__ == "__main__" and main()\n', marks=pytest.mark.nightly, id="and"),
     ],
-    ids=["if", "within try", "and"],
 )
 def test_what_a_guarded_script_registers_is_known_in_the_workers(guard, script):
     run = script(GUARDED + guard)
     assert (run.returncode, run.stdout) == (0, "torch.Size([1, 10])\n"), run.stderr
 
 
+@pytest.mark.nightly
 def test_the_error_of_a_collector_outside_of_the_guard_says_so(script):
     run = script(GUARDED + 'if __name__ == "__main__":\n    pass\nmain()\n')
     assert run.returncode == 1
@@ -370,9 +373,13 @@ if __name__ == "__main__":
 """
 
 
-def test_names_with_dots_are_names(script, tmp_path):
+def test_names_with_dots_are_names(script):
     run = script(DOTS)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.nightly
+def test_recorded_names_with_dots_are_names(tmp_path):
     (tmp_path / "dotted.py").write_text(DOTS)
     options = ["env.id=dotted:Dotted-v0", "policy=random", "collector.total_frames=200", "collector=single"]
     recording = ["trainer=record", "trainer.format=lerobot", "hydra.run.dir=run"]

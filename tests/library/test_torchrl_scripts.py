@@ -73,6 +73,7 @@ def test_torchrl_is_imported_only_by_who_uses_it():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.nightly
 def test_a_parallel_env_that_is_passed_itself_travels_to_the_workers():
     env = ParallelEnv(2, torchrlenvs.walking, mp_start_method="fork")
     env = torchrlenvs.transformed(env, RewardScaling(0, 2))
@@ -116,7 +117,9 @@ class Recurrent:
         return env if self.is_inner else TransformedEnv(env, self.network().make_tensordict_primer())
 
 
-@pytest.mark.parametrize("is_inner", [True, False], ids=["inner", "outer"])
+@pytest.mark.parametrize(
+    "is_inner", [pytest.param(True, id="inner"), pytest.param(False, id="outer", marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("vectorize", [SerialEnv, pytest.param(ParallelEnv, marks=pytest.mark.nightly)])
 def test_a_nested_state_of_a_recurrent_policy(vectorize, is_inner):
     make = Recurrent(vectorize, is_inner)
@@ -173,6 +176,7 @@ def off_policy(collector, num_batches, loss_module, steps_each, after):
         after(data)
 
 
+@pytest.mark.nightly
 def test_dqn():
     torch.manual_seed(0)
     spec = discrete().action_spec

@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from user_code.cartpoles import Constant, cartpole
 from user_code.faulty import FaultyEnv
-from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, over
+from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, case, over
 
 from collectx import Collector, ReplayBuffer
 
@@ -231,8 +231,14 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@over((SINGLE, INLINE_SYNC, SHARED_SYNC))
+@pytest.mark.parametrize(
+    ("way", "form"),
+    [
+        *(case(way, form) for way in (SINGLE, INLINE_SYNC) for form in FORMS),
+        # In the trainer's process, every form becomes the same tensors.
+        *(case(SHARED_SYNC, form, tier="ci" if form == "compiled" else "nightly") for form in FORMS),
+    ],
+)
 def test_weights_act_in_every_form_and_stay(way, form):
     with make(way, policy=Constant(), frames_per_batch=10, update_at_each_batch=True) as collector:
         assert actions_of(collector.next()) == [0]

@@ -23,6 +23,8 @@ def pytest_collection_modifyitems(items):
         if _HERE in item.path.parents:
             # The first one may have to wait for packages, and all of them for a busy machine.
             item.add_marker(pytest.mark.timeout(1200))
+            # One cluster for all test processes.
+            item.add_marker(pytest.mark.xdist_group("slurm"))
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ def test_what_never_fits_is_said_while_it_waits(cluster, run):
     assert cluster.jobs() == []
 
 
+@pytest.mark.nightly
 def test_a_run_folder_that_nodes_do_not_see_is_named(run):
     with tempfile.TemporaryDirectory(dir="/tmp") as own:  # every node has a /tmp of its own
         started = run(*SMALL, *LAUNCHERS["slurm"], f"hydra.run.dir={own}/run")

@@ -52,6 +52,7 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(cluster, run, digest):
     assert started.states(job) == ["COMPLETED"]
 
 
+@pytest.mark.nightly
 def test_a_sweep_without_a_folder_is_cancelled_as_a_whole_or_in_part_and_continued(cluster, run):
     words = [word for word in SMALL if not word.startswith("hydra.")]
     words += ["collector.num_workers=1", "collector.frames_per_batch=200", "collector.total_frames=4000"]

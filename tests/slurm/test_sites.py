@@ -59,6 +59,7 @@ def _job(cluster, job):
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
+@pytest.mark.nightly
 def test_a_crash_of_user_code_is_no_lost_node_where_a_firewall_drops_packets(cluster, run, tmp_path):
     _write_env(tmp_path)
     for node in ("n1", "n2", "n3"):
@@ -118,7 +119,7 @@ def test_what_the_site_prints_and_sets_hides_no_job_and_overrides_no_option(clus
 
 
 def test_a_sweep_is_arrays_that_slurm_accepts_and_the_rest_is_submitted_by_a_second_command(cluster, run, tmp_path):
-    """The jobs stay held."""
+    """The jobs are held: one is released, runs to its end, and the others are cancelled."""
     refuse = 'echo "sbatch: error: AssocMaxSubmitJobLimit" >&2; echo "sbatch: error: Batch job submission failed: '
     refuse += "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)\" >&2; exit 1"
     once = f"if [ -e $site/once ]; then {refuse}; fi; touch $site/once"
@@ -135,8 +136,14 @@ def test_a_sweep_is_arrays_that_slurm_accepts_and_the_rest_is_submitted_by_a_sec
     assert second.finish() == 0, second.output
     assert [job.partition("_")[2] for job in second.jobs] == ["0", "1"]
     assert len(cluster.squeue("--array", "--format=%i")) == 6
+    cluster.login(["scontrol", "release", second.jobs[-1]])
+    wait_until((tmp_path / "sweep" / "seed=5" / "result.json").exists, 300, "the end of the released point")
+    assert second.status() == [*["queued"] * 5, "completed"]
+    assert "1 of 6 runs had ended" in cluster.login([COMMAND, "cancel", "sweep"], cwd=tmp_path, timeout=150)
+    wait_until(lambda: not cluster.jobs(), 60, "all jobs to end")
 
 
+@pytest.mark.nightly
 def test_a_job_whose_node_could_not_start_it_says_what_to_do(cluster, run):
     flag = cluster.shared / "prolog_fails"
     flag.touch()
@@ -150,6 +157,7 @@ def test_a_job_whose_node_could_not_start_it_says_what_to_do(cluster, run):
     assert started.output.count(f"job {started.jobs[0]}: job {started.jobs[0]}") == 0
 
 
+@pytest.mark.nightly
 def test_commands_that_fail_at_times_lose_no_message_no_requeue_and_a_completed_run_stays_so(cluster, run, tmp_path):
     """scontrol fails twice, and is ended with the steps of the job that it requeues. The last task ends before it
     joins."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import COMMAND, COUNTING, RAY, collectx, environment, needs_ray, result
+from commands import COMMAND, COUNTING, RAY, collectx, environment, forked, needs_ray, result
 from composed_overrides import composed
 
 from collectx import __version__
@@ -96,16 +96,17 @@ def saved(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.xdist_group("saved")
 @pytest.mark.parametrize(
     "place",
     [
         pytest.param(["launcher=inline"], id="inline"),
-        pytest.param(["collector=rpc", "collector.sync=true", TOTAL], id="rpc"),
+        pytest.param(["collector=rpc", "collector.sync=true", TOTAL], id="rpc", marks=pytest.mark.nightly),
         pytest.param([*RAY, "collector.sync=true", TOTAL], id="ray", marks=[pytest.mark.nightly, needs_ray]),
     ],
 )
 def test_a_run_is_reproduced_with_workers_elsewhere(saved, tmp_path, place):
-    again = collectx("reproduce", str(saved / "run"), *place, "hydra.run.dir=again", cwd=tmp_path)
+    again = forked("reproduce", str(saved / "run"), *place, "hydra.run.dir=again", cwd=tmp_path)
     assert "identical: all 4 batches are identical" in again.stdout
     # torch's and Ray's own warnings, as of agents that end, do not reach the user.
     logs = "".join(log.read_text() for log in (tmp_path / "again" / "logs").glob("worker-*.log"))
@@ -113,11 +114,11 @@ def test_a_run_is_reproduced_with_workers_elsewhere(saved, tmp_path, place):
 
 
 def test_an_async_run_is_reproduced_in_its_order(tmp_path):
-    size = ["collector.frames_per_batch=128", "collector.total_frames=4096", "env.num_envs=2"]
+    size = ["collector.frames_per_batch=128", "collector.total_frames=1024", "env.num_envs=2"]
     learning = ["collector=multi_async", "trainer=impala", "trainer.digest=true"]
-    collectx("run", *learning, *size, "hydra.run.dir=run", cwd=tmp_path)
+    forked("run", *learning, *size, "hydra.run.dir=run", cwd=tmp_path)
     again = collectx("reproduce", "run", "hydra.run.dir=again", cwd=tmp_path)
-    assert "identical: all 32 batches" in again.stdout
+    assert "identical: all 8 batches" in again.stdout
     assert recorded_order(tmp_path / "again") == recorded_order(tmp_path / "run")
 
 
@@ -125,14 +126,14 @@ def test_an_async_run_is_reproduced_in_its_order(tmp_path):
     ("fault", "kind", "words"),
     [
         ("raises", "user_code.faulty.BrokenLever", ["BrokenLever: ('left', 3)", "faulty.py", "raise error"]),
-        ("killed", "collectx.errors.WorkerDied", ["WorkerDied"]),
+        pytest.param("killed", "collectx.errors.WorkerDied", ["WorkerDied"], marks=pytest.mark.nightly),
     ],
 )
 def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, monkeypatch, fault, kind, words):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     env = ["env=gym", "env.num_envs=1", "env.entry_point=user_code.faulty:FaultyEnv", "env.kwargs.at_step=100"]
     size = ["collector.frames_per_batch=64", "collector.total_frames=-1", "hydra.run.dir=run"]
-    err = collectx("run", *COUNTING[1:], *env, f"env.kwargs.fault={fault}", *size, cwd=tmp_path, status=1).stderr
+    err = forked("run", *COUNTING[1:], *env, f"env.kwargs.fault={fault}", *size, cwd=tmp_path, status=1).stderr
     ended, files = result(tmp_path / "run"), RunFolder(tmp_path / "run")
     assert (ended["status"], ended["frames"]) == ("failed", 192)
     (failure,) = ended["failures"]
@@ -151,13 +152,19 @@ THREADED = "[{_target_: user_code.processes.ThreadedEnv, start_method: %s}]"
     [
         pytest.param(["env.vectorization_mode=async", f"env.wrappers={THREADED % 'forkserver'}"], id="async"),
         pytest.param(
-            ["env.vectorization_mode=async", "env.context=spawn", f"env.wrappers={THREADED % 'spawn'}"], id="spawn"
+            ["env.vectorization_mode=async", "env.context=spawn", f"env.wrappers={THREADED % 'spawn'}"],
+            id="spawn",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
-            ["env.vectorization_mode=async", "env.context=fork", f"env.wrappers={THREADED % 'fork'}"], id="fork"
+            ["env.vectorization_mode=async", "env.context=fork", f"env.wrappers={THREADED % 'fork'}"],
+            id="fork",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
-            ["env=gym", "env.id=null", "env.entry_point=user_code.processes:make_with_processes"], id="its_own"
+            ["env=gym", "env.id=null", "env.entry_point=user_code.processes:make_with_processes"],
+            id="its_own",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
@@ -181,7 +188,7 @@ class Loading(CartPoleEnv):
 def test_a_worker_of_another_library_is_not_taken_for_ours(tmp_path):
     (tmp_path / "loading.py").write_text(LOADER)
     env = ["env.id=null", "env.entry_point=loading:Loading", "collector=single", "hydra.run.dir=run"]
-    collectx("run", "policy=random", "trainer=meter", *env, cwd=tmp_path, status=1)
+    forked("run", "policy=random", "trainer=meter", *env, cwd=tmp_path, status=1)
     (failure,) = result(tmp_path / "run")["failures"]
     assert (failure["message"], failure["worker"]) == ("DataLoader worker 3 was killed", 0)
 

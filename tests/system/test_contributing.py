@@ -85,7 +85,7 @@ def test_a_backend(sources):
     assert "kind: echo" in (sources / "run/snapshot/config.yaml").read_text()
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_an_option_of_the_collector(sources):
     package = sources / "collectx"
     insert(package / "config/schema/collector.py", '"The schedule."', block_with("reward_scale: float = option(1.0"))

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import collectx
+from commands import forked
 
 # Episodes of one frame, whose reward is `heat`. In another order, `heat` would be a category that is always 0.
 OWN = """
@@ -56,11 +56,17 @@ def last_critic_loss(folder):
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["scalars"]["critic_loss"]
 
 
-@pytest.mark.parametrize(("words", "orders"), [(PPO, ORDERS), (IMPALA, ORDERS[:1])], ids=["ppo", "impala"])
+@pytest.mark.parametrize(
+    ("words", "orders"),
+    [
+        pytest.param(PPO, ORDERS, id="ppo"),
+        pytest.param(IMPALA, ORDERS[:1], id="impala", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_critic_learns_in_every_order_of_keys(tmp_path, words, orders):
     (tmp_path / "own.py").write_text(OWN)
     keys = f"policy.kwargs.keys={','.join(orders)}"
-    collectx("run", "-m", *RUN, *words, keys, "hydra.sweep.dir=runs", cwd=tmp_path)
+    forked("run", "-m", *RUN, *words, keys, "hydra.sweep.dir=runs", cwd=tmp_path)
     points = [file.parent for file in (tmp_path / "runs").glob("*/result.json")]
     assert len(points) == len(orders)
     for point in points:
@@ -72,6 +78,6 @@ def test_the_critic_learns_in_every_order_of_keys(tmp_path, words, orders):
 
 def test_a_key_that_no_batch_has_is_named(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    done = collectx("run", *RUN, *PPO, "policy.kwargs.keys=[heat,goals]", "hydra.run.dir=run", cwd=tmp_path, status=1)
+    done = forked("run", *RUN, *PPO, "policy.kwargs.keys=[heat,goals]", "hydra.run.dir=run", cwd=tmp_path, status=1)
     assert "the policy's observation_keys name goals, but" in done.stderr
     assert "goal, heat" in done.stderr

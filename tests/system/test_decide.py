@@ -8,7 +8,7 @@ import subprocess
 
 import psutil
 import pytest
-from commands import COMMAND, COUNTING, collectx, environment, result, start
+from commands import COMMAND, COUNTING, collectx, environment, forked, result, start
 
 from collectx.run import RunFolder
 
@@ -125,10 +125,11 @@ def test_tune_on_top_of_an_experiment_and_into_the_users_folder(tmp_path):
     (["collector=single"], "nothing is left to search"),
 ])  # fmt: skip
 def test_tune_refuses(words, said, tmp_path):
-    assert said in collectx("tune", *words, cwd=tmp_path, status=2).stderr
+    assert said in forked("tune", *words, cwd=tmp_path, status=2).stderr
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.nightly
 def test_tune_with_a_configuration_that_fails(tmp_path):
     (tmp_path / "bad.py").write_text("def make(**kwargs):\n    raise OSError('no licence')\n")
     done = collectx("tune", "env=gym", "env.entry_point=bad:make", "env.num_envs=2", *SMALL, cwd=tmp_path, status=2)

@@ -4,6 +4,7 @@ import signal
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from commands import COUNTING, collectx, result, start
 from user_code.gates import Gates
 
@@ -14,6 +15,7 @@ MEMBERS = ["collector.on_worker_failure=drop", "collector.min_workers=1", "colle
 SIZE = ["collector.num_workers=2", "collector.frames_per_batch=128", "collector.total_frames=40000", "env.step_s=0.002"]
 
 
+@pytest.mark.nightly
 def test_members_of_the_moment(tmp_path, monkeypatch, wait_until):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     gates, files = Gates(tmp_path), RunFolder(tmp_path / "run")

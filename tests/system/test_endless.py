@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from commands import collectx, environment, start
+from commands import environment, forked, start
 
 from collectx import data
 
@@ -43,21 +43,22 @@ def folder(tmp_path):
 
 def test_an_evaluation_ends(folder):
     words = ["eval.every_batches=1", "eval.max_frames_per_episode=200", "trainer=meter", "collector.total_frames=2048"]
-    done = collectx("run", *NEVER, *words, cwd=folder)
+    done = forked("run", *NEVER, *words, cwd=folder)
     rule = "0 of 10 episodes have ended, and one has 256 frames without an end (eval.max_frames_per_episode=200)"
     assert f"the policy is not evaluated any more: EpisodeTooLong: {rule}" in done.stdout + done.stderr
-    done = collectx("eval", "run", cwd=folder, status=1)
+    done = forked("eval", "run", cwd=folder, status=1)
     assert f"eval: {rule}: end episodes after N frames with collector.max_frames_per_traj=N" in done.stderr
-    done = collectx("eval", "run", "episodes=2", "collector.max_frames_per_traj=100", cwd=folder)
+    done = forked("eval", "run", "episodes=2", "collector.max_frames_per_traj=100", cwd=folder)
     assert "mean return 100 " in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_wait_for_whole_trajectories_is_noted(folder, wait_until):
     words = ["trainer=meter", "collector.trajs_per_batch=2", "collector.total_frames=-1"]
     command, said = start("run", *NEVER, *words, cwd=folder), folder / "said.txt"
     text = "trajs_per_batch=2: 0 trajectories ended in"
     wait_until(lambda: f"collector.{text}" in said.read_text() or command.poll() is not None, 200, "the note")
-    collectx("cancel", "run", cwd=folder)
+    forked("cancel", "run", cwd=folder)
     assert command.wait(200) == 130
     assert "cut each after N frames with collector.max_frames_per_traj=N" in said.read_text()
     (folder / "script.py").write_text(LIBRARY)
@@ -66,15 +67,15 @@ def test_a_wait_for_whole_trajectories_is_noted(folder, wait_until):
     assert f"UserWarning: {text}" in done.stderr
 
 
-@pytest.mark.parametrize("format", ["memmap", "parquet"])
+@pytest.mark.parametrize("format", ["memmap", pytest.param("parquet", marks=pytest.mark.nightly)])
 def test_long_episodes_are_recorded_from_files(folder, format):
     words = [*WORDS, "env.entry_point=own:Long", "trainer=record", f"trainer.format={format}"]
     words += ["trainer.flush_every_frames=500", "trainer.partial_episodes=true", "collector.frames_per_batch=100"]
-    collectx("run", *words, "collector.total_frames=4000", cwd=folder)
+    forked("run", *words, "collector.total_frames=4000", cwd=folder)
     # Of 1,000 frames that have not ended, at most 500 are in memory.
     (state,) = folder.glob("run/checkpoints/*/state.pt")
     assert state.stat().st_size < 600 * 900
-    collectx("resume", "run", "collector.total_frames=8000", cwd=folder)
+    forked("resume", "run", "collector.total_frames=8000", cwd=folder)
     frames = data.load(folder / "run")
     assert np.array_equal(frames["next", "observation"][:, 0], [1 + step % 3000 for step in range(8000)])
     assert frames["collector", "episode"].bincount().tolist() == [3000, 3000, 2000]

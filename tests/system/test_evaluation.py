@@ -4,9 +4,15 @@ import csv
 import json
 
 import pytest
-from commands import collectx, result
+from commands import collectx, forked, result
 
-RUN = ["collector.total_frames=4096", "hydra.run.dir=run", "trainer.digest=true", "run.overwrite=true"]
+RUN = [
+    "collector.frames_per_batch=128",
+    "collector.total_frames=1024",
+    "hydra.run.dir=run",
+    "trainer.digest=true",
+    "run.overwrite=true",
+]
 EVAL = ["eval.every_batches=4", "eval.episodes=2"]
 # In the process that evaluates, which has another priority, it ends or hangs.
 OWN = """
@@ -30,23 +36,23 @@ def events(folder, name):
 
 def test_an_evaluation_changes_no_batch_and_continues_with_the_run(tmp_path):
     folder = tmp_path / "run"
-    collectx("run", *RUN, cwd=tmp_path)
+    forked("run", *RUN, "launcher=inline", cwd=tmp_path)
     digest = result(folder)["digest"]
     done = collectx("run", *RUN, *EVAL, "logger=csv", cwd=tmp_path)
     assert result(folder)["digest"] == digest
     evaluated, skipped = events(folder, "evaluated"), events(folder, "evaluation_skipped")
     assert {each["batches"] for each in evaluated + skipped} == {4, 8}
-    assert evaluated[0]["frames"] == 2048
-    assert "evaluated after 2,048 frames: mean return" in done.stdout + done.stderr
+    assert evaluated[0]["frames"] == 512
+    assert "evaluated after 512 frames: mean return" in done.stdout + done.stderr
     with open(folder / "progress.csv") as file:
         logged = [float(row["eval/mean_return"]) for row in csv.DictReader(file) if row.get("eval/mean_return")]
     assert logged == pytest.approx([each["mean_return"] for each in evaluated])
-    collectx("resume", "run", "collector.total_frames=6144", cwd=tmp_path)
+    forked("resume", "run", "collector.total_frames=1536", cwd=tmp_path)
     more = events(folder, "evaluated") + events(folder, "evaluation_skipped")
     assert {each["batches"] for each in more} == {4, 8, 12}
     # The newest weights give the same returns after the run as in it.
     last = next(each for each in events(folder, "evaluated") if each["batches"] == 12)
-    collectx("eval", "run", cwd=tmp_path)
+    forked("eval", "run", cwd=tmp_path)
     assert json.loads((folder / "eval.json").read_text())["mean_return"] == pytest.approx(last["mean_return"])
 
 
@@ -54,14 +60,15 @@ def test_an_evaluation_changes_no_batch_and_continues_with_the_run(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ["collector=single"],
         ["collector=multi_async", "trainer=impala"],
-        ["collector=distributed_sync"],
-        ["launcher=inline"],
+        *(
+            pytest.param(words, marks=pytest.mark.nightly)
+            for words in (["collector=single"], ["collector=distributed_sync"], ["launcher=inline"])
+        ),
     ],
 )
 def test_every_collector_evaluates(tmp_path, words):
-    collectx("run", *RUN, *EVAL, *words, cwd=tmp_path)
+    forked("run", *RUN, *EVAL, *words, cwd=tmp_path)
     assert result(tmp_path / "run")["status"] == "completed"
     assert events(tmp_path / "run", "evaluated")
     assert not events(tmp_path / "run", "evaluation_failed")
@@ -71,7 +78,7 @@ def test_every_collector_evaluates(tmp_path, words):
 def test_a_process_that_ends_is_an_event_of_a_completed_run(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     custom = ["policy=custom", "policy.target=own:policy", "trainer=meter"]
-    done = collectx("run", *RUN, *EVAL, *custom, cwd=tmp_path)
+    done = forked("run", *RUN, *EVAL, *custom, cwd=tmp_path)
     assert result(tmp_path / "run")["status"] == "completed"
     (failed,) = events(tmp_path / "run", "evaluation_failed")
     assert "its process has ended" in failed["message"]
@@ -82,6 +89,6 @@ def test_a_process_that_ends_is_an_event_of_a_completed_run(tmp_path):
 def test_an_evaluation_that_hangs_ends_with_the_run(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     custom = ["env.id=null", "env.entry_point=own:env", "eval.close_timeout_s=1"]
-    done = collectx("run", *RUN, *EVAL, *custom, cwd=tmp_path)
+    done = forked("run", *RUN, *EVAL, *custom, cwd=tmp_path)
     assert result(tmp_path / "run")["status"] == "completed"
     assert "has not ended within 1 s (eval.close_timeout_s)" in done.stdout + done.stderr

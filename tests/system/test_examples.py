@@ -46,7 +46,12 @@ def outcome(name, cwd, *flags, timeout_s=250):
     return int(last[1]), float(last[2])
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+IN_CI = ("ppo_from_scratch", "sac_replay_buffer", "her_post_traj")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in IN_CI)) for name in SCRIPTS]
+)
 def test_a_script_runs(name, tmp_path):
     frames, mean = outcome(name, tmp_path, "--frames", str(SCRIPTS[name][0]), "--workers", "2", "--seed", "1")
     assert frames == SCRIPTS[name][0]
@@ -72,7 +77,8 @@ def test_without_hindsight_bits_are_not_flipped_to_the_goal(tmp_path):
     assert outcome("her_post_traj", tmp_path, "--no-her")[1] < 10
 
 
-@pytest.mark.parametrize("name", ["quickstart", pytest.param("sweep_report", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["quickstart", "sweep_report"])
 def test_a_notebook_has_the_outputs_of_its_execution(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", environment()["PATH"])
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", 4)
@@ -88,6 +94,7 @@ def kinds(notebook):
     return [{kind for each in cell for kind in each.get("data", [each.get("name")])} for cell in outputs]
 
 
+@pytest.mark.nightly
 def test_the_trainer_of_the_impala_example_is_one_of_collectx_run(tmp_path):
     command = re.search(r"collectx run (?:.*\\\n)*.*", (EXAMPLES / "impala_cluster.py").read_text())[0]
     words = [word for word in shlex.split(command.replace("\\\n", "")) if not word.startswith("launcher")]
@@ -96,6 +103,7 @@ def test_the_trainer_of_the_impala_example_is_one_of_collectx_run(tmp_path):
     assert result(tmp_path)["frames"] == 2048
 
 
+@pytest.mark.nightly
 def test_the_project_of_the_custom_trainer_passes_its_own_tests(tmp_path):
     project = shutil.copytree(EXAMPLES / "custom_trainer_project", tmp_path / "project")
     run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], project)

@@ -33,7 +33,11 @@ def run(tmp_path, monkeypatch):
     return start
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+# All of them are run by the matrix.
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name != "cartpole_dqn")) for name in EXPERIMENTS],
+)
 def test_every_experiment_runs_two_batches(experiment, run, monkeypatch):
     # To the buffer of DQN workers write themselves. What was delivered would be written by the trainer.
     monkeypatch.setattr(ReplayBuffer, "extend", None)
@@ -42,6 +46,7 @@ def test_every_experiment_runs_two_batches(experiment, run, monkeypatch):
     assert not hasattr(learner, "shared_replay") or learner.shared_replay.buffer.write_count >= 100
 
 
+@pytest.mark.nightly
 def test_ppo_learns_from_whole_trajectories(run):
     shape = "collector.trajs_per_batch=20 collector.traj_format=cat launcher=inline"
     until = "collector.total_frames=81920 trainer.target_return=150"

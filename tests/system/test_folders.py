@@ -1,6 +1,6 @@
 """A run folder that other processes read, change or fill with what a user does not expect."""
 
-from commands import COUNTING, collectx, result, start
+from commands import COUNTING, forked, result, start
 
 COPYING = """
 import shutil
@@ -22,10 +22,10 @@ def test_a_trainer_that_copies_its_run_folder_stays_its_only_writer(tmp_path, wa
     command = start("run", *words, cwd=tmp_path)
     copied = tmp_path / "copied"
     wait_until(lambda: copied.exists() or command.poll() is not None, 200, "the copy")
-    second = collectx("run", *words, cwd=tmp_path, status=2)
+    second = forked("run", *words, cwd=tmp_path, status=2)
     assert f"a run is going on in this folder (process {command.pid} on " in second.stderr
-    assert " running " in collectx("status", "run", cwd=tmp_path).stdout
-    collectx("cancel", "run", cwd=tmp_path)
+    assert " running " in forked("status", "run", cwd=tmp_path).stdout
+    forked("cancel", "run", cwd=tmp_path)
     assert command.wait(200) == 130
     assert result(tmp_path / "run")["exit_reason"] == "interrupted by SIGTERM"
 
@@ -45,14 +45,14 @@ def test_what_is_refused_before_a_worker_starts_leaves_no_trace(tmp_path):
         [*HUGE, "collector=multi_sync"],
         [*HUGE, "collector=distributed"],
     ):
-        refused = collectx("run", *TINY, *words, cwd=tmp_path, status=2)
+        refused = forked("run", *TINY, *words, cwd=tmp_path, status=2)
         assert "nothing was started" in refused.stderr
         assert not [*tmp_path.iterdir()], words
-    collectx("run", *TINY, *RESETS, "hydra.run.dir=here", cwd=tmp_path)
+    forked("run", *TINY, *RESETS, "hydra.run.dir=here", cwd=tmp_path)
     before = contents(tmp_path / "here")
     stops = "collector.preemptive_threshold=1"
-    collectx("run", *TINY, *RESETS, stops, "hydra.run.dir=here", "run.overwrite=true", cwd=tmp_path, status=2)
-    collectx("resume", "here", stops, "collector.total_frames=1280", cwd=tmp_path, status=2)
+    forked("run", *TINY, *RESETS, stops, "hydra.run.dir=here", "run.overwrite=true", cwd=tmp_path, status=2)
+    forked("resume", "here", stops, "collector.total_frames=1280", cwd=tmp_path, status=2)
     assert contents(tmp_path / "here") == before
 
 

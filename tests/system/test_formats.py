@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
-from commands import collectx
+from commands import forked
 
 from collectx.run.folder import snapshot
 
@@ -25,19 +25,19 @@ def content(folder):
 
 def test_a_folder_of_an_earlier_format_is_shown_and_reproduced(folder):
     cwd = folder.parent
-    assert "completed" in collectx("status", ".", cwd=cwd).stdout
+    assert "completed" in forked("status", ".", cwd=cwd).stdout
     # On another processor floating-point results may differ, and with them the actions.
     numerics = json.loads((folder / "snapshot" / "meta.json").read_text())["numerics"]
     is_same = numerics["processor"] == snapshot.processor()
-    done = collectx("reproduce", "run", cwd=cwd, status=0 if is_same else ANY)
+    done = forked("reproduce", "run", cwd=cwd, status=0 if is_same else ANY)
     assert ("all 4 batches are identical" if done.returncode == 0 else "processor: ") in done.stdout + done.stderr
     # Equal configurations: nothing is left to run.
-    assert "completed" in collectx("resume", "run", cwd=cwd).stdout
+    assert "completed" in forked("resume", "run", cwd=cwd).stdout
 
 
 def test_a_checkpoint_of_an_earlier_format_is_refused_and_the_folder_stays_as_it_was(folder):
     before = content(folder)
-    said = collectx("resume", "run", "collector.total_frames=256", cwd=folder.parent, status=2).stderr
+    said = forked("resume", "run", "collector.total_frames=256", cwd=folder.parent, status=2).stderr
     assert "uses format 2, but this version of collectx reads format 3. Use the version that wrote it" in said
     assert {path: data for path, data in content(folder).items() if path.name != "lock"} == before
 
@@ -46,6 +46,6 @@ def test_a_folder_of_a_newer_format_is_refused(folder):
     meta = folder / "snapshot" / "meta.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format": 99, "packages": {"collectx": "9.8"}}))
     for command in ("reproduce", "resume"):
-        said = collectx(command, "run", cwd=folder.parent, status=2).stderr
+        said = forked(command, "run", cwd=folder.parent, status=2).stderr
         assert "is a run folder of format 99, and collectx 0.1.0 reads formats up to 2" in said
         assert "use the version that wrote it, 9.8" in said

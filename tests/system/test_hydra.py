@@ -12,7 +12,7 @@ import time
 
 import pytest
 import yaml
-from commands import collectx, environment, result
+from commands import collectx, environment, forked, result
 
 from collectx.run import RunFolder
 
@@ -31,10 +31,10 @@ def test_points_run_by_a_launcher_of_hydra(tmp_path, launcher):
         files = RunFolder(tmp_path / folder / name)
         assert (files.hydra / "overrides.yaml").exists()
         assert result(files.path)["status"] == "completed"
-    assert collectx("status", folder, cwd=tmp_path).stdout.count(" completed ") == 2
+    assert forked("status", folder, cwd=tmp_path).stdout.count(" completed ") == 2
 
 
-@pytest.mark.parametrize("collector", ["multi_sync", "distributed_sync"])
+@pytest.mark.parametrize("collector", [pytest.param("multi_sync", marks=pytest.mark.nightly), "distributed_sync"])
 def test_the_workers_of_each_point_have_its_environment_variables(tmp_path, collector):
     """Also those of workers that are collectors."""
     (tmp_path / "levels.py").write_text(
@@ -53,11 +53,11 @@ def test_the_workers_of_each_point_have_its_environment_variables(tmp_path, coll
     words += [f"collector={collector}", "seed=1,2", "+hydra.job.env_set.LEVEL='${hydra.job.num}'", "hydra.sweep.dir=s"]
     if collector == "distributed_sync":
         words += ["collector.num_workers=1", "collector.num_workers_per_collector=2"]
-    collectx("run", "-m", *words, cwd=tmp_path)
+    forked("run", "-m", *words, cwd=tmp_path)
     assert [result(tmp_path / "s" / f"seed={level}")["mean_return"] for level in (1, 2)] == [0, 1]
 
 
-@pytest.mark.parametrize("launcher", ["collectx", "basic"])
+@pytest.mark.parametrize("launcher", ["collectx", pytest.param("basic", marks=pytest.mark.nightly)])
 def test_the_folders_of_points_may_be_several_levels_below_that_of_the_sweep(tmp_path, launcher):
     words = [
         "-m",
@@ -66,30 +66,30 @@ def test_the_folders_of_points_may_be_several_levels_below_that_of_the_sweep(tmp
         "hydra.sweep.subdir=by/n/${collector.num_workers}",
     ]
     words += [*TINY, "launcher=inline", "collector.num_workers=1,2"]
-    done = collectx("run", *words, cwd=tmp_path)
+    done = forked("run", *words, cwd=tmp_path)
     assert sorted(line.split()[:2] for line in done.stdout.splitlines()[-3:-1]) == [
         ["collector.num_workers=1", "completed"],
         ["collector.num_workers=2", "completed"],
     ]
     if launcher == "collectx":
-        assert "2 already done" in collectx("run", *words, cwd=tmp_path).stdout
-        refused = collectx("run", *words, "run.resume=never", cwd=tmp_path, status=2).stderr
+        assert "2 already done" in forked("run", *words, cwd=tmp_path).stdout
+        refused = forked("run", *words, "run.resume=never", cwd=tmp_path, status=2).stderr
         assert refused.count("this folder has a run in it") == 2
 
 
 def test_a_point_that_fails_ends_a_sweep_as_its_launcher_wants_it(tmp_path):
     (tmp_path / "broken.py").write_text("def make(**keywords):\n    raise OSError('no such device')\n")
     words = ["env=gym", "env.entry_point=broken:make", "env.id=null", *TINY, "hydra.sweep.dir=s"]
-    done = collectx("run", "-m", "hydra/launcher=basic", "seed=0,1", *words, cwd=tmp_path, status=1)
+    done = forked("run", "-m", "hydra/launcher=basic", "seed=0,1", *words, cwd=tmp_path, status=1)
     assert "no such device" in done.stderr
     assert "failed" in done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["basic", "submitit_local"])
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("submitit_local", marks=pytest.mark.nightly)])
 def test_another_point_in_the_folder_of_a_run_is_refused_and_its_result_is_not_that_of_the_run(tmp_path, launcher):
     words = ["-m", f"hydra/launcher={launcher}", *TINY, "launcher=inline", "hydra.sweep.dir=s"]
-    collectx("run", *words, "seed=0,1", cwd=tmp_path)
-    done = collectx("run", *words, "seed=7,0", cwd=tmp_path, status=1)
+    forked("run", *words, "seed=0,1", cwd=tmp_path)
+    done = forked("run", *words, "seed=7,0", cwd=tmp_path, status=1)
     assert "seed=7: is 0 in " in done.stderr
     assert "seed=" not in done.stdout
     assert sorted(line.split()[:2] for line in done.stdout.splitlines()[-3:-1]) == [
@@ -98,7 +98,7 @@ def test_another_point_in_the_folder_of_a_run_is_refused_and_its_result_is_not_t
     ]
 
 
-@pytest.mark.parametrize("launcher", ["collectx", "basic"])
+@pytest.mark.parametrize("launcher", ["collectx", pytest.param("basic", marks=pytest.mark.nightly)])
 def test_optuna_maximises_the_objective(tmp_path, launcher):
     space = [
         "hydra/sweeper=optuna",
@@ -107,27 +107,28 @@ def test_optuna_maximises_the_objective(tmp_path, launcher):
         "hydra.sweeper.n_jobs=1",
     ]
     words = [*space, f"hydra/launcher={launcher}", "sweep.objective=frames", "collector.total_frames=choice(128,192)"]
-    collectx("run", "-m", *words, *TINY, "launcher=inline", "hydra.sweep.dir=s", cwd=tmp_path)
+    forked("run", "-m", *words, *TINY, "launcher=inline", "hydra.sweep.dir=s", cwd=tmp_path)
     best = (tmp_path / "s" / "optimization_results.yaml").read_text()
     frames = [result(path.parent)["frames"] for path in (tmp_path / "s").glob("*/result.json")]
     assert f"best_value: {float(max(frames))}" in best
 
 
+@pytest.mark.nightly
 def test_optuna_has_several_objectives(tmp_path):
     optuna = ["-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "collector.total_frames=choice(128,192)"]
     words = [*optuna, *TINY, "launcher=inline", "hydra.sweep.dir=s"]
     both = "hydra.sweeper.direction=[maximize,minimize]"
-    refused = collectx("run", *words, both, cwd=tmp_path, status=2)
+    refused = forked("run", *words, both, cwd=tmp_path, status=2)
     assert "sweep.objective names mean_return, but hydra.sweeper.direction has 2: name one objective" in refused.stderr
     assert not (tmp_path / "s").exists()
-    collectx("run", *words, both, "sweep.objective=[frames,wall_s]", cwd=tmp_path)
+    forked("run", *words, both, "sweep.objective=[frames,wall_s]", cwd=tmp_path)
     solutions = yaml.safe_load((tmp_path / "s" / "optimization_results.yaml").read_text())["solutions"]
     results = [result(path.parent) for path in (tmp_path / "s").glob("*/result.json")]
     assert solutions
     assert all(each["values"] in [[found["frames"], found["wall_s"]] for found in results] for each in solutions)
     # No episode ends within a batch of this size.
     endless = ["env=counting", "env.episode_length=100000", "policy=random", "hydra.sweep.dir=none"]
-    failed = collectx("run", *words[:-1], *endless, cwd=tmp_path, status=1)
+    failed = forked("run", *words[:-1], *endless, cwd=tmp_path, status=1)
     assert "its result contains no mean_return" in failed.stderr
     assert "To continue without it, set hydra.sweeper.max_failure_rate=1" in failed.stderr
 
@@ -187,14 +188,14 @@ def test_a_launcher_of_the_user_gets_the_points(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
     words = ["hydra/launcher=mine", "sweep.objective=frames", "seed=0,1", *TINY, "launcher=inline"]
-    done = collectx("run", "--config-dir", "my_conf", "-m", *words, cwd=tmp_path)
+    done = forked("run", "--config-dir", "my_conf", "-m", *words, cwd=tmp_path)
     assert re.findall(r"^point \d .*$", done.stdout, re.MULTILINE) == ["point 1 128.0", "point 0 128.0"]
 
 
 def test_a_module_of_python_is_the_command(tmp_path):
     words = [shutil.which("python", path=environment()["PATH"]), "-m", "collectx", "--version"]
     done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
-    assert done.stdout == collectx("--version", cwd=tmp_path).stdout
+    assert done.stdout == forked("--version", cwd=tmp_path).stdout
 
 
 # How a user of the shell turns completion on.

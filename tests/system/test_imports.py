@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.nightly
 PRODUCT = Path(__file__).parents[2] / "collectx"
 # Arguments: modules. Each is imported in a fork that has what they need.
 EACH_FIRST = """

@@ -20,13 +20,13 @@ from collectx.run.folder.layout import locked
     ("words", "number", "presses"),
     [
         pytest.param(["collector=multi_async"], signal.SIGINT, 1, id="local-ctrl_c"),
-        pytest.param(["collector=multi_async"], signal.SIGINT, 2, id="local-ctrl_c_twice"),
-        pytest.param(["collector=multi_sync"], signal.SIGTERM, 1, id="local-sigterm"),
+        pytest.param(["collector=multi_async"], signal.SIGINT, 2, id="local-ctrl_c_twice", marks=pytest.mark.nightly),
+        pytest.param(["collector=multi_sync"], signal.SIGTERM, 1, id="local-sigterm", marks=pytest.mark.nightly),
         pytest.param(["collector=multi_sync"], signal.SIGHUP, 1, id="local-hangup"),
         pytest.param(["collector=rpc"], signal.SIGINT, 1, id="rpc-ctrl_c", marks=pytest.mark.nightly),
-        pytest.param(["collector=rpc"], signal.SIGTERM, 1, id="rpc-sigterm"),
+        pytest.param(["collector=rpc"], signal.SIGTERM, 1, id="rpc-sigterm", marks=pytest.mark.nightly),
         pytest.param(RAY, signal.SIGINT, 1, id="ray-ctrl_c", marks=[needs_ray, pytest.mark.nightly]),
-        pytest.param(RAY, signal.SIGTERM, 1, id="ray-sigterm", marks=needs_ray),
+        pytest.param(RAY, signal.SIGTERM, 1, id="ray-sigterm", marks=[needs_ray, pytest.mark.nightly]),
     ],
 )
 def test_a_signal_ends_a_run_in_order_and_leaves_nothing(tmp_path, wait_until, words, number, presses):
@@ -54,7 +54,7 @@ def test_a_signal_ends_a_run_in_order_and_leaves_nothing(tmp_path, wait_until, w
     wait_until(lambda: not psutil.wait_procs(there, 0)[1], what=f"the end of {there}")
 
 
-@pytest.mark.parametrize("collector", ["multi_sync", "distributed"])
+@pytest.mark.parametrize("collector", ["multi_sync", pytest.param("distributed", marks=pytest.mark.nightly)])
 def test_a_run_that_was_stopped_for_longer_than_its_timeouts_goes_on_with_its_workers(tmp_path, wait_until, collector):
     lines, shape = tmp_path / "run" / "metrics.jsonl", ["collector.worker_timeout_s=2", "collector.total_frames=-1"]
     command = start("run", *COUNTING, f"collector={collector}", *shape, "hydra.run.dir=run", cwd=tmp_path)
@@ -95,7 +95,13 @@ def test_the_fork_server_of_a_run_that_is_interrupted_during_its_start_ends_with
     assert result(tmp_path / "run")["exit_reason"] == "interrupted by SIGINT"
 
 
-@pytest.mark.parametrize("place", [["collector=single"], ["collector=multi_async"]], ids=["inline", "local"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(["collector=single"], id="inline", marks=pytest.mark.nightly),
+        pytest.param(["collector=multi_async"], id="local"),
+    ],
+)
 def test_the_signals_of_a_run_are_its_own_whatever_handlers_its_env_installs(tmp_path, wait_until, place):
     env = ["env=gym", "env.num_envs=1", "env.entry_point=user_code.signalling:make"]
     words = [*env, "policy=random", "trainer=meter", *place, "collector.total_frames=-1", "hydra.run.dir=run"]

@@ -66,17 +66,38 @@ PROCESSES = {
 }
 
 
+NIGHTLY = pytest.mark.nightly
+
+
 @pytest.mark.parametrize(
     ("body", "parts", "number", "status", "last_line"),
     [
         pytest.param(ENDLESS, HUNG, signal.SIGKILL, -signal.SIGKILL, None, id="killed-hung_env"),
-        pytest.param(ENDLESS, PROCESSES, signal.SIGKILL, -signal.SIGKILL, None, id="killed-env_with_processes"),
+        pytest.param(
+            ENDLESS,
+            PROCESSES,
+            signal.SIGKILL,
+            -signal.SIGKILL,
+            None,
+            id="killed-env_with_processes",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(ENDLESS, {}, signal.SIGINT, -signal.SIGINT, "KeyboardInterrupt", id="ctrl_c"),
-        pytest.param(IMPATIENT, HUNG, None, 6, "", id="ctrl_c_while_a_hung_worker_is_waited_for"),
+        pytest.param(
+            IMPATIENT, HUNG, None, 6, "", id="ctrl_c_while_a_hung_worker_is_waited_for", marks=pytest.mark.nightly
+        ),
         pytest.param("    sys.exit(5)", {}, None, 5, "", id="program_ends"),
-        pytest.param("    raise ValueError('a bug')", {}, None, 1, "ValueError: a bug", id="program_fails"),
-        pytest.param("    sys.exit(5)", FINALIZER, None, 5, "", id="other_finalizers"),
-        pytest.param(NO_REFERENCES, {}, None, 0, "", id="no_references"),
+        pytest.param(
+            "    raise ValueError('a bug')",
+            {},
+            None,
+            1,
+            "ValueError: a bug",
+            id="program_fails",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param("    sys.exit(5)", FINALIZER, None, 5, "", id="other_finalizers", marks=NIGHTLY),
+        pytest.param(NO_REFERENCES, {}, None, 0, "", id="no_references", marks=NIGHTLY),
         # The fork ends no workers.
         pytest.param(FORKS, {}, None, 0, "", id="forks"),
     ],

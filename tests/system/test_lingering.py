@@ -25,6 +25,7 @@ MADE = "making the trainer's own env (env.entry_point=user_code.lingering:never_
                 "lingering.py",
             ],
             id="constructor",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             "never_closed",

@@ -4,7 +4,7 @@ import csv
 import json
 
 import pytest
-from commands import collectx, environment, result
+from commands import environment, forked, result
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 RUN = ["collector.total_frames=4096", "hydra.run.dir=run"]
@@ -21,11 +21,12 @@ def steps(folder):
 
 @pytest.mark.ci
 def test_loggers_have_every_batch_once_also_after_a_resume(tmp_path):
-    collectx("run", *RUN, "logger=[tensorboard,csv,wandb,mlflow]", "logger.wandb.mode=offline", cwd=tmp_path)
+    loggers = ["logger=[tensorboard,csv,wandb,mlflow]", "logger.wandb.mode=offline"]
+    forked("run", *RUN, "launcher=inline", *loggers, cwd=tmp_path)
     folder = tmp_path / "run"
     expected = [*range(512, 4097, 512)]
     assert steps(folder) == expected
-    collectx("resume", "run", "collector.total_frames=5120", cwd=tmp_path)
+    forked("resume", "run", "collector.total_frames=5120", cwd=tmp_path)
     expected = [*range(512, 5121, 512)]
     assert steps(folder) == expected
     with open(folder / "progress.csv") as file:
@@ -48,14 +49,14 @@ def test_a_logger_that_hangs_is_an_event_of_a_completed_run(tmp_path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert environment()["PYTHONPATH"] == str(tmp_path)
     options = ["logger=custom", "logger.custom.target=own:Hangs", "logger.close_timeout_s=1"]
-    done = collectx("run", *RUN, *options, cwd=tmp_path)
+    done = forked("run", *RUN, *options, cwd=tmp_path)
     assert result(tmp_path / "run")["status"] == "completed"
     assert "logger custom gets no more lines: has not ended within 1 s (logger.close_timeout_s)" in done.stdout
 
 
 def test_a_wrong_logger_is_a_problem_of_the_configuration(tmp_path):
     words = ["logger=[csv,tensorbord]", "logger.wandb.mod=online", "logger.custom.target=nothing.there:Here"]
-    done = collectx("run", *RUN, *words, cwd=tmp_path, status=2)
+    done = forked("run", *RUN, *words, cwd=tmp_path, status=2)
     assert "logger=tensorbord: no such choice; did you mean tensorboard?" in done.stderr
     assert "logger.wandb.mod: no such key; did you mean logger.wandb.mode?" in done.stderr
     assert not (tmp_path / "run").exists()

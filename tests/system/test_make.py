@@ -49,7 +49,7 @@ def test_a_test_process_that_is_killed_fails_the_run(tmp_path):
     assert "test_scratch[7]" in output
 
 
-@pytest.mark.parametrize("ci", ["", "true"])
+@pytest.mark.parametrize("ci", [pytest.param("", marks=pytest.mark.nightly), "true"])
 def test_a_run_that_hangs_ends_with_the_stacks_of_its_processes(tmp_path, wait_until, ci):
     run = make_test(tmp_path, "open('began', 'w').close(); time.sleep(1000)", LIMIT="1h", CI=ci)
     wait_until((tmp_path / "began").exists, 90, "a test began")

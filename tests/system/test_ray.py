@@ -22,6 +22,7 @@ pytestmark = pytest.mark.xdist_group("ray")
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_added_is_as_the_others_are():
     """Of the user's own class, and with the hooks of all."""
 
@@ -132,6 +133,7 @@ os.waitpid(child, 0)
 """
 
 
+@pytest.mark.nightly
 def test_a_client_of_ray_that_a_fork_has_spoiled_is_not_waited_for_without_end(tmp_path):
     (tmp_path / "forked.py").write_text(FORKED)
     run = subprocess.run([sys.executable, "forked.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)

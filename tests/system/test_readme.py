@@ -16,13 +16,14 @@ ROOT = Path(__file__).parents[2]
 PAGES = pages.PAGES
 TEXT = "\n".join(page.read_text() for page in PAGES)
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-# Commands of blocks that the pages' own test does not run (`pages.Block.skipped`).
+# Commands of blocks that the pages' own test does not run (`pages.Block.skipped`), or only at night.
 NOT_RUN = [
-    command.replace("\\\n", " ")
+    re.sub(r"\s+(\d?>|&|\|).*", "", command.replace("\\\n", " ").replace(" resume=auto", " run.resume=auto"))
     for page in PAGES
     for block in pages.blocks(page)
-    if block.language == "console" and block.skipped
+    if block.language == "console" and (block.skipped or pages.tier(page) == "nightly")
     for command, _ in block.commands()
+    if "# exit status" not in command
 ]
 COMMANDS = [
     line.partition("collectx run")[2]

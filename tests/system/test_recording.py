@@ -4,7 +4,7 @@ import signal
 from collections import Counter
 
 import pytest
-from commands import collectx, result, start
+from commands import collectx, forked, result, start
 from dataset_readers import episodes
 
 from collectx import data
@@ -48,65 +48,65 @@ def is_without_gaps(found):
 )
 def test_a_run_that_is_killed_reads_back_and_is_resumed_without_gaps_or_doubles(tmp_path, wait_until, kind, format):
     # Slow enough to be killed within.
-    words = [*RUN, f"trainer.format={format}", f"collector={kind}", "collector.total_frames=16384", "env.step_s=0.01"]
+    words = [*RUN, f"trainer.format={format}", f"collector={kind}", "collector.total_frames=8192", "env.step_s=0.01"]
     files = RunFolder(tmp_path / "run")
     command = start("run", *words, cwd=tmp_path)
     batches = lambda: len(list(files.read_metrics()))  # noqa: E731
-    wait_until(lambda: command.poll() is not None or batches() >= 24, 200, "batches")
+    wait_until(lambda: command.poll() is not None or batches() >= 14, 200, "batches")
     command.send_signal(signal.SIGKILL)
     assert command.wait(200) == -signal.SIGKILL, (tmp_path / "said.txt").read_text()
     killed = counts(tmp_path / "set", format)
     frames = sum(LENGTH + env % 3 for env, _ in killed)
     # All but what is not flushed yet, and the unfinished episodes.
-    assert frames >= 24 * 256 - 500 - 2 * 256 - 16 * (LENGTH + 2)
+    assert frames >= 14 * 256 - 500 - 2 * 256 - 16 * (LENGTH + 2)
     assert set(killed.values()) == {1}
     collectx("resume", "run", "env.step_s=0.01", cwd=tmp_path)
     assert result(tmp_path / "run")["status"] == "completed"
     found = counts(tmp_path / "set", format)
     assert is_without_gaps(found)
-    assert sum(LENGTH + env % 3 for env, _ in found) > 16384 - 16 * (LENGTH + 2)
+    assert sum(LENGTH + env % 3 for env, _ in found) > 8192 - 16 * (LENGTH + 2)
     if kind == "multi_sync":
-        collectx("run", *words, "hydra.run.dir=uncut", "trainer.dir=other", cwd=tmp_path)
+        forked("run", *words, "env.step_s=0", "hydra.run.dir=uncut", "trainer.dir=other", cwd=tmp_path)
         assert counts(tmp_path / "other", format) == found
 
 
 @pytest.mark.nightly
 def test_a_sweep_records_to_one_data_set_which_is_exported_and_replayed(tmp_path):
     words = ["trainer=record", "trainer.dir=set", "collector.total_frames=2048", "hydra.sweep.dir=sweep"]
-    collectx("run", *words, "-m", "seed=0,1", cwd=tmp_path)
+    forked("run", *words, "-m", "seed=0,1", cwd=tmp_path)
     recorded = episodes(tmp_path / "set", "memmap")
     assert len({each.facts() for each in recorded}) == len(recorded) > 20
     for format in FORMATS:
-        done = collectx("export", "set", f"format={format}", f"output={format}", cwd=tmp_path)
+        done = forked("export", "set", f"format={format}", f"output={format}", cwd=tmp_path)
         assert done.stdout == f"{format} now contains {len(recorded)} episodes\n"
         assert len(episodes(tmp_path / format, format)) == len(recorded)
-    done = collectx("export", "sweep/seed=0", "sweep/seed=1", "format=memmap", "output=again", cwd=tmp_path)
+    done = forked("export", "sweep/seed=0", "sweep/seed=1", "format=memmap", "output=again", cwd=tmp_path)
     assert len(episodes(tmp_path / "again", "memmap")) == len(recorded)  # both runs have recorded to it
     frames = sum(len(each.reward) for each in recorded)
     size = ["collector=single", "collector.frames_per_batch=1", f"collector.total_frames={frames}", "env.num_envs=1"]
     words = ["env=dataset", "env.dir=set", "policy=mlp", "trainer=record", *size, "hydra.run.dir=replay"]
-    collectx("run", *words, cwd=tmp_path)
+    forked("run", *words, cwd=tmp_path)
     replayed = episodes(tmp_path / "replay" / "data", "memmap")
     for one, other in zip(recorded, replayed, strict=True):
         for name in ("observation", "reward", "terminated", "truncated", "last"):
             assert (getattr(one, name) == getattr(other, name)).all()
-    done = collectx("reproduce", "replay", cwd=tmp_path)
+    done = forked("reproduce", "replay", cwd=tmp_path)
     assert "completed" in done.stdout
     assert len(episodes(tmp_path / "replay" / "data", "memmap")) == len(recorded)
 
 
 def test_ppo_trains_on_a_replayed_data_set_and_is_resumed(tmp_path):
-    collectx("run", "trainer=record", "collector.total_frames=2048", "hydra.run.dir=run", cwd=tmp_path)
-    words = ["env=dataset", "env.dir=run", "env.num_envs=4", "collector.total_frames=4096", "hydra.run.dir=ppo"]
-    collectx("run", *words, cwd=tmp_path)
-    collectx("resume", "ppo", "collector.total_frames=6144", cwd=tmp_path)
+    forked("run", "trainer=record", "launcher=inline", "collector.total_frames=1024", "hydra.run.dir=run", cwd=tmp_path)
+    words = ["env=dataset", "env.dir=run", "env.num_envs=4", "collector.total_frames=1024", "hydra.run.dir=ppo"]
+    forked("run", *words, cwd=tmp_path)
+    forked("resume", "ppo", "collector.total_frames=2048", cwd=tmp_path)
     ended = result(tmp_path / "ppo")
-    assert (ended["status"], ended["frames"]) == ("completed", 6144)
+    assert (ended["status"], ended["frames"]) == ("completed", 2048)
     assert "envs_not_saved" not in (tmp_path / "ppo" / "events.jsonl").read_text()
 
 
 def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
-    collectx("run", "trainer=meter", "collector.total_frames=512", "hydra.run.dir=run", cwd=tmp_path)
+    forked("run", "trainer=meter", "collector.total_frames=512", "hydra.run.dir=run", cwd=tmp_path)
     monkeypatch.chdir(tmp_path)
     for words, message in (
         (["run", "format=memmap"], "run ran with trainer=meter. Only trainer=record records episodes"),

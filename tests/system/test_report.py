@@ -6,7 +6,7 @@ import subprocess
 
 import matplotlib.image
 import pytest
-from commands import collectx, debian, environment, start
+from commands import collectx, debian, environment, forked, start
 
 # Chromium itself would ask its maker's servers.
 _HEADLESS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND")
@@ -17,8 +17,8 @@ _BAD = '<img src="http://127.0.0.1:9/logo.png"><script>console.error("broken")</
 def page(tmp_path_factory):
     """The report of a sweep."""
     folder = tmp_path_factory.mktemp("report")
-    words = ["collector.num_workers=1,2", "seed=0,1", "collector.total_frames=8192", "hydra.sweep.dir=sweep"]
-    collectx("run", "-m", *words, cwd=folder)
+    words = ["collector.num_workers=1,2", "seed=0,1", "collector.total_frames=4096", "hydra.sweep.dir=sweep"]
+    forked("run", "-m", *words, cwd=folder)
     done = collectx("report", "sweep", cwd=folder)
     assert done.stdout == "sweep/report/index.html\n"
     return folder / "sweep" / "report" / "index.html"
@@ -38,6 +38,7 @@ def browse(tmp_path):
     return run
 
 
+@pytest.mark.xdist_group("page")
 def test_the_page_opens_without_errors_and_without_network(page, browse, tmp_path):
     (tmp_path / "bad.html").write_text(_BAD)
     outcomes = {}
@@ -53,8 +54,8 @@ def test_the_page_opens_without_errors_and_without_network(page, browse, tmp_pat
 @pytest.mark.ci
 def test_the_page_and_the_terminal_name_the_same_numbers(tmp_path):
     words = ["policy=random", "trainer=meter", "launcher=inline", "run.max_batches=3", "hydra.sweep.dir=sweep"]
-    said = collectx("run", "-m", *words, "seed=range(0,8)", cwd=tmp_path).stdout.splitlines()
-    collectx("report", "sweep", cwd=tmp_path)
+    said = forked("run", "-m", *words, "seed=range(0,8)", cwd=tmp_path).stdout.splitlines()
+    forked("report", "sweep", cwd=tmp_path)
     text = " ".join(re.sub("<[^>]*>", " ", (tmp_path / "sweep" / "report" / "index.html").read_text()).split())
     head = next(index for index, line in enumerate(said) if "least" in line)
     names, numbers = said[head].split(), said[head + 1].split()
@@ -65,7 +66,8 @@ def test_the_page_and_the_terminal_name_the_same_numbers(tmp_path):
     assert f"{sum(sorted(results)[2:6]) / 4:#.4g}" in text
 
 
-@pytest.mark.parametrize(("scheme", "is_dark"), [(0, True), (1, False)])
+@pytest.mark.xdist_group("page")
+@pytest.mark.parametrize(("scheme", "is_dark"), [(0, True), pytest.param(1, False, marks=pytest.mark.nightly)])
 def test_the_page_is_light_or_dark_as_the_user_prefers(page, browse, tmp_path, scheme, is_dark):
     browse(page, f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1300,1500", "--screenshot=shot.png")
     shot = matplotlib.image.imread(tmp_path / "shot.png")[:, :, :3]

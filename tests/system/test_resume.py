@@ -6,13 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import COUNTING, collectx, result, start
+from commands import COUNTING, collectx, forked, result, start
 
 from collectx.checkpoints import Checkpoints
 from collectx.run import RunFolder
 
 OPTIONS = ["trainer.digest=true", "checkpoint.every_batches=7", "hydra.run.dir=run"]
-PPO = ["collector.total_frames=20480", *OPTIONS]
+PPO = ["collector.frames_per_batch=256", "collector.total_frames=10240", *OPTIONS]
 ASYNC = [*COUNTING, "collector=multi_async", "collector.total_frames=200000", *OPTIONS]
 
 
@@ -33,17 +33,23 @@ def cut(words, num_batches, number, tmp_path, wait_until):
     return digests(files.path)
 
 
-@pytest.mark.parametrize(("words", "is_sync"), [(PPO, True), (ASYNC, False)], ids=["sync_ppo", "async"])
+@pytest.mark.parametrize(
+    ("words", "is_sync"),
+    [
+        pytest.param(PPO, True, id="sync_ppo"),
+        pytest.param(ASYNC, False, id="async", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_run_that_was_killed_is_resumed_as_if_it_had_not_been(tmp_path, wait_until, words, is_sync):
     before = cut(words, 12, signal.SIGKILL, tmp_path, wait_until)
-    assert "its process has ended without" in collectx("status", "run", cwd=tmp_path).stdout
+    assert "its process has ended without" in forked("status", "run", cwd=tmp_path).stdout
     assert "continues after " in collectx("resume", "run", cwd=tmp_path).stdout
     after = digests(tmp_path / "run")
     assert after[: len(before)] == before
     assert len(after) > len(before)
     assert result(tmp_path / "run")["status"] == "completed"
     if is_sync:
-        collectx("run", *words[:-1], "hydra.run.dir=uncut", cwd=tmp_path)
+        forked("run", *words[:-1], "launcher=inline", "hydra.run.dir=uncut", cwd=tmp_path)
         assert digests(tmp_path / "uncut") == after
         assert result(tmp_path / "uncut")["digest"] == result(tmp_path / "run")["digest"]
 
@@ -98,16 +104,16 @@ def test_a_run_that_was_told_to_stop_writes_a_checkpoint_and_resume_auto_complet
     ended = result(tmp_path / "run")
     assert (ended["status"], ended["batches"]) == ("interrupted", len(before))
     assert [path.name for path in Checkpoints(tmp_path / "run" / "checkpoints").all()] == [f"{len(before):09d}"]
-    collectx("run", *words, cwd=tmp_path)
+    forked("run", *words, cwd=tmp_path)
     completed = result(tmp_path / "run")
     assert (completed["status"], completed["frames"]) == ("completed", 200192)
     assert digests(tmp_path / "run")[: len(before)] == before
-    again = collectx("run", *words, cwd=tmp_path)
+    again = forked("run", *words, cwd=tmp_path)
     assert "the run is completed" in again.stderr
     assert result(tmp_path / "run") == completed
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_repeated_sweep_continues_the_point_that_was_interrupted(tmp_path, wait_until):
     size = ["env.step_s=0.002", "collector.frames_per_batch=256", "collector.total_frames=5120"]
     words = [*COUNTING, "launcher=inline", "trainer.digest=true", *size, "hydra.sweep.dir=sweep", "-m", "seed=0,1"]
@@ -131,6 +137,7 @@ def test_a_repeated_sweep_continues_the_point_that_was_interrupted(tmp_path, wai
     assert [result(files.path)["frames"] for files in (first, second)] == [5120, 5120]
 
 
+@pytest.mark.nightly
 def test_a_run_is_watched_and_cancelled_by_other_commands(tmp_path, wait_until):
     words = [*COUNTING, "collector=multi_async", "collector.total_frames=-1", "hydra.run.dir=run"]
     files = RunFolder(tmp_path / "run")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import COUNTING, collectx, environment
+from commands import COUNTING, collectx, environment, forked
 
 from collectx.config.registry import schemas
 from collectx.config.schema.fields import section_of
@@ -54,10 +54,14 @@ SILENT = {
     "collector.zero_copy": "copies the same batch, or does not",
     "collector.refresh": "an inline worker does not act while the trainer publishes",
 }
-# Runs the command for one case after another, as a new process for each would spend most of its time on imports.
+# Runs the command for one case after another, as a new process for each would spend most of its time on imports, and a
+# new composition for each most of the rest.
 COMMANDS = """
 import json, os, shutil, sys
+import pytest
+from composed_overrides import remember_compositions
 from collectx.cli.main import main
+remember_compositions(pytest.MonkeyPatch())
 statuses = {}
 for name, words in json.load(open("cases.json")).items():
     shutil.copytree("base", name)
@@ -105,7 +109,11 @@ def resume(folder, lines):
     """Resumes copies of the run in `folder / "base"`, with the words of each line."""
     (folder / "cases.json").write_text(json.dumps(lines))
     said = subprocess.run(
-        [sys.executable, "-c", COMMANDS], cwd=folder, env=environment(), capture_output=True, text=True
+        [sys.executable, "-c", COMMANDS],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(Path(__file__).parents[1])),
+        capture_output=True,
+        text=True,
     )
     assert said.returncode == 0, said.stderr
     assert set(json.loads((folder / "statuses.json").read_text()).values()) == {0}, said.stderr
@@ -120,10 +128,10 @@ def outcome(folder):
     return lines, [hash(path.read_bytes().replace(str(folder).encode(), b"")) for path in written]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name == "dqn")) for name in RUNS])
 def test_every_option_that_a_resume_accepts_acts(tmp_path, name):
     words, groups = RUNS[name]
-    collectx("run", *words, f"run.max_batches={BATCHES}", "hydra.run.dir=base", cwd=tmp_path)
+    forked("run", *words, f"run.max_batches={BATCHES}", "hydra.run.dir=base", cwd=tmp_path)
     changes, silent = cases(groups, yaml.safe_load((tmp_path / "base" / "snapshot" / "config.yaml").read_text()))
     lines = {"same": "seed=0", "again": "seed=0", **changes}
     resume(tmp_path, {key: [line, f"run.max_batches={MORE}"] for key, line in lines.items()})
@@ -137,8 +145,8 @@ def test_a_run_that_repeats_the_order_of_another_one_is_resumed_in_this_order(tm
     words = [*COUNTING, "env.step_s=0.0005", "collector=multi_async", "collector.num_workers=3", "trainer.digest=true"]
     collectx("run", *words, "run.max_batches=40", "hydra.run.dir=first", cwd=tmp_path)
     order = ["collector.order_of=first", "run.max_batches=16", "hydra.run.dir=second"]
-    collectx("run", *words, *order, cwd=tmp_path)
-    collectx("resume", "second", "run.max_batches=40", cwd=tmp_path)
+    forked("run", *words, *order, cwd=tmp_path)
+    forked("resume", "second", "run.max_batches=40", cwd=tmp_path)
     first, second = (
         [line["digest"] for line in RunFolder(tmp_path / name).read_metrics()] for name in ("first", "second")
     )
@@ -374,11 +382,15 @@ def test_every_option_of_the_other_groups_has_an_effect_or_a_reason():
     assert {*options} - kept - {"devices.kind"} == {*EFFECTS}
 
 
-# What the inference server does is seen in how many calls of the policy it combines, which depends on time.
-@pytest.mark.parametrize("of", [pytest.param(of, marks=[pytest.mark.nightly] * (of == "served")) for of in STARTS])
+# What the inference server does is seen in how many calls of the policy it combines, which depends on time. In ci,
+# `test_loggers.py` resumes a run with loggers.
+LATE = ("served", "logged")
+
+
+@pytest.mark.parametrize("of", [pytest.param(of, marks=[pytest.mark.nightly] * (of in LATE)) for of in STARTS])
 def test_every_option_of_the_other_groups_acts_in_a_resumed_run(tmp_path, of):
     (tmp_path / "probe.py").write_text(PROBE)
-    collectx("run", *STARTS[of], f"run.max_batches={BATCHES}", "hydra.run.dir=base", cwd=tmp_path)
+    forked("run", *STARTS[of], f"run.max_batches={BATCHES}", "hydra.run.dir=base", cwd=tmp_path)
     mine = {option: each for option, each in EFFECTS.items() if isinstance(each, Effect) and each.of == of}
     cases = {"same": [f"run.max_batches={MORE}"]}
     for each in mine.values():

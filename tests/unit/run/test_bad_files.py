@@ -47,7 +47,13 @@ _DAMAGES = {
 @pytest.mark.parametrize("command", _COMMANDS)
 @pytest.mark.parametrize(
     "damage",
-    [pytest.param(name, marks=[] if name in ("missing", "truncated") else pytest.mark.ci) for name in _DAMAGES],
+    [
+        "missing",
+        "truncated",
+        pytest.param("empty", marks=pytest.mark.nightly),
+        pytest.param("altered-0", marks=pytest.mark.ci),
+        pytest.param("altered-1", marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize("name", _FILES)
 def test_a_damaged_file_is_named(whole, tmp_path, monkeypatch, capsys, name, damage, command):

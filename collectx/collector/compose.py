@@ -38,7 +38,6 @@ from collectx.place.workers import open_workers
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
 from collectx.policy.recurrent import spec_with_states
-from collectx.policy.served import ServedActor
 from collectx.policy.weights import FlatWeights, device_of
 from collectx.rollout.options import RolloutOptions
 from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
@@ -47,6 +46,7 @@ from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
+from collectx.worker.inference.actor import ServedActor
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessSpec
 
 

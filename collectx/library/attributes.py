@@ -14,6 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import CollectorCore
+from collectx.collector.stream import Stream
 from collectx.config.derived import frames_per_part, resolve_devices
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
@@ -53,7 +54,7 @@ class ReadableCollector:
     on other hosts (over torch.distributed) cannot be queried: `NotImplementedError`.
     """
 
-    _core: CollectorCore
+    _stream: Stream
     _background: Background
     _keywords: Keywords
     _cfg: RunConfig
@@ -89,14 +90,18 @@ class ReadableCollector:
         return sorted({*super().__dir__(), *_keywords(self)})
 
     @property
-    def _collector(self) -> CollectorCore:
-        """`_core`, after checking that this process has made it; raises `RuntimeError` in a forked process."""
-        self._core.owner.check_process()
-        return self._core
+    def _core(self) -> CollectorCore:
+        """The collector; raises `RuntimeError` in a forked process."""
+        self._check_process()
+        return self._stream.core
+
+    def _check_process(self) -> None:
+        """Raises `RuntimeError` unless this process has made the collector."""
+        self._stream.core.owner.check_process()
 
     def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Waits for the current batch of the background thread, and keeps the thread idle inside the block."""
-        self._core.owner.check_process()
+        self._check_process()
         return self._background.hold(timeout_s)
 
     def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
@@ -106,7 +111,7 @@ class ReadableCollector:
             per_worker: arguments by worker index; None: `arguments` for all workers.
         """
         with self._exclusive():
-            return self._collector.ask(name, *arguments, per_worker=per_worker)
+            return self._core.ask(name, *arguments, per_worker=per_worker)
 
     @property
     def device(self) -> Any:
@@ -264,7 +269,7 @@ class ReadableCollector:
     @property
     def policy_version(self) -> int:
         """The version of the newest published weights; 0 at first. `load_state_dict` restores it."""
-        return self._collector.policy_version + self._delivery.version_offset
+        return self._core.policy_version + self._stream.version_offset
 
     def get_policy_version(self) -> int:
         """Returns `policy_version`."""
@@ -292,7 +297,7 @@ class ReadableCollector:
             AttributeError: the env has no such attribute.
             TypeError: it is a method or another object that is no data, in a worker process.
         """
-        return self._ask("getattr_env", per_worker={min(self._collector.workers): (attr,)}).popitem()[1]
+        return self._ask("getattr_env", per_worker={min(self._core.workers): (attr,)}).popitem()[1]
 
     def get_distant_attr(self, attr: str) -> Any:
         """Returns, for each worker, a copy of what a path that begins with `env.` names in its env (data, as for
@@ -306,10 +311,10 @@ class ReadableCollector:
         if self._keywords.kind == "single":
             return resolve(self, attr)
         if attr == "worker_idx":
-            return self._collector.workers
+            return self._core.workers
         place, _, path = attr.partition(".")
         if place == "replay_buffer":
-            return [resolve(self, attr)] * len(self._collector.workers)
+            return [resolve(self, attr)] * len(self._core.workers)
         if place != "env":
             raise AttributeError(
                 f"{attr!r}: workers are no collectors: use worker_idx, or a path within env or replay_buffer, as env.x"
@@ -352,7 +357,7 @@ class ReadableCollector:
         """
         if workers not in ("aggregate", "per_worker", "both"):
             raise ValueError(f"workers={workers!r}: must be 'aggregate', 'per_worker' or 'both'")
-        collector = self._collector
+        collector = self._core
         counters: dict[str, int | float | bool] = {
             "workers": self._cfg.collector.num_workers,
             "workers_alive": len(collector.workers),

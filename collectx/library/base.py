@@ -25,9 +25,9 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
-from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import build
 from collectx.collector.saved_state import CollectorState
+from collectx.collector.stream import Stream
 from collectx.config.derived import surplus_note
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
@@ -106,21 +106,23 @@ class BaseCollector(ReadableCollector):
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
             launcher, events = open_launcher(stack, cfg, overrides, keywords)
-            self._core: CollectorCore = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
-            stack.callback(self._core.close)
-            check_keys(keywords, self._core.leaves)
+            core = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
+            stack.callback(core.close)
+            check_keys(keywords, core.leaves)
             place = place_of(cfg)
             if place.is_local and not place.is_inline:
-                self._core.wait_until_ready()
+                core.wait_until_ready()
             self._exit_stack = stack.pop_all()
         if isinstance(keywords, WorkerKeywords) and keywords.num_threads is not None:
             torch.set_num_threads(keywords.num_threads)
         self._hooks, self._thread = keywords.hooks, StepThread()
-        self._core.close_by(partial(self._thread.call_last, timeout_s=cfg.collector.close_timeout_s))
+        core.close_by(partial(self._thread.call_last, timeout_s=cfg.collector.close_timeout_s))
         self._background = Background(self._thread)
-        self._delivery = Delivery(keywords, cfg.collector, self._collector, spec)
+        post_traj, is_concatenated = keywords.post_traj, keywords.is_concatenated
+        self._stream = Stream(core, cfg.collector, warnings.warn, "", post_traj, is_concatenated)
+        self._delivery = Delivery(keywords, cfg.collector, self._stream, spec)
         individual = range(self.num_workers) if keywords.has_individual_policies else ()
-        self._weights = WeightPublisher(self._collector, keywords, individual)
+        self._weights = WeightPublisher(core, keywords, individual)
         if isinstance(self._weights.updater, WeightUpdaterBase):
             self._weights.updater.register_collector(self)
 
@@ -137,7 +139,7 @@ class BaseCollector(ReadableCollector):
         """Returns the next batch; blocks until it is complete. Returns None if batches go to `replay_buffer`; the
         annotation omits that, so that other loops need no check for None. After Ctrl-C, call it again: it returns the
         batch that it was waiting for; without workers, it collects that batch anew, with new episodes."""
-        self._core.owner.check_process()
+        self._check_process()
         if self.is_running():
             raise RuntimeError("this collector collects in the background since start(): sample from its replay buffer")
         return cast(TensorDictBase, self._collect())
@@ -177,8 +179,8 @@ class BaseCollector(ReadableCollector):
         """
         if self.replay_buffer is None:
             raise RuntimeError("fill() collects into a replay buffer: pass replay_buffer=... to the constructor")
-        before = self._collector.num_frames
-        while (collected := self._collector.num_frames - before) < frames and next(self, _END) is not _END:
+        before = self._core.num_frames
+        while (collected := self._core.num_frames - before) < frames and next(self, _END) is not _END:
             pass
         return collected
 
@@ -204,7 +206,7 @@ class BaseCollector(ReadableCollector):
         Raises:
             RuntimeError: the collector has no replay buffer, or was started before.
         """
-        self._core.owner.check_process()
+        self._check_process()
         if self.replay_buffer is None:
             raise RuntimeError("start() collects into a replay buffer: pass replay_buffer=... to the constructor")
         self._background.start(self._collect)
@@ -232,13 +234,13 @@ class BaseCollector(ReadableCollector):
             raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
         with self._exclusive(timeout):
             if self._keywords.shared_buffer is not None:
-                self._collector.wait_until_idle()
+                self._core.wait_until_idle()
             yield
 
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
         """Waits for the current batch of the background thread, unless weights are in shared memory and the next batch
         is not being filled with older ones."""
-        self._core.owner.check_process()
+        self._check_process()
         if not place_of(self._cfg).shares_memory or self._cfg.collector.overlap:
             return self._exclusive()
         self._background.check()
@@ -400,9 +402,9 @@ class BaseCollector(ReadableCollector):
     def _reset(self, reset: Reset, workers: Sequence[int] | None = None) -> None:
         """Requests a reset of workers; None: all, and drops the trajectories that have not ended."""
         with self._exclusive():
-            self._collector.request_reset(reset, workers)
+            self._core.request_reset(reset, workers)
             if workers is None:
-                self._delivery.forget()
+                self._stream.forget()
 
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
         """Raises ValueError unless `selection` says for each of `count` whether it is to be reset."""
@@ -433,8 +435,8 @@ class BaseCollector(ReadableCollector):
         Raises:
             ValueError: no batch is left to record, or a worker or activity does not exist.
         """
-        config = ProfileConfig(*arguments, **options).complete(min(self._collector.workers))
-        if problems := config.problems(self._collector.workers):
+        config = ProfileConfig(*arguments, **options).complete(min(self._core.workers))
+        if problems := config.problems(self._core.workers):
             raise ValueError(" ".join(problems))
         self._ask("profile", per_worker=dict.fromkeys(config.workers or (), (config,)))
         self._profile_config = config
@@ -458,23 +460,23 @@ class BaseCollector(ReadableCollector):
         """
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
-            saved = self._collector.state()
+            saved = self._core.state()
         state: dict[str, Any] = {
             "policy_state_dict": {name: value.clone() for name, value in weights.items()},
             "frames": saved["frames"],
             "iter": saved["batches"],
-            "policy_version": saved["version"] + self._delivery.version_offset,
+            "policy_version": saved["version"] + self._stream.version_offset,
             **{f"worker{index}": each for index, each in saved["workers"].items()},
         }
-        if self._collector.can_ask("weights"):
-            per_worker = dict.fromkeys(self._weights.individual.intersection(self._collector.workers), ())
+        if self._core.can_ask("weights"):
+            per_worker = dict.fromkeys(self._weights.individual.intersection(self._core.workers), ())
             individual = self._ask("weights", per_worker=per_worker)
             versions = self._weights.versions
             for index in saved["workers"]:
                 state[f"worker{index}"] |= {
                     "policy_state_dict": individual.get(index, state["policy_state_dict"]),
                     "is_individual": index in individual,
-                    "policy_version": versions.get(index, versions[None]) + self._delivery.version_offset,
+                    "policy_version": versions.get(index, versions[None]) + self._stream.version_offset,
                 }
         return state
 
@@ -493,7 +495,7 @@ class BaseCollector(ReadableCollector):
         """
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}: pass the result of state_dict()")
-        workers = self._collector.workers
+        workers = self._core.workers
         saved = {index: state_dict[f"worker{index}"] for index in workers if f"worker{index}" in state_dict}
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
@@ -509,8 +511,8 @@ class BaseCollector(ReadableCollector):
                 if by_worker := {**dict.fromkeys(shared), **individual}:
                     self.update_policy_weights_(by_worker)
                 self._weights.individual.difference_update(shared)
-        version = state_dict.get("policy_version", self._collector.policy_version)
-        self._delivery.version_offset = offset = version - self._collector.policy_version
+        version = state_dict.get("policy_version", self._core.policy_version)
+        self._stream.version_offset = offset = version - self._core.policy_version
         if (buffer := self._keywords.shared_buffer) is not None:
             write = partial(_write, buffer.extend, offset)
             self._ask("set_hook", "write_batch", Hooks(write_batch=write))
@@ -521,11 +523,11 @@ class BaseCollector(ReadableCollector):
             "batches": state_dict.get("iter", 0),
             "frames_by_worker": {},
             "undelivered": [],
-            "incarnations": {worker.index: worker.incarnation for worker in self._collector.pool.records},
+            "incarnations": {worker.index: worker.incarnation for worker in self._core.pool.records},
             "workers": saved,
         }
         with self._exclusive():
-            self._collector.load(saved_state, self._cfg.seed)
+            self._core.load(saved_state, self._cfg.seed)
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         """Stops the workers; kills those that have not stopped within `close_timeout_s`. Idempotent.
@@ -536,7 +538,7 @@ class BaseCollector(ReadableCollector):
                 collector has made are always closed; the end of a `with` block leaves the env open.
             raise_on_error: whether to raise the error that ended the background thread.
         """
-        self._core.owner.check_process()
+        self._check_process()
         background, thread = self._background, self._thread
         self._thread = StepThread()
         self._background, self.closed = Background(self._thread), True
@@ -568,11 +570,11 @@ class BaseCollector(ReadableCollector):
     def _abort(self, background: Background, limit_s: float) -> None:
         """Interrupts the current batch if the thread, which uses what is about to be closed, is still alive."""
         if background.is_running:
-            self._collector.interrupt()
+            self._core.interrupt()
             num_kills = 0
             while not background.ends_within(limit_s) and num_kills < _MOST_KILLS:
                 # Again, as a worker may have been starting.
-                for handle in self._collector.handles().values():
+                for handle in self._core.handles().values():
                     handle.kill()
                 num_kills += 1
 
@@ -591,7 +593,7 @@ class BaseCollector(ReadableCollector):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # A block that a forked process leaves is that of its parent's collector.
-        if self._core.owner.is_this_process:
+        if self._stream.core.owner.is_this_process:
             self.shutdown(close_env=False)
 
 

@@ -216,7 +216,7 @@ class RayCollector(BaseCollector):
         from collectx.place.ray_actors import objections
         from collectx.place.ray_cluster import check_resources
 
-        self._core.owner.check_process()
+        self._check_process()
         launcher = self._cfg.launcher
         assert isinstance(launcher, RayLauncherConfig)
         creates = [create_env_fn] if callable(create_env_fn) else list(create_env_fn)
@@ -236,7 +236,7 @@ class RayCollector(BaseCollector):
                 self._overrides.append(each)
                 launcher.remote_configs.append(dict(resources))
                 try:
-                    self._collector.add()
+                    self._core.add()
                 except BaseException:
                     self._overrides.pop()
                     launcher.remote_configs.pop()
@@ -245,7 +245,7 @@ class RayCollector(BaseCollector):
     @property
     def remote_collectors(self) -> list[Any]:
         """The actor handles of the workers."""
-        return [handle.actor for _, handle in sorted(self._collector.handles().items())]
+        return [handle.actor for _, handle in sorted(self._core.handles().items())]
 
     @property
     def num_collectors(self) -> int:
@@ -255,7 +255,7 @@ class RayCollector(BaseCollector):
     @property
     def collected_frames(self) -> int:
         """The number of frames that were delivered."""
-        return self._collector.num_frames
+        return self._core.num_frames
 
     def local_policy(self) -> Any:
         """Returns `collector.policy`."""

@@ -4,7 +4,6 @@ iterates.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,43 +11,33 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key
-from collectx.collector.collector import CollectorCore
+from collectx.collector.batch_info import WrittenBatch
+from collectx.collector.stream import Stream
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
 from collectx.library.keywords import Keywords
-from collectx.trajectories import Assembler, mask, split_trajectories
+from collectx.trajectories import split_trajectories
 
 
 class Delivery:
-    """The batches of `collector` as its user gets them.
+    """The batches of a stream in the form of TorchRL's.
 
     Attributes:
         num_collected: number of batches that were collected.
-        version_offset: what is added to the versions of weights, so that they continue those of a loaded state.
         post_collect_hook: called with every batch as it is delivered; None if workers of other processes call it.
     """
 
-    def __init__(self, keywords: Keywords, options: CollectorConfig, collector: CollectorCore, spec: EnvSpec):
+    def __init__(self, keywords: Keywords, options: CollectorConfig, stream: Stream, spec: EnvSpec):
         self.num_collected = 0
-        self.version_offset = 0
         self.post_collect_hook = keywords.post_collect_hook if keywords.kind == "single" else None
         self._keywords = keywords
-        self._collector = collector
+        self._stream, self._core = stream, stream.core
         self._cuts = [("truncated",), ("done",), *(spec.observation[index].key for index in spec.agents_cuts)]
         # Whether the first dimension of a batch is that of the workers.
         self._stacked = options.schedule == "sync"
-        # Whether a stacked batch may have places without a frame.
-        self._has_gaps = options.preemptive_threshold is not None and not keywords.is_concatenated
         # The TensorDict that every batch is copied into, with `return_same_td`.
         self._reused: TensorDictBase | None = None
-        self._assembler = Assembler(
-            options.trajs_per_batch or 1,
-            options.traj_format,
-            options.reset_at_each_iter,
-            keywords.post_traj,
-            warnings.warn,
-        )
 
     def next(self) -> Any:
         """Collects a batch and returns what is delivered; None if it went to the replay buffer.
@@ -57,37 +46,26 @@ class Delivery:
             StopIteration: `total_frames` are collected.
         """
         keywords = self._keywords
-        if keywords.shared_buffer is not None:
-            next(self._collector)
-            self.num_collected += 1
-            return None
-        if keywords.trajs_per_batch is not None:
-            return self._next_trajectories()
-        batch = self._collect()
-        steps = self._collector.steps
         if keywords.replay_buffer is not None:
-            self._write(batch, steps)
+            self._write(self._collect())
             return None
-        batch = self.convert(batch, steps, self._stacked)
+        batch = self._stream.next(self._convert_next)
         if keywords.return_same_td:
             if self._reused is not None and self._reused.shape == batch.shape:
                 batch = self._reused.copy_(batch)
             self._reused = batch
         return batch
 
-    def forget(self) -> None:
-        """Drops the frames of trajectories that were not delivered yet."""
-        self._assembler.forget()
-
-    def _collect(self) -> TensorDict:
-        batch = next(self._collector)
+    def _collect(self) -> Any:
+        batch = self._stream.collect()
         self.num_collected += 1
-        if self.version_offset:
-            batch[POLICY_VERSION].add_(self.version_offset)
-        added = [part.report.added for part in self._collector.delivery.parts]
-        if any(added):
+        added = [part.report.added for part in self._core.delivery.parts]
+        if any(added) and not isinstance(batch, WrittenBatch):
             self._add(batch, added)
         return batch
+
+    def _convert_next(self) -> Any:
+        return self.convert(self._collect(), self._core.steps, self._stacked)
 
     def _add(self, batch: TensorDict, parts: Sequence[dict[Key, torch.Tensor]]) -> None:
         """Adds what the hooks of the workers have added to their parts."""
@@ -102,30 +80,19 @@ class Delivery:
                 frames.narrow(part.ndim - 1, 0, filled.shape[part.ndim - 1]).copy_(filled)
             batch[key] = whole
 
-    def _next_trajectories(self) -> TensorDictBase | None:
-        """Collects until a batch of `trajs_per_batch` trajectories is complete, and returns it. With a replay buffer,
-        collects once, writes the trajectories that are complete, and returns None."""
-        buffer = self._keywords.replay_buffer
-        while True:
-            if buffer is None and (trajectories := self._assembler.take()) is not None:
-                return trajectories
-            self._assembler.add(self.convert(self._collect(), self._collector.steps, self._stacked))
-            if buffer is not None:
-                for frames in self._assembler.writes(self._keywords.trajs_per_write):
-                    buffer.extend(_on_device_of(buffer, frames))
-                return None
-
     def zeros(self, steps_of_workers: Sequence[int | None]) -> Any:
         """A batch of zeros as `next` returns it.
 
         Args:
             steps_of_workers: steps of each worker's part; None: all of it.
         """
-        batch = self._collector.zeros()
+        batch = self._core.zeros()
         if self._keywords.set_truncated:
             for key in self._cuts:
                 batch["next", *key].select(batch.ndim - 1, -1).fill_(True)
-        return self.convert(batch, [steps or batch.shape[-1] for steps in steps_of_workers], self._stacked)
+        steps = [each or batch.shape[-1] for each in steps_of_workers]
+        self._stream.mask(batch, steps)
+        return self.convert(batch, steps, self._stacked)
 
     def convert(self, batch: Any, steps: Sequence[int], stacked: bool) -> Any:
         """Returns the batch in the form that the user asked for.
@@ -137,8 +104,6 @@ class Delivery:
         keywords = self._keywords
         if not stacked and steps[0] < batch.shape[-1]:
             batch = batch[..., : steps[0]]
-        if stacked and self._has_gaps:
-            mask(batch, steps)
         if keywords.track_policy_version:
             versions = batch[POLICY_VERSION]
             batch["policy_version"] = versions
@@ -155,10 +120,17 @@ class Delivery:
             self.post_collect_hook(result)
         return result
 
-    def _write(self, batch: TensorDict, steps: Sequence[int]) -> None:
-        """Writes a batch to the replay buffer, part by part. As with TorchRL, an item is one frame; with several envs
-        per worker, it is a row of frames."""
-        buffer = self._keywords.replay_buffer
+    def _write(self, batch: Any) -> None:
+        """Writes a batch to the replay buffer, part by part, or the trajectories that have ended; nothing if a worker
+        has written it. As with TorchRL, an item is one frame; with several envs per worker, it is a row of frames."""
+        if isinstance(batch, WrittenBatch):
+            return
+        buffer, steps = self._keywords.replay_buffer, self._core.steps
+        if (assembler := self._stream.assembler) is not None:
+            assembler.add(self.convert(batch, steps, self._stacked))
+            for frames in assembler.writes(self._keywords.trajs_per_write):
+                buffer.extend(_on_device_of(buffer, frames))
+            return
         parts = batch.unbind(0) if self._stacked else (batch,)
         for part, filled in zip(parts, steps, strict=True):
             delivered = _on_device_of(buffer, self.convert(part, [filled], stacked=False))

@@ -34,11 +34,11 @@ class WeightPublisher:
         updater: `weight_updater`; an object of it, if it is a class derived from `WeightUpdaterBase`.
     """
 
-    def __init__(self, collector: CollectorCore, keywords: Keywords, individual: Iterable[int]):
-        self._collector = collector
+    def __init__(self, core: CollectorCore, keywords: Keywords, individual: Iterable[int]):
+        self._core = core
         self._keywords = keywords
         self.individual = set(individual)
-        self.versions: dict[int | None, int] = {None: collector.policy_version}
+        self.versions: dict[int | None, int] = {None: core.policy_version}
         updater = keywords.weight_updater
         self.updater: Any = updater
         if isinstance(updater, type) and issubclass(updater, WeightUpdaterBase):
@@ -57,14 +57,14 @@ class WeightPublisher:
             by_worker = {worker: apply_weight_updater(self.updater, weights) for worker, weights in by_worker.items()}
             individual = {worker: weights for worker, weights in by_worker.items() if worker is not None}
             if individual and num_workers > 1:
-                version = self._collector.publish_weights(weight_writers(policy, individual, strict))
+                version = self._core.publish_weights(weight_writers(policy, individual, strict))
                 self.versions |= dict.fromkeys(individual, version)
                 self.individual |= set(individual)
             else:
                 (weights,) = by_worker.values()
                 if weights is not None:
                     load_weights(policy, weights, strict)
-                version = self._collector.publish(policy if isinstance(policy, nn.Module) else None)
+                version = self._core.publish(policy if isinstance(policy, nn.Module) else None)
                 self.versions = {None: version}
                 self.individual.clear()
         for hook in getattr(self.updater, "post_hooks", ()):

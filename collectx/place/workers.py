@@ -155,7 +155,7 @@ def _sharing_memory(launcher: Launcher, batch: SlotSpec, specs: Specs, env_spec:
     from collectx.transport.inference import InferenceChannel
     from collectx.transport.shared_memory import SharedMemoryTransport
     from collectx.worker.entry import run_worker
-    from collectx.worker.inference_server import run_inference_server
+    from collectx.worker.inference.server import run_inference_server
 
     channel = InferenceChannel(batch.num_workers) if specs.is_served else None
     shared = SharedMemoryTransport(batch, supervisor, channel)

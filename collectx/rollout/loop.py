@@ -11,9 +11,8 @@ The step body exists once for each kind of group (`segments.rollout_class`, `Rol
     OneEnvRollout   one_env.py    one env
     RaggedRollout   segments.py   envs that spend a step on a reset (`EnvSpec.ragged`)
     TensorRollout   tensors.py    envs that return tensors (`EnvSpec.device`)
-    ServedGroup     served.py     envs whose policy the inference server calls
-
-With random actions, a `ServedGroup` steps as a `Rollout` does.
+With central inference, `ServedGroup` (`collectx/worker/inference/rollout.py`) steps envs whose policy the server
+calls. With random actions, it steps as a `Rollout` does.
 """
 
 from __future__ import annotations

@@ -28,10 +28,9 @@ from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ResultBuilder
 from collectx.run.resume import buffer_file
 from collectx.run.signals import RunStopped, Signals
-from collectx.trajectories import Assembler
 
 if TYPE_CHECKING:
-    from collectx.collector import CollectorCore
+    from collectx.collector.stream import Stream
     from collectx.env.base import Env
     from collectx.trainer.base import Trainer
 
@@ -44,29 +43,26 @@ class Checkpointer:
 
     Args:
         events: the event log; receives every checkpoint and its cost.
-        assembler: of a run whose batches are whole trajectories.
     """
 
     def __init__(
         self,
         options: CheckpointOptions,
         files: RunFolder,
-        collector: CollectorCore,
+        stream: Stream,
         trainer: Trainer,
         record: ResultBuilder,
         signals: Signals,
         events: Callable[..., None],
-        assembler: Assembler | None = None,
     ):
         self._options = options
         self._metrics = files.metrics
         self._checkpoints = Checkpoints(files.checkpoints, options.keep)
-        self._collector = collector
+        self._stream, self._core = stream, stream.core
         self._trainer = trainer
         self._record = record
         self._signals = signals
         self._events = events
-        self._assembler = assembler
         self._last_batches = record.statistics.batches
         self._every_s = float("inf") if options.every_min is None else 60.0 * options.every_min
         self._due_s = time.monotonic() + self._every_s
@@ -110,7 +106,7 @@ class Checkpointer:
         statistics = self._record.statistics
         if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
             return
-        if self._collector.num_batches != statistics.batches:
+        if self._core.num_batches != statistics.batches:
             message = "a signal came while a batch was delivered"
             self._events("checkpoint_failed", batches=statistics.batches, type=RunStopped.__name__, message=message)
             return
@@ -119,12 +115,12 @@ class Checkpointer:
         facts = {
             "batches": statistics.batches,
             "frames": statistics.frames,
-            "policy_version": self._collector.policy_version,
+            "policy_version": self._core.policy_version,
         }
         try:
             if wait_for_workers:
                 # No cost: the batches that are filled meanwhile are delivered without another wait.
-                self._collector.wait_until_filled()
+                self._core.wait_until_filled()
                 began_s = time.monotonic()
             # A signal may end a wait for workers, not the writing.
             files: dict[str, Any] = {STATE: self._state(wait_for_workers)}
@@ -159,16 +155,15 @@ class Checkpointer:
 
     def _state(self, wait_for_workers: bool) -> dict[str, Any]:
         state_dict = getattr(self._trainer, "state_dict", None)
-        collector = self._collector.state(wait_for_workers)
-        rollouts = {worker: each["rollout"] for worker, each in collector["workers"].items()}
+        state = self._stream.state(wait_for_workers)
+        rollouts = {worker: each["rollout"] for worker, each in state["collector"]["workers"].items()}
         unsaved = {worker: each["reason"] for worker, each in rollouts.items() if "reason" in each}
         if unsaved and not self._record.is_unsaved_known:
             # At the start of the run, before their reset, the state of the envs could be saved.
             self._events("envs_not_saved", workers=[*unsaved], reason=min(unsaved.values()))
         return {
             "trainer": None if state_dict is None else state_dict(),
-            "collector": collector,
-            "assembler": None if self._assembler is None else self._assembler.state(),
+            **state,
             "statistics": self._record.statistics.state(),
             "wall_s": time.monotonic() - self._record.start_s,
             "generators": states.save_generators(),

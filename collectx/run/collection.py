@@ -1,8 +1,8 @@
 """The iterator of batches that a trainer gets: counts, digests and logs every batch of the collector.
 
-    collector --batch--> RunCollection --batch--> trainer
-                             |   ^                   |
-          metrics.jsonl <----+   +--- log, publish --+
+    stream --batch--> RunCollection --batch--> trainer
+                          |   ^                   |
+       metrics.jsonl <----+   +--- log, publish --+
 
 Called from the main thread only.
 """
@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 from collectx.run.folder.files import JsonLines
 from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import TIMES, PartTotals, Statistics
-from collectx.trajectories import Assembler, mask
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from collectx.collector import CollectorCore
     from collectx.collector.batch_info import BatchInfo
+    from collectx.collector.stream import Stream
     from collectx.run.digest import Digest
     from collectx.run.evaluator import Evaluator
 
@@ -35,7 +34,7 @@ _ENTRY_INTERVAL_S = 1.0
 
 
 class RunCollection:
-    """A `collectx.trainer.base.Collection` over a collector.
+    """A `collectx.trainer.base.Collection` over a stream.
 
     The line of a batch is written to `metrics.jsonl` when the trainer takes the next batch, as it logs scalars between.
     A worker's times are in one line per second, whatever the number of batches: they would be most of the file.
@@ -47,15 +46,13 @@ class RunCollection:
 
     def __init__(
         self,
-        collector: CollectorCore,
+        stream: Stream,
         folder: RunFolder,
         statistics: Statistics,
         digest: Digest | None = None,
         check: Callable[[Callable[[], None]], None] = lambda complete: None,
         hold: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
-        masked: bool = False,
-        assembler: Assembler | None = None,
         max_batches: int | None = None,
         loggers: Callable[[Mapping[str, Any]], None] = lambda line: None,
         evaluator: Evaluator | None = None,
@@ -67,26 +64,21 @@ class RunCollection:
                 the line of the last batch.
             hold: context manager in which a signal does not raise, so that each batch is counted completely.
             clock: returns seconds, for `Statistics.first_s` and `last_s`, and the times in lines.
-            masked: batches may have places without a frame, which a mask marks.
-            assembler: makes the trainer's batches out of complete trajectories. The collector's batches are counted,
-                digested and logged. None: the trainer gets the collector's batches.
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
             loggers: called with each line of `metrics.jsonl`.
             evaluator: the next line gets a result of it.
         """
         self.statistics = statistics
         self.folder = folder.path
-        self.total_frames = statistics.total_frames = collector.total_frames
+        self.total_frames = statistics.total_frames = stream.core.total_frames
         self.frames = statistics.frames
         self.mean_return = statistics.mean_return
         self.num_episodes = statistics.num_episodes
-        self._collector = collector
+        self._stream, self._core = stream, stream.core
         self._digest = digest
         self._check = check
         self._hold = hold
         self._clock = clock
-        self._masked = masked
-        self._assembler = assembler
         self._max_batches = max_batches
         # For each worker: the time of its last complete entry, and its totals at that time.
         self._written = {worker: (-math.inf, copy(totals)) for worker, totals in statistics.workers.items()}
@@ -102,18 +94,14 @@ class RunCollection:
 
     def __next__(self) -> Any:
         """Returns the next batch; blocks until it is complete. Raises the errors of the collector, and `StopIteration`
-        after `max_batches`."""
+        after `max_batches`. Batches are counted, digested and logged before they become whole trajectories."""
         self.is_learning = False
-        if self._assembler is None:
-            batch = self._collect()
-        else:
-            while (batch := self._assembler.take()) is None:
-                self._assembler.add(self._collect())
+        batch = self._stream.next(self._collect)
         self.is_learning = True
         return batch
 
     def _collect(self) -> Any:
-        self._collector.owner.check_process()
+        self._core.owner.check_process()
         self._check(self._write_line)
         if self._evaluator is not None:
             self._evaluator.before_batch()
@@ -121,17 +109,15 @@ class RunCollection:
         if statistics.batches == self._max_batches:
             raise StopIteration
         # The line of the last batch is written while the workers fill the next one.
-        self._collector.grant_next_batch()
+        self._core.grant_next_batch()
         self._write_line()
-        batch: Any = next(self._collector)
-        if self._masked:
-            mask(batch, self._collector.steps)
+        batch: Any = self._stream.collect()
         with self._hold():
-            delivery = self._collector.delivery
+            delivery = self._core.delivery
             now_s = self._clock()
             is_resumed = statistics.started is None and statistics.batches > 0
             statistics.add(delivery, now_s)
-            statistics.taking_part = self._collector.pool.ready_of_started
+            statistics.taking_part = self._core.pool.ready_of_started
             self.frames = statistics.frames
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes
@@ -148,7 +134,7 @@ class RunCollection:
 
     def publish(self, policy: nn.Module) -> int:
         """See `Collection.publish`."""
-        return self._collector.publish(policy)
+        return self._core.publish(policy)
 
     def log(self, **scalars: float) -> None:
         """See `Collection.log`. Accepts tensors of one element too."""

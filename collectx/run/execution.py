@@ -36,6 +36,7 @@ from collectx.run.terminal import display, printing
 
 if TYPE_CHECKING:
     from collectx.collector import CollectorCore
+    from collectx.collector.stream import Stream
     from collectx.loggers import Logger
     from collectx.place.launcher import Launcher
     from collectx.run.checkpointer import Checkpointer
@@ -243,30 +244,23 @@ class _Execution:
 
     def collect(self, collector: CollectorCore) -> None:
         """Trains until the trainer returns or raises, and finishes the run in either case."""
+        from collectx.collector.stream import Stream
         from collectx.run.checkpointer import Checkpointer
         from collectx.run.collection import RunCollection
         from collectx.run.logger_threads import LoggerThreads
-        from collectx.trajectories import Assembler
 
-        options = self._cfg.collector
-        assembler = None
-        if options.trajs_per_batch is not None:
-            assembler = Assembler(
-                options.trajs_per_batch,
-                options.traj_format,
-                options.reset_at_each_iter,
-                say=lambda text: self._add_event("no_trajectories", message=text),
-                prefix="collector.",
-            )
+        def say(text: str) -> None:
+            self._add_event("no_trajectories", message=text)
+
+        stream = Stream(collector, self._cfg.collector, say, "collector.")
         checkpointer = Checkpointer(
             self._cfg.checkpoint,
             self._files,
-            collector,
+            stream,
             self._trainer,
             self._record,
             self._signals,
             self._add_event,
-            assembler,
         )
         self._loggers = LoggerThreads(self._make_loggers, self._add_event, self._cfg.logger.close_timeout_s)
         if self._cfg.eval.every_batches is not None:
@@ -275,22 +269,19 @@ class _Execution:
             weights = collector.transport.newest_weights
             self._evaluator = Evaluator(self._cfg, self._files, self._record.statistics, weights, self._add_event)
         collection = RunCollection(
-            collector,
+            stream,
             self._files,
             self._record.statistics,
             self._record.digest,
             checkpointer.before_batch,
             self._signals.hold,
-            masked=options.preemptive_threshold is not None,
-            assembler=assembler,
             max_batches=self._cfg.run.max_batches,
             loggers=self._loggers,
             evaluator=self._evaluator,
         )
         try:
             if self._point is not None:
-                self._resume(self._point, collector)
-                self._point.load_assembler(assembler)
+                self._resume(self._point, stream)
             self._signals.defer(self._cfg.checkpoint.grace_s, self._say_stopping)
             reason = self._trainer.train(collection)
             self._record.end(None, reason)
@@ -305,9 +296,9 @@ class _Execution:
                 if self._place.is_inline:
                     self._close_envs(collector)
 
-    def _resume(self, point: ResumePoint, collector: CollectorCore) -> None:
+    def _resume(self, point: ResumePoint, stream: Stream) -> None:
         """Restores the workers; blocks until they have started."""
-        reasons = collector.load(point.collector, self._cfg.seed)
+        reasons = stream.load(point.state, self._cfg.seed)
         statistics = self._record.statistics
         self._add_event("resumed", batches=statistics.batches, frames=statistics.frames, new_episodes=reasons)
         point.load_generators()

@@ -26,7 +26,6 @@ from collectx.run.folder.result import LOSSES, ResultBuilder
 if TYPE_CHECKING:
     from collectx.collector.saved_state import CollectorState
     from collectx.trainer.base import Trainer
-    from collectx.trajectories import Assembler
 
 NO_CHECKPOINT = "has no checkpoint: the run begins anew"
 
@@ -41,6 +40,7 @@ class ResumePoint:
 
     Attributes:
         batches: how many batches the run had delivered.
+        state: for `Stream.load`.
         collector: for `collectx.collector.build`.
         order: of an async run, the order of the batches after it, which are collected once more; see
             `collectx.run.after.reproduce.recorded_order`. Empty where it cannot be repeated.
@@ -56,9 +56,9 @@ class ResumePoint:
         if found is None:
             missing = f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."
             raise ConfigError(*(self.damaged or [missing]))
-        self._checkpoint, self._state = found
+        self._checkpoint, self.state = found
         self.batches: int = self._checkpoint.manifest["batches"]
-        self.collector: CollectorState = self._state["collector"]
+        self.collector: CollectorState = self.state["collector"]
         self._check_ends(cfg)
         lines = files.read_metrics()
         self._digest = self._continue_digest(files, lines)
@@ -124,8 +124,8 @@ class ResumePoint:
     def load_record(self, record: ResultBuilder) -> None:
         """Continues the statistics and the digest."""
         # The start of this process counts, as that of the first one does.
-        record.statistics.load(self._state["statistics"], record.start_s)
-        record.start_s -= self._state["wall_s"]
+        record.statistics.load(self.state["statistics"], record.start_s)
+        record.start_s -= self.state["wall_s"]
         if record.digest is not None:
             record.digest = self._digest
 
@@ -135,7 +135,7 @@ class ResumePoint:
         Raises:
             ConfigError: it has no `load_state_dict`, though it had a `state_dict`, or does not accept the state.
         """
-        name, state = type(trainer).__name__, self._state["trainer"]
+        name, state = type(trainer).__name__, self.state["trainer"]
         try:
             if state:
                 trainer.load_state_dict(state)
@@ -150,16 +150,11 @@ class ResumePoint:
                 )
             raise ConfigError(f"{self._checkpoint.path}: {text}") from error
 
-    def load_assembler(self, assembler: Assembler | None) -> None:
-        """Restores the frames of trajectories that are not delivered."""
-        if assembler is not None and self._state["assembler"] is not None:
-            assembler.load(self._state["assembler"])
-
     def load_generators(self) -> None:
         """Restores the generators of this process; to be called right before training."""
         from collectx import state
 
-        state.load_generators(self._state["generators"])
+        state.load_generators(self.state["generators"])
 
 
 def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from collectx.random_state import HeldGenerators, SeedWatch, load_generators, save_generators, seed_generators
 from collectx.rollout.loop import Rollout
-from collectx.rollout.served import ServedRollout
+from collectx.worker.inference.rollout import ServedRollout
 from collectx.worker.spec import Placement, policy_seed, seed_policy
 
 

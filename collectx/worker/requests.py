@@ -24,11 +24,11 @@ from gymnasium.spaces import Space
 from collectx.batch import Key, as_key, nest
 from collectx.errors import NotRestorable, ShapeError
 from collectx.rollout.loop import Rollout
-from collectx.rollout.served import ServedRollout
 from collectx.state import dumps, loads
 from collectx.transport.base import Link, Request
 from collectx.user_objects import Hooks
 from collectx.worker.generators import ProcessGenerators
+from collectx.worker.inference.rollout import ServedRollout
 from collectx.worker.profiling import ProfileConfig, Profiling
 
 if TYPE_CHECKING:

@@ -19,20 +19,20 @@ from collectx.env.numbers import EnvNumbers
 from collectx.errors import ShapeError
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.policy.base import Actor
-from collectx.policy.served import ServedActor
 from collectx.policy.weights import FlatWeights, is_on_device
 from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly, Rollout, RolloutStopped
 from collectx.rollout.segments import rollout_class
-from collectx.rollout.served import ServedGroup, ServedRollout
 from collectx.rollout.tensors import TensorFiniteCheck
 from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import is_object
 from collectx.worker.generators import ProcessGenerators
+from collectx.worker.inference.actor import ServedActor
+from collectx.worker.inference.rollout import ServedGroup, ServedRollout
 from collectx.worker.requests import RequestHandler
 from collectx.worker.spec import ProcessSpec, env_seeds, seed_policy
 

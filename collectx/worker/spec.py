@@ -15,11 +15,11 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
-from collectx.policy.served import ServedActor
 from collectx.random_state import seed_generators
 from collectx.rollout.options import RolloutOptions
-from collectx.rollout.served import split
 from collectx.user_objects import Hooks, UserCollector, UserObjects
+from collectx.worker.inference.actor import ServedActor
+from collectx.worker.inference.rollout import split
 
 
 @dataclass(frozen=True)

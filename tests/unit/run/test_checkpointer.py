@@ -25,15 +25,13 @@ class Run:
         monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         folder.metrics.touch()
         self.checkpoints = Checkpoints(folder.checkpoints)
-        self.collector = SimpleNamespace(
-            policy_version=1, num_batches=0, wait_until_filled=self._fill, state=self._save
-        )
+        self.collector = SimpleNamespace(policy_version=1, num_batches=0, wait_until_filled=self._fill)
         self.record, self.signals = ResultBuilder(cfg, signals), signals
         given = CheckpointOptions(**{"every_min": None, **options})
         self.checkpointer = Checkpointer(
             given,
             folder,
-            self.collector,
+            SimpleNamespace(core=self.collector, state=self._save),
             object(),
             self.record,
             signals,
@@ -45,7 +43,7 @@ class Run:
 
     def _save(self, wait_for_workers):
         self.now_s += self.cost_s
-        return {"workers": {}}
+        return {"collector": {"workers": {}}, "assembler": None}
 
     def batch(self, seconds=0.0):
         """Delivers a batch; returns the new events."""

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector.owner import Owner
+from collectx.collector.stream import Stream
 from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
@@ -45,13 +46,18 @@ class FakeCollector:
         return next(self._versions)
 
 
+def taken(collector, *arguments, **options):
+    stream = Stream(collector, SimpleNamespace(preemptive_threshold=None, trajs_per_batch=None))
+    return RunCollection(stream, *arguments, **options)
+
+
 def test_batches_lines_and_sums(folder, delivery):
     collector = FakeCollector(
         delivery(0, {"worker": 0, "returns": [3.0]}, {"worker": 1, "returns": [5.0]}),
         delivery(1, {"worker": 0, "policy_version": 1, "frames": 35}, {"worker": 1, "frames": 5}, version=1),
     )
     statistics, digest, again = Statistics(7), Digest(), Digest()
-    collection = RunCollection(collector, folder, statistics, digest, clock=count(100).__next__)
+    collection = taken(collector, folder, statistics, digest, clock=count(100).__next__)
     assert collection.total_frames == statistics.total_frames == 60
     assert math.isnan(collection.mean_return)
     seen, digests = [], []
@@ -92,7 +98,7 @@ def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(f
     def collect(statistics, times_s, waited_s):
         deliveries = [replace(delivery(index), waited_s=s) for index, s in enumerate(waited_s, statistics.batches)]
         clock = iter(times_s).__next__
-        with closing(RunCollection(FakeCollector(*deliveries), folder, statistics, clock=clock)) as collection:
+        with closing(taken(FakeCollector(*deliveries), folder, statistics, clock=clock)) as collection:
             for _ in collection:
                 yield
 
@@ -117,7 +123,7 @@ def test_the_trainers_share_after_a_resume_is_without_the_start_of_the_process(f
 
 @pytest.mark.parametrize("value", ["hello", [1, 2], torch.zeros(2), None])
 def test_what_is_no_number_is_not_logged_and_said_so(folder, delivery, value):
-    with closing(RunCollection(FakeCollector(delivery(0)), folder, Statistics(-1))) as collection:
+    with closing(taken(FakeCollector(delivery(0)), folder, Statistics(-1))) as collection:
         next(collection)
         words = rf"^collection.log\(note=.*\): is {type(value).__name__}: log takes numbers, and tensors"
         with pytest.raises(TypeError, match=words):
@@ -127,7 +133,7 @@ def test_what_is_no_number_is_not_logged_and_said_so(folder, delivery, value):
 def test_fast_batches_have_the_workers_times_once_a_second_and_their_sums(folder, delivery):
     statistics, clock = Statistics(-1), (0.4 * index for index in count())
     deliveries = [delivery(index, {"worker": 3, "policy_version": index, "returns": [index]}) for index in range(7)]
-    with closing(RunCollection(FakeCollector(*deliveries), folder, statistics, clock=clock.__next__)) as collection:
+    with closing(taken(FakeCollector(*deliveries), folder, statistics, clock=clock.__next__)) as collection:
         list(collection)
     entries = [line["workers"][0] for line in folder.read_metrics()]
     assert [(entry["worker"], entry["policy_version"]) for entry in entries] == [(3, index) for index in range(7)]
@@ -153,7 +159,7 @@ def test_the_line_of_a_batch_is_written_while_the_next_one_is_filled(folder, del
             numbers.append(len([*folder.read_metrics()]))
 
     numbers = []
-    with closing(RunCollection(Watched(*map(delivery, range(3))), folder, Statistics(-1))) as collection:
+    with closing(taken(Watched(*map(delivery, range(3))), folder, Statistics(-1))) as collection:
         next(collection)
         next(collection)
         assert (numbers, len([*folder.read_metrics()])) == ([0, 0], 1)
@@ -167,20 +173,20 @@ def test_the_line_of_a_batch_is_written_before_a_checkpoint(folder, delivery):
         numbers.append(len([*folder.read_metrics()]))
 
     numbers = []
-    with closing(RunCollection(FakeCollector(*map(delivery, range(2))), folder, Statistics(-1), check=check)) as taken:
-        list(taken)
+    with closing(taken(FakeCollector(*map(delivery, range(2))), folder, Statistics(-1), check=check)) as collection:
+        list(collection)
     assert numbers == [0, 1, 2]
 
 
 def test_a_lost_signal_stops_at_the_next_batch(folder, delivery):
     check = Mock(side_effect=KeyboardInterrupt)
-    collection = RunCollection(FakeCollector(delivery(0)), folder, Statistics(-1), check=check)
+    collection = taken(FakeCollector(delivery(0)), folder, Statistics(-1), check=check)
     with closing(collection), pytest.raises(KeyboardInterrupt):
         next(collection)
 
 
 def test_iteration_goes_on_where_it_stopped(folder, delivery):
-    with closing(RunCollection(FakeCollector(*map(delivery, range(3))), folder, Statistics(-1))) as collection:
+    with closing(taken(FakeCollector(*map(delivery, range(3))), folder, Statistics(-1))) as collection:
         for _ in collection:
             break
         assert [int(batch["observation"][0]) for batch in collection] == [1, 2]

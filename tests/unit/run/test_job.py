@@ -225,7 +225,7 @@ def test_a_trainer_that_a_second_signal_interrupts_within_a_batch_is_not_saved(c
         next(collection)
         if within:
             interrupt()
-        collection._collector.transport.receive = interrupt
+        collection._core.transport.receive = interrupt
         next(collection)
 
     train_with(train)

@@ -30,7 +30,7 @@ from collectx.transport.base import Request
 from collectx.transport.inference import ActionRequest, InferenceEnd
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import Sealed
-from collectx.worker.inference_order import FixedOrder, Order, ReadyOrder
+from collectx.worker.inference.order import FixedOrder, Order, ReadyOrder
 from collectx.worker.loop import reported
 from collectx.worker.spec import ProcessSpec, seed_policy
 

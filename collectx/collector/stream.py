@@ -1,0 +1,86 @@
+"""The batches of a collector as their consumer takes them: a trainer's run, or the user of a Python collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+
+from collectx.batch import POLICY_VERSION
+from collectx.collector.batch_info import WrittenBatch
+from collectx.collector.collector import CollectorCore
+from collectx.config.schema.collector import CollectorConfig
+from collectx.trajectories import Assembler, mask
+
+
+class Stream:
+    """Batches of the collector `core`, or whole trajectories of them (`collector.trajs_per_batch`).
+
+    Args:
+        say: called with messages for the user.
+        prefix: of options in these messages.
+        post_traj: see `Assembler`.
+        is_concatenated: no batch has places without a frame, which a mask would mark.
+
+    Attributes:
+        assembler: joins the frames of trajectories; None if batches are delivered as they were collected.
+        version_offset: is added to the policy versions in batches, so that they continue those of a loaded state.
+    """
+
+    def __init__(
+        self,
+        core: CollectorCore,
+        options: CollectorConfig,
+        say: Callable[[str], object] = lambda text: None,
+        prefix: str = "",
+        post_traj: Callable[[TensorDictBase], TensorDictBase | None] | None = None,
+        is_concatenated: bool = False,
+    ):
+        self.core = core
+        self.version_offset = 0
+        self._has_gaps = options.preemptive_threshold is not None and not is_concatenated
+        self.assembler: Assembler | None = None
+        if (count := options.trajs_per_batch) is not None:
+            breaks_off = options.reset_at_each_iter
+            self.assembler = Assembler(count, options.traj_format, breaks_off, post_traj, say, prefix)
+
+    def collect(self) -> TensorDict | WrittenBatch:
+        """Returns the next batch of the collector, with its mask; see `CollectorCore.__next__`."""
+        batch = next(self.core)
+        if not isinstance(batch, WrittenBatch):
+            if self.version_offset:
+                batch[POLICY_VERSION].add_(self.version_offset)
+            if self._has_gaps:
+                mask(batch, self.core.steps)
+        return batch
+
+    def mask(self, batch: TensorDict, steps: Sequence[int]) -> None:
+        """Adds the mask to a batch that may have places without a frame; see `collectx.trajectories.mask`."""
+        if self._has_gaps:
+            mask(batch, steps)
+
+    def next(self, collect: Callable[[], Any]) -> Any:
+        """Returns what the consumer gets. `collect` returns a batch of `Stream.collect`, perhaps converted."""
+        if self.assembler is None:
+            return collect()
+        while (trajectories := self.assembler.take()) is None:
+            self.assembler.add(collect())
+        return trajectories
+
+    def forget(self) -> None:
+        """Drops the frames of trajectories that were not delivered yet."""
+        if self.assembler is not None:
+            self.assembler.forget()
+
+    def state(self, wait_for_workers: bool = True) -> dict[str, Any]:
+        """Returns the state for `load`; see `CollectorCore.state`."""
+        assembler = None if self.assembler is None else self.assembler.state()
+        return {"collector": self.core.state(wait_for_workers), "assembler": assembler}
+
+    def load(self, state: dict[str, Any], seed: int) -> dict[int, str]:
+        """Restores a state; see `CollectorCore.load`."""
+        reasons = self.core.load(state["collector"], seed)
+        if self.assembler is not None and state["assembler"] is not None:
+            self.assembler.load(state["assembler"])
+        return reasons

@@ -35,9 +35,10 @@ class EnvNumbers:
 
     def filled(self, value: Any) -> Any:
         """`value` with numbers in place of the names in its strings."""
-        if isinstance(value, Mapping):
+        # Not a space of Gymnasium, which is a mapping too.
+        if isinstance(value, dict):
             return {key: self.filled(each) for key, each in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, list):
             return [self.filled(each) for each in value]
         if isinstance(value, str):
             for name, number in vars(self).items():

@@ -36,9 +36,11 @@ def test_where_workers_stand_in_the_run():
         backend=RpcBackendConfig(kind="rpc", visible_devices=["cpu", "cuda:1"]),
     )
     added = SpecMaker(cfg, (), 1).make(3, 11).placement
-    assert added == Placement(worker=3, index=1, num_workers=6, incarnation=11, visible_device="cuda:1")
+    assert added == Placement(
+        worker=3, index=1, num_workers=6, incarnation=11, visible_device="cuda:1", env_index=9, worker_index=9
+    )
     inner = SpecMaker(config(num_workers=3), (), 1, outer=added).make(2, 0).placement
-    assert inner == Placement(worker=2, index=11, num_workers=6, incarnation=11)
+    assert inner == Placement(worker=2, index=11, num_workers=6, incarnation=11, env_index=11, worker_index=11)
 
 
 def test_random_actions_are_those_of_the_first_incarnation():

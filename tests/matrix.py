@@ -230,6 +230,8 @@ def _values(path: str, hint: Any, limits: Any, default: Any, needs: tuple[str, .
         is_alone = names_something and text not in ("null", "{}", "[]")
         is_alone = is_alone or (path in ENDING and text in ("1e-09", "0", "0.5", "1"))
         word = f"{path}={text}"
+        # Observations of 10^11: with another learning rate and no clipping, learning diverges.
+        is_alone = is_alone or word == "policy.scale=1e-09"
         is_vast = text.isdigit() and int(text) > 100_000 and not (path.endswith("seed") or word in _ENDLESS)
         yield Value(word, needs, is_alone=is_alone, is_run=not is_vast and word not in _NOT_RUN_VALUES)
     for text in wrong:

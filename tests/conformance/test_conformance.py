@@ -33,12 +33,15 @@ def recorded(name):
     return load(golden.FOLDER / f"{name}.npz")
 
 
-def of(kind):
-    return [
-        pytest.param(name, marks=[pytest.mark.ci] if name in IN_CI else [])
-        for name, case in CASES.items()
-        if case.kind == kind
-    ]
+def of(kind, in_ci=None):
+    """The cases of a kind; all but those `in_ci` are nightly, if it is given."""
+
+    def marks(name):
+        if in_ci is not None:
+            return [] if name in in_ci else [pytest.mark.nightly]
+        return [pytest.mark.ci] if name in IN_CI else []
+
+    return [pytest.param(name, marks=marks(name)) for name, case in CASES.items() if case.kind == kind]
 
 
 @pytest.mark.sample(20)
@@ -58,9 +61,20 @@ def test_an_lstm_needs_no_transforms_of_the_env(tracker, primer, monkeypatch):
     assert_same(CASES["recurrent"], recorded("recurrent"), ours(CASES["recurrent"]))
 
 
-@over((INLINE_SYNC, SHARED_SYNC))
+@over([INLINE_SYNC])
 @pytest.mark.parametrize("name", of("sync"))
+def test_sync_workers_in_this_process_give_the_batches_of_torchrl(name, way):
+    check_sync(name, way)
+
+
+# Their workers import TorchRL, which takes seconds.
+@over([SHARED_SYNC])
+@pytest.mark.parametrize("name", of("sync", in_ci=("sync-primed", "sync-split-cat")))
 def test_sync_workers_give_the_batches_of_torchrl(name, way):
+    check_sync(name, way)
+
+
+def check_sync(name, way):
     batches = ours(CASES[name], way)
     assert_same(CASES[name], recorded(name), batches)
     if CASES[name].random:

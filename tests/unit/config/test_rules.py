@@ -127,6 +127,12 @@ def test_a_broken_rule_is_one_problem(line):
     assert re.match(BROKEN[line], problem), problem
 
 
+def test_an_inference_server_may_wait_in_every_step_where_each_worker_fills_a_call():
+    composed(
+        f"{ENDLESS} inference=server collector=multi_async env.num_envs=2 inference.min_batch=2 inference.timeout_s=1"
+    )
+
+
 @pytest.mark.sample(6)
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize(

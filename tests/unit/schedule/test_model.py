@@ -344,9 +344,13 @@ _MODELS = {
 }
 
 
-@pytest.mark.sample(4)
+_FAST = ("sync", "overlap", "async", "lag-1-all-late", "lag-2", "replay")
+
+
 @pytest.mark.parametrize("depth", [7, pytest.param(12, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("name", _MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[] if each in _FAST else pytest.mark.ci) for each in _MODELS]
+)
 def test_every_order_of_events(name, depth):
     frontier = [(_MODELS[name](), ())]
     seen = {frontier[0][0].key}

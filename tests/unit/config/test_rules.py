@@ -133,6 +133,10 @@ def test_an_inference_server_may_wait_in_every_step_where_each_worker_fills_a_ca
     )
 
 
+def test_a_job_that_is_not_requeued_may_be_as_short_as_its_signal():
+    composed("launcher=slurm launcher.time=2 launcher.requeue=false")
+
+
 @pytest.mark.sample(6)
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize(

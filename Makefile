@@ -42,7 +42,7 @@ test-ci: install  ## Run the additional tests of CI, also on a real SLURM of fou
 
 test-nightly: install  ## Run all other tests: long ones, mutation tests, other installations (hours)
 	$(call limited,4h) $(PYTEST) --tier=nightly $(ARGS)
-	$(BIN)/python tests/mutants.py --whole
+	$(BIN)/python tests/mutants.py
 	$(BIN)/python tests/installs.py
 
 test-slurm: install  ## Run all tests on a real SLURM

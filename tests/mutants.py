@@ -83,11 +83,16 @@ BOUNDS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """The bytes `start` to `end` of a file, replaced by `text`, in a statement of the lines `first` to `last`."""
+    """The bytes `start` to `end` of a file, replaced by `text`, in a statement of the lines `first` to `last`.
+
+    Attributes:
+        is_in_function: otherwise it is executed by the first test that imports the file.
+    """
 
     file: str
     first: int
     last: int
+    is_in_function: bool
     before: str
     text: str
     start: int
@@ -113,9 +118,10 @@ class Coverage:
     failed: list[str] = field(default_factory=list)
 
     def of(self, mutant: Mutant) -> list[str]:
-        """The tests that execute the statement of a mutant; where that runs outside of tests, those of its file."""
+        """The tests that execute the statement of a mutant; those of its file for what runs at the import or outside of
+        tests."""
         found = 0
-        for line in range(mutant.first, mutant.last + 1):
+        for line in range(mutant.first, mutant.last + 1) if mutant.is_in_function else ():
             found |= self.lines.get((mutant.file, line), 0)
         if not found:
             for (file, _), tests in self.lines.items():
@@ -182,8 +188,10 @@ def mutants(file: str) -> list[Mutant]:
     found = []
     tree = ast.parse(source)
     # The innermost statement of each line: of a compound one, its head.
-    heads = {}
+    heads, in_functions = {}, set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            in_functions.update(range(node.body[0].lineno, node.end_lineno + 1))
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
             last = body[0].lineno - 1 if isinstance(body, list) else node.end_lineno
@@ -197,7 +205,7 @@ def mutants(file: str) -> list[Mutant]:
             text = ast.unparse(new)
             text = f"({text})" if isinstance(new, ast.expr) and not isinstance(new, ast.Constant | ast.Call) else text
             first, last = heads.get(old.lineno, (old.lineno, old.end_lineno))
-            found.append(Mutant(file, first, last, source[start:end].decode(), text, start, end))
+            found.append(Mutant(file, first, last, first in in_functions, source[start:end].decode(), text, start, end))
     return found
 
 

@@ -7,7 +7,7 @@ import pytest
 from mutants import ROOT, Coverage, Mutant, killer_of
 
 FILE = "collectx/batch.py"
-MUTANT = Mutant(FILE, 1, 1, "", "changed = True", 0, 0)
+MUTANT = Mutant(FILE, 1, 1, True, "", "changed = True", 0, 0)
 
 
 @pytest.mark.parametrize("killer", ["tests/c.py::test_c[x - y]", "timed out", None])
@@ -28,8 +28,10 @@ def test_a_failure_counts_that_there_is_not_without_the_mutant(monkeypatch, tmp_
 def test_the_tests_of_a_mutant_execute_its_statement_or_else_its_file():
     coverage = Coverage(["a", "b", "c"], {(FILE, 1): 0b001, (FILE, 2): 0b110, ("cli/run.py", 1): 0b100}, failed=["c"])
     assert [coverage.of(replace(MUTANT, first=line, last=line)) for line in (1, 2, 9)] == [["a"], ["b"], ["a", "b"]]
+    assert coverage.of(replace(MUTANT, is_in_function=False)) == ["a", "b"]
 
 
+@pytest.mark.ci
 def test_every_target_has_mutants():
     assert len(mutants.chosen(0)) == sum(mutants.TARGETS.values()) >= 150
     for file in mutants.UNCOVERED:

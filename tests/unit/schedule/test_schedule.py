@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collectx.collector import RecordedBatch
-from collectx.schedule.asynchronous import AsyncSchedule
+from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.recorded import RecordedSchedule, slots_needed
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Arrival, SlotReport
@@ -55,6 +55,16 @@ def test_async_grants_what_is_left_of_its_budget():
     schedule = AsyncSchedule(2, 2, 17)
     schedule.skip(14)
     assert list(schedule.batch_awaited()) == [(0, 0), (1, 0), (0, 1)]
+
+
+def test_a_bounded_lag_counts_from_the_oldest_slot_that_is_out():
+    schedule = BoundedLagSchedule(3, 1, None, wait_for_all=False, max_lag=3)
+    assert list(schedule.batch_awaited()) == [(0, 0), (1, 0), (2, 0)]
+    for version, worker, granted in ((1, 0, [(0, 0)]), (2, 1, [])):
+        parts = arrive(schedule, worker)
+        schedule.published(version)
+        # Worker 2 still fills its slot with version 0, so one more batch could make that 4 versions old.
+        assert list(schedule.released(parts)) == granted
 
 
 def test_async_does_not_grant_the_last_slot_of_a_dropped_worker_again():

@@ -173,7 +173,10 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
         if keywords.launcher == "mp" and (missing := next(filter(None, map(missing_device, visible or ())), None)):
             yield f"visible_devices={keywords.visible_devices!r}: {missing}"
         else:
-            yield from (as_message(problem, keywords) for problem in visible_problems(cfg.backend, acting))
+            yield from (
+                as_message(problem, keywords)
+                for problem in visible_problems(cfg.backend, len(acting), acting.__getitem__)
+            )
     others = sorted({device for device in acting if not device.startswith("cuda")})
     if keywords.cudagraph_policy and others:
         yield (

@@ -205,7 +205,7 @@ class Place:
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
         """Problems of the GPUs that workers see. Policies act on `acting`."""
-        yield from visible_problems(self.cfg.backend, [acting] * self.cfg.collector.num_workers)
+        yield from visible_problems(self.cfg.backend, self.cfg.collector.num_workers, lambda worker: acting)
 
     # --- what this machine lacks, and what to know ---
 

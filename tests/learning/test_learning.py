@@ -13,6 +13,7 @@ import torch
 
 from collectx import collector, env, policy, trainer
 from collectx.cli.compose import compose
+from collectx.collector.stream import Stream
 from collectx.run import RunFolder
 from collectx.run.collection import RunCollection
 from collectx.run.statistics import Statistics
@@ -44,7 +45,9 @@ def learn(name, target_return, folder, *overrides) -> RunCollection:
     torch.manual_seed(cfg.seed)
     folder.mkdir(exist_ok=True)
     with collector.build(cfg, module, spec) as workers:
-        collection = Lagging(LAGS[name], workers, RunFolder(folder), Statistics(cfg.collector.total_frames))
+        collection = Lagging(
+            LAGS[name], Stream(workers, cfg.collector), RunFolder(folder), Statistics(cfg.collector.total_frames)
+        )
         learner.train(collection)
         collection.close()
     return collection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from collectx.config.problem import Problem
 from collectx.config.schema.launcher import BackendConfig, RpcBackendConfig
@@ -30,11 +30,12 @@ def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
             yield Problem(path, f"{key}={value!r}: must be a number above 0.")
 
 
-def visible_problems(backend: BackendConfig, acting: Sequence[str]) -> Iterator[Problem]:
+def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[[int], str]) -> Iterator[Problem]:
     """Problems of the devices that workers see.
 
     Args:
-        acting: for each worker the device that its policy acts on.
+        num_workers: any number, as it is not checked yet.
+        acting: returns the device that the policy of a worker acts on.
     """
     path, visible = "backend.visible_devices", getattr(backend, "visible_devices", None)
     if visible is None:
@@ -43,10 +44,11 @@ def visible_problems(backend: BackendConfig, acting: Sequence[str]) -> Iterator[
         rule = "must be a list, for each worker cuda:N, the only GPU that it sees, or cpu for none."
         yield Problem(path, rule, visible)
         return
-    if len(visible) != len(acting):
-        yield Problem(path, f"has {len(visible)} entries for {len(acting)} workers: give one for each.")
+    if len(visible) != num_workers:
+        yield Problem(path, f"has {len(visible)} entries for {num_workers} workers: give one for each.")
         return
-    for worker, (sees, acts) in enumerate(zip(visible, acting, strict=True)):
+    for worker, sees in enumerate(visible):
+        acts = acting(worker)
         if acts not in ("cpu", "cuda", sees) or (acts == "cuda" and sees == "cpu"):
             rule = f"the policy of worker {worker} acts on {acts}, and {sees} is all that it sees"
             yield Problem(path, rule, visible, "give both the same.")

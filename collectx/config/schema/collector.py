@@ -162,8 +162,8 @@ class CollectorConfig(Section):
     )
     min_workers: int | None = option(
         None,
-        """With `collector.on_worker_failure=drop`: the run starts when so many of the num_workers workers are ready. The
-        others join when they are ready; sync workers join at the next batch. A worker that is not ready in time
+        """With `collector.on_worker_failure=drop`: the run starts when so many of the num_workers workers are ready.
+        The others join when they are ready; sync workers join at the next batch. A worker that is not ready in time
         (start_timeout_s, and launcher.queue_timeout_s in a queue) is dropped. If failures leave too few ready workers,
         the run waits for those that are starting; if these are too few as well, it ends with the last worker's error.
         `null`: the run starts with all workers and continues down to the last one.""",

@@ -194,10 +194,8 @@ def mutants(file: str) -> list[Mutant]:
             in_functions.update(range(node.body[0].lineno, node.end_lineno + 1))
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
-            last = body[0].lineno - 1 if isinstance(body, list) else node.end_lineno
-            heads |= dict.fromkeys(
-                range(node.lineno, max(last, node.lineno) + 1), (node.lineno, max(last, node.lineno))
-            )
+            last = max(node.lineno, body[0].lineno - 1 if isinstance(body, list) else node.end_lineno)
+            heads |= dict.fromkeys(range(node.lineno, last + 1), (node.lineno, last))
     for node in parts(tree):
         for old, new in changes(node):
             start = starts[old.lineno - 1] + old.col_offset
@@ -240,9 +238,8 @@ def executed(root: Path, tier: str) -> Coverage:
     folder = root / ".lines"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(root / 'tests')!r})\n")
-    with open(folder / "sitecustomize.py", "a") as file:
-        file.write("import line_coverage\nline_coverage.start()\n")
+    start = f"import sys\nsys.path.append({str(root / 'tests')!r})\nimport line_coverage\nline_coverage.start()\n"
+    (folder / "sitecustomize.py").write_text(start)
     options = ["-n", str(os.cpu_count()), "--dist", "loadgroup", f"--tier={tier}", "-p", "line_coverage"]
     _, text = pytest(root, options, 3 * 3600, LINE_COVERAGE=str(folder), PYTHONPATH=f"{folder}{os.pathsep}{root}")
     seconds = dict(map(json.loads, (folder / "seconds").read_text().splitlines()))

@@ -42,7 +42,7 @@ def constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]:
     """What makes an env of `cfg.id`. Where that cannot be imported, a function without parameters, as making the env
     says why."""
     with contextlib.suppress(Exception):
-        return _constructor(cfg)[0]
+        return _call_of(cfg)[0]
     return lambda: None
 
 
@@ -122,12 +122,12 @@ def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
         source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
         raise ConfigError(f"{source}: {text}{extra_advice(error)}") from error
     except TypeError as error:
-        made_by, passed = _constructor(cfg)
+        made_by, passed = _call_of(cfg)
         raise_missing(error, made_by, passed, "env.kwargs")
         raise
 
 
-def _constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+def _call_of(cfg: GymEnvConfig | GymVectorEnvConfig) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     """Returns the function or the class that makes the envs, and its arguments."""
     if cfg.id is None:
         return resolve(cfg.entry_point, "env.entry_point"), {"num_envs": cfg.num_envs, **cfg.kwargs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from collectx.config.derived import surplus_note
+from collectx.config.derived import num_workers_of, surplus_note
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import RunConfig
 from collectx.place import place_of
@@ -53,7 +53,8 @@ _OUTPUTS = ("video_folder", "filename")
 
 def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
     """Where several envs write to one path, each overwrites what the others wrote."""
-    env, count = cfg.env, cfg.collector.num_workers * cfg.env.num_envs
+    env, collector = cfg.env, cfg.collector
+    count = num_workers_of(collector) * collector.num_workers_per_collector * env.num_envs
     if not isinstance(env, GymnasiumConfig) or count == 1:
         return
     calls = [("env.kwargs", env.kwargs)]

@@ -191,7 +191,7 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     manifest, state = checkpoint.manifest, checkpoint.load()
     try:
         counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]
-        if "lives" in state["collector"]:  # the incarnations, in checkpoints of version 0.1
+        if "lives" in state["collector"]:  # the word of older checkpoints
             state["collector"]["incarnations"] = state["collector"].pop("lives")
         is_timed = isinstance(manifest["time"], float)
     except (LookupError, TypeError) as error:

@@ -314,7 +314,7 @@ class Sampler:
             rate = min(rate, now.frames / passed_s)
         now_per_s = frames / passed_s if frames and passed_s > 0 else rate
         share = _trainer_share(now, since)
-        return View(now, now_s - self._start_s, now_per_s, share, tuple(_worker_views(now, since, passed_s)))
+        return View(now, now_s - self._start_s, now_per_s, share, tuple(_part_rates(now, since, passed_s)))
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:
@@ -329,7 +329,7 @@ def _trainer_share(now: Statistics, since: Statistics) -> float | None:
     return min(1.0, max(0.0, 1 - (now.waited_s - waited_s) / passed_s)) if passed_s > 0 else None
 
 
-def _worker_views(now: Statistics, since: Statistics, passed_s: float) -> Iterator[PartRates]:
+def _part_rates(now: Statistics, since: Statistics, passed_s: float) -> Iterator[PartRates]:
     for worker, totals in sorted(now.workers.items()):
         before, rate = since.workers.get(worker), 0.0
         if before is None or before.frames == totals.frames:

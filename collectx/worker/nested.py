@@ -21,7 +21,6 @@ from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
 from collectx.config.derived import frames_per_part
 from collectx.config.schema.collector import CollectorConfig
-from collectx.env.numbers import EnvNumbers
 from collectx.errors import WorkerError
 from collectx.policy.weights import FlatWeights
 from collectx.rollout.loop import RolloutStopped
@@ -52,8 +51,7 @@ class NestedSource:
     def _build(self, spec: ProcessSpec, build: Callable[..., Any]) -> None:
         """Starts the collector; builds the module that receives its weights."""
         cfg = dataclasses.replace(spec.cfg, collector=nested_options(spec.cfg.collector))
-        numbers = EnvNumbers(spec.placement.env_index, spec.placement.worker_index)
-        env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), numbers=numbers)
+        env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), numbers=spec.placement.numbers)
         policy = policies.build(cfg.policy, env_spec, cfg.seed)
         overrides = [ConfigOverrides(hooks=spec.hooks)] * cfg.collector.num_workers
         self._collector = build(cfg, policy, env_spec, overrides=overrides, outer=spec.placement)

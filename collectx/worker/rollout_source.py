@@ -15,7 +15,6 @@ from collectx import policy as policies
 from collectx.batch import Leaf, Slot, nested_dims, to_tensordict
 from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
-from collectx.env.numbers import EnvNumbers
 from collectx.errors import ShapeError
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.policy.base import Actor
@@ -162,8 +161,7 @@ class RolloutSource:
             warm_up()
         placement = self._spec.placement
         first_row = first_env - placement.index * self._spec.num_envs
-        numbers = EnvNumbers(placement.env_index, placement.worker_index).of(first_row)
-        group = envs.build(cfg, first_env, placement.incarnation, numbers)
+        group = envs.build(cfg, first_env, placement.incarnation, placement.numbers.of(first_row))
         if group.spec.num_envs != num_envs:
             raise ShapeError(
                 f"worker {self._spec.worker} makes {group.spec.num_envs} envs, worker 0 makes {num_envs}: all must "

@@ -15,6 +15,7 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
+from collectx.env.numbers import EnvNumbers
 from collectx.random_state import seed_generators
 from collectx.rollout.options import RolloutOptions
 from collectx.user_objects import Hooks, UserCollector, UserObjects
@@ -34,7 +35,7 @@ class Placement:
             and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps the number
             of their worker. Added workers start at a higher number.
         visible_device: the only GPU that its process sees, or "cpu"; None: all.
-        env_index, worker_index: its numbers and those of its first env (`collectx.env.numbers`).
+        env_index, worker_index: the numbers of its first env (`collectx.env.numbers`).
     """
 
     worker: int
@@ -44,6 +45,11 @@ class Placement:
     visible_device: str | None = None
     env_index: int = 0
     worker_index: int = 0
+
+    @property
+    def numbers(self) -> EnvNumbers:
+        """The numbers of its first env."""
+        return EnvNumbers(self.env_index, self.worker_index)
 
 
 @dataclass(kw_only=True)

@@ -28,8 +28,12 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
     """See `collectx.env.build`. `cfg.target` makes either one env, or all `cfg.num_envs` envs as one batched env."""
     make = resolve(cfg.target, "env.target")
     show_once()
-    with numbers.explained():
-        env = call(make, numbers.arguments(make, cfg.kwargs), "env.kwargs")
+
+    def make_one(e: int) -> Any:
+        with numbers.of(e).explained():
+            return call(make, numbers.of(e).arguments(make, cfg.kwargs), "env.kwargs")
+
+    env = make_one(0)
     if not is_torchrl_env(env):
         raise ConfigError(f"env.target={cfg.target}: returned {type(env).__name__}, expected an EnvBase of TorchRL.")
     if env.batch_size:
@@ -39,11 +43,7 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
                 f"{list(env.batch_size)}: use env.num_envs={env.batch_size.numel()}."
             )
         return TorchrlEnv(split_serial_env(env), exclude=cfg.exclude_keys)
-    others = []
-    for e in range(1, cfg.num_envs):
-        with numbers.of(e).explained():
-            others.append(make(**numbers.of(e).arguments(make, cfg.kwargs)))
-    return TorchrlEnv([env, *others], exclude=cfg.exclude_keys)
+    return TorchrlEnv([env, *map(make_one, range(1, cfg.num_envs))], exclude=cfg.exclude_keys)
 
 
 class TorchrlEnv(Env):

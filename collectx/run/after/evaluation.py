@@ -113,8 +113,7 @@ def evaluate(
     ended: set[int] = set()
     next_s = time.monotonic() + _SAY_S
     # More threads would wait for one another on busy cores, after each operation.
-    numbers = of_evaluation(env.num_envs)
-    outer = Placement(0, 0, 1, env_index=numbers.env_index, worker_index=numbers.worker_index)
+    outer = Placement(worker=0, index=0, num_workers=1, **vars(of_evaluation(env.num_envs)))
     with single_threaded(), collectors.build(cfg, policy, spec, outer=outer) as collector:
         while not ended.issuperset(range(episodes)):
             batch = next(collector)

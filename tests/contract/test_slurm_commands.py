@@ -421,7 +421,7 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     command("srun", f'env | grep -c ^SLURM_; echo "$@"; {end}')
     for name, value in {"JOB_ID": "17", "JOB_CPUS_PER_NODE": "4(x2),1", "NTASKS": "1", "STEP_ID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
+    for name in ("REFRESH_S", "_MIN_QUERY_S", "_MAX_QUERY_S", "_SETTLE_S"):
         monkeypatch.setattr(watcher, name, 0.01)
     cfg = composed("launcher=slurm collector=multi_async collector.num_workers=8 launcher.srun={mpi:none}")
     results = []

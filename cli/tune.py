@@ -112,7 +112,7 @@ def _output(arguments: Arguments) -> Path:
 
 def _row(point: tune.Point, result: tune.SearchResult) -> tuple[str, ...]:
     rates = point.rates
-    marks = [", as given"] * (point is result.points[0]) + [", chosen"] * (point is result.chosen)
+    marks = [", yours"] * (point is result.points[0]) + [", chosen"] * (point is result.chosen)
     status = point.status.partition(":")[0] + "".join(marks)
     rate = f"{fmean(rates):,.0f}" if rates else "-"
     return str(point), status, str(len(rates)), rate, f"{stdev(rates):,.0f}" if len(rates) > 1 else "-"
@@ -121,13 +121,13 @@ def _row(point: tune.Point, result: tune.SearchResult) -> tuple[str, ...]:
 def _verdict(result: tune.SearchResult) -> str:
     if result.best is result.points[0]:
         count = sum(bool(point.rates) for point in result.points)
-        return f"the configuration as given is kept: the fastest of {count} points"
+        return f"keeping your settings: they were the fastest of {count} points"
     if result.gain is None:
-        return f"the configuration as given is kept: {result.best} failed when it was measured beside it"
-    measured = "{:.2f} times as fast as given, in turns (95 %: {:.2f} to {:.2f})".format(*result.gain)
+        return f"keeping your settings: {result.best} failed when it was measured beside them"
+    measured = "{:.2f} times as fast as your settings, in turns (95 % CI {:.2f} to {:.2f})".format(*result.gain)
     if result.chosen is result.best:
         return f"{result.best}: {measured}"
-    return f"the configuration as given is kept: the fastest, {result.best}, was {measured}, which is within the noise"
+    return f"keeping your settings: the fastest, {result.best}, was {measured}, which is within the noise"
 
 
 def _machine() -> str:

@@ -213,7 +213,7 @@ def search(
 
     given, *others = map(Point, points)
     if not measured(given):
-        raise ConfigError(f"the configuration as given cannot be measured: {given.status}")
+        raise ConfigError(f"your settings cannot be measured: {given.status}")
     Random(seed).shuffle(others)
     racing = [*others, given]
     while len(racing) > 1:

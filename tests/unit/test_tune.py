@@ -101,7 +101,7 @@ def test_points_that_fail_or_break_a_rule_are_left_out():
     }
     assert all(dict(said)["env.num_envs"] != 16 for said in machine.said)
     assert len(asked) == len(POINTS) - 1  # all but the first, each once
-    with pytest.raises(ConfigError, match="as given cannot be measured: failed: no memory"):
+    with pytest.raises(ConfigError, match="your settings cannot be measured: failed: no memory"):
         machine.search(points=POINTS[::-1])
 
 

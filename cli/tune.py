@@ -29,9 +29,9 @@ from collectx.run.terminal import printing
 _USAGE = """\
 collectx tune [overrides] [tune.minutes=5] [flags]: runs the configuration with different numbers of workers, envs per
 worker, torch threads, slots, with and without overlap and inference server, for some seconds each, drops slow ones
-early, and measures the fastest beside the configuration as given. Options that are overridden on the command line keep
-their value. collector.frames_per_batch is never changed, and with tune.exact=true, the default for a trainer that
-learns, neither are rows, steps and lag of batches. `collectx list tune` documents tune.*.
+early, and measures the fastest beside your settings. Options that are overridden on the command line keep their value.
+collector.frames_per_batch never changes, and with tune.exact=true, the default for a trainer that learns, neither do
+rows, steps and lag of batches. `collectx list tune` documents tune.*.
 
 Writes an experiment file with the overrides and the fastest values, and prints the command that uses it.
 

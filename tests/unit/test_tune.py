@@ -55,7 +55,7 @@ def test_each_round_keeps_the_faster_half_and_measures_its_points_in_turns():
     machine = Machine(workers_and_envs)
     found = machine.search()
     dropped = [point for point in found.points if point.status == "dropped"]
-    assert len(dropped) == len(POINTS) - 2  # all but the fastest and the configuration as given
+    assert len(dropped) == len(POINTS) - 2  # all but the fastest and your settings
     assert [len(point.rates) for point in dropped].count(2) == len(POINTS) / 2
     assert min(len(point.rates) for point in dropped) == 2
     for point in dropped:

@@ -94,7 +94,7 @@ class RunCollection:
 
     def __next__(self) -> Any:
         """Returns the next batch; blocks until it is complete. Raises the errors of the collector, and `StopIteration`
-        after `max_batches`. Batches are counted, digested and logged before they become whole trajectories."""
+        after `max_batches`. Batches are counted, digested and logged before they are joined to trajectories."""
         self.is_learning = False
         batch = self._stream.next(self._collect)
         self.is_learning = True

@@ -140,7 +140,7 @@ class Signals:
         self._grace_s, self._note = grace_s, note
 
     def check(self) -> None:
-        """Raises `RunStopped` if a signal came that has not raised."""
+        """Raises `RunStopped` if a signal is pending."""
         if self.last is not None and not self._shielded:
             self._end_grace()
             raise RunStopped(self.last)

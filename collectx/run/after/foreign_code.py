@@ -19,8 +19,8 @@ from collectx.run.terminal import printing
 # Launcher options that name code, or may.
 _EXECUTED_BY_LAUNCHER = {
     **dict.fromkeys(("python", "setup"), "is executed"),
-    **dict.fromkeys(("srun", "sbatch", "container"), "is passed to SLURM, and may name what is executed"),
-    **dict.fromkeys(("ray_init_config", "remote_configs"), "is passed to Ray, and may name what is executed"),
+    **dict.fromkeys(("srun", "sbatch", "container"), "is passed to SLURM, and may name code to execute"),
+    **dict.fromkeys(("ray_init_config", "remote_configs"), "is passed to Ray, and may name code to execute"),
 }
 
 

@@ -122,7 +122,7 @@ class LoadedPolicy:
 
         Args:
             observation: as the env returns it: arrays or tensors `[*shape]`, or `[B, *shape]` for a batch; a dict or
-                a tuple of them where the space is one. Or a TensorDict with the keys of `leaves`.
+                a tuple of these if the space is one. Or a TensorDict with the keys of `leaves`.
 
         Returns:
             As the env's `step` takes it, arrays `[*shape]` or `[B, *shape]`; tensors for a TensorDict.

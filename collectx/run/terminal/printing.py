@@ -142,7 +142,7 @@ def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objec
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, ...]:
-    """Mean, standard deviation, minimum and maximum of an objective over the seeds; None where there is none."""
+    """Mean, standard deviation, minimum and maximum of an objective over the seeds; None without values."""
     if not values:
         return (None,) * len(SPREAD)
     return fmean(values), stdev(values) if len(values) > 1 else None, min(values), max(values)

@@ -126,6 +126,6 @@ def control_group_values(controller: str, version2: Sequence[str], version1: Seq
         for parent in (folder, *folder.parents):
             if not parent.is_relative_to(root):
                 break
-            # The root, and a group that a container hides, have no such files.
+            # The root, and a group that a container hides, lack these files.
             with suppress(OSError):
                 yield " ".join((parent / name).read_text().strip() for name in names)

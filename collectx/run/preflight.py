@@ -112,7 +112,7 @@ def _data_format(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
-    """`collector.order_of` names an async run of as many workers."""
+    """`collector.order_of` names an async run that this run has enough workers to repeat."""
     collector, folder = cfg.collector, cfg.collector.order_of
     if folder is None:
         return

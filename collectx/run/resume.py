@@ -109,7 +109,7 @@ class ResumePoint:
                 return []
             return order_of(files.metrics, lines)
         except (LookupError, TypeError, ValueError):
-            return []  # also where a line is damaged: these lines and events may be newer than what is synced
+            return []  # also where a line is damaged: these lines and events may be newer than the synced ones
 
     def rewind(self, files: RunFolder) -> None:
         """Removes lines and checkpoints of batches after the checkpoint."""

@@ -54,7 +54,7 @@ class Signals:
     terminal, output to the terminal is dropped.
 
     Args:
-        note: called where user code has replaced a handler, see `collectx.signal_handlers`.
+        note: called if user code replaced a handler, see `collectx.signal_handlers`.
 
     Attributes:
         last: the last signal, or None.

@@ -1,4 +1,4 @@
-"""The loop of every worker: fills granted slots with the newest weights, and reports how long each step took.
+"""The loop of every worker: fills granted slots with the newest weights, and reports how long each part took.
 
     acquire --Fill--> refresh --> fill --report--> send --> acquire ...
 

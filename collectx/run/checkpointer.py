@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collectx.trainer.base import Trainer
 
 # Timed checkpoints may take this share of the time.
-_MOST_SHARE = 0.01
+_MAX_SHARE = 0.01
 
 
 class Checkpointer:
@@ -141,7 +141,7 @@ class Checkpointer:
             cost_s = time.monotonic() - began_s
             statistics.checkpoint_s += cost_s
         self._last_batches = statistics.batches
-        self._due_s = time.monotonic() + max(self._every_s, cost_s / _MOST_SHARE)
+        self._due_s = time.monotonic() + max(self._every_s, cost_s / _MAX_SHARE)
 
     def write_final(self, path: Path) -> None:
         """Writes the trainer's state alone, if it has one, to the file `path`; blocks until it is on the disk.

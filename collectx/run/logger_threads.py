@@ -23,7 +23,7 @@ from collectx.transport.connections import LONGEST_WAIT_S
 from collectx.user_objects import call, resolve
 
 # Lines that may wait for a logger; some seconds of a fast run.
-_MOST_LINES = 10_000
+_MAX_LINES = 10_000
 # Seconds that a thread rests before the next lines: in a fast run, waking up for each line would cost the trainer more
 # time than the lines do.
 _PAUSE_S = 0.5
@@ -94,12 +94,12 @@ class _LoggerThread(threading.Thread):
         self.start()
 
     def put(self, scalars: dict[str, float], step: int) -> None:
-        if self._lines.qsize() < _MOST_LINES:
+        if self._lines.qsize() < _MAX_LINES:
             self._lines.put((scalars, step))
         elif self.is_alive():
             self._num_skipped += 1
             if self._num_skipped == 1:
-                self._events("logger_slow", logger=self.logger, frames=step, waiting=_MOST_LINES)
+                self._events("logger_slow", logger=self.logger, frames=step, waiting=_MAX_LINES)
 
     def end(self) -> None:
         """Ends the thread after the waiting lines."""

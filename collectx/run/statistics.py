@@ -179,7 +179,7 @@ class Statistics:
 
 
 # Maximum number of points of `MetricsTail.curve`.
-_MOST_POINTS = 2000
+_MAX_POINTS = 2000
 # Only the end of a longer `metrics.jsonl` is read, some thousand batches: a million lines would take 15 s.
 _NEWEST_BYTES = 1 << 22
 
@@ -190,7 +190,7 @@ class MetricsTail(Statistics):
     later lines; frames, batches and episodes cover the complete run.
 
     Attributes:
-        curve: seconds since the first batch, frames and mean return of at most `_MOST_POINTS` batches.
+        curve: seconds since the first batch, frames and mean return of at most `_MAX_POINTS` batches.
     """
 
     def __init__(self, metrics: Path, total_frames: int, target_return: float | None = None):
@@ -240,7 +240,7 @@ class MetricsTail(Statistics):
         self.num_episodes = line.get("num_episodes", self.num_episodes + line.get("episodes", 0))
         mean_return = line.get("mean_return", self.mean_return)
         self.mean_return = math.nan if mean_return is None else mean_return
-        if len(self.curve) >= _MOST_POINTS:
+        if len(self.curve) >= _MAX_POINTS:
             del self.curve[1::2]
         self.curve.append((self.last_s - (self.first_s or 0.0), self.frames, self.mean_return))
         self.scalars = self.scalars | line.get("scalars", {})

@@ -83,11 +83,11 @@ class Progress:
     def _run(self) -> None:
         try:
             is_live = self._live is not None or self._cell is not None
-            least_s = interval_s = REFRESH_S if is_live else PLAIN_S
+            min_s = interval_s = REFRESH_S if is_live else PLAIN_S
             while not self._stop.wait(interval_s):
                 started_s = time.thread_time()
                 self._draw()
-                interval_s = max(least_s, (time.thread_time() - started_s) / DRAWING_SHARE)
+                interval_s = max(min_s, (time.thread_time() - started_s) / DRAWING_SHARE)
             if self._statistics.batches:
                 self._draw()
         except Exception as error:  # a display that cannot be drawn (a closed pipe) must not end the run

@@ -1,1 +1,1 @@
-"""The process that forks workers (`start`), what they inherit (`inherited`), and their script (`script`)."""
+"""The process that forks workers (`start`), the state that they inherit (`inherited`), and their script (`script`)."""

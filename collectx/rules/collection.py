@@ -91,12 +91,12 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
         )
 
 
-def least_workers(cfg: RunConfig) -> Iterator[Problem]:
+def min_workers(cfg: RunConfig) -> Iterator[Problem]:
     """A run starts with as many workers as it needs."""
-    least, count = cfg.collector.min_workers, cfg.collector.num_workers
-    if least is not None and least > count:
+    minimum, count = cfg.collector.min_workers, cfg.collector.num_workers
+    if minimum is not None and minimum > count:
         rule = f"is more than `collector.num_workers={count}`"
-        yield Problem("collector.min_workers", rule, least, f"use at most {count}.")
+        yield Problem("collector.min_workers", rule, minimum, f"use at most {count}.")
 
 
 def preemption(cfg: RunConfig) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ from collectx.transport.tracebacks import request_stacks
 _GRACE_S = 0.2
 # If `events` is not called for longer than this share of the shorter timeout, the excess does not count towards
 # timeouts: the run may have been stopped (Ctrl-Z).
-_LONGEST_GAP = 0.25
+_MAX_GAP = 0.25
 
 
 class JoinState(Enum):
@@ -139,7 +139,7 @@ class Supervisor(Generic[AnyPeer]):
         self._close_timeout_s = close_timeout_s
         self._describe = describe
         self._join_timeout = join_timeout
-        self._longest_gap_s = _LONGEST_GAP * min(start_timeout_s, worker_timeout_s)
+        self._longest_gap_s = _MAX_GAP * min(start_timeout_s, worker_timeout_s)
         self._timers = PeerTimers(self._longest_gap_s, clock)
         self._selector = selectors.DefaultSelector()
 

@@ -86,7 +86,7 @@ WRONG = {
     "shape": (Handmade, {"shape": [2, 20]}, ShapeError, r"size \[2, 20\]: the trainer expects 40 frames, time last"),
     "adds": (Handmade, {"add": ["advantage"]}, ShapeError, r"advantage \[\] torch.float32 is unexpected"),
     "dtype": (Handmade, {"drop": ["action"], "add": ["action"]}, ShapeError, r"float32 should be \[\] torch.int64"),
-    "ends": (Handmade, {"last": 1}, WorkerError, "Handmade has ended, although it was made with total_frames"),
+    "ends": (Handmade, {"last": 1}, WorkerError, "Handmade ended, although it was made with total_frames"),
 }
 
 

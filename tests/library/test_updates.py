@@ -52,7 +52,7 @@ def test_overlapped_batches_have_a_lag_of_one_version(way):
             policy.action.data.fill_((number + 1) % 2)
             if way is SHARED_SYNC:
                 collector.update_policy_weights_()
-        with pytest.raises(NotImplementedError, match="use overlap=0"):
+        with pytest.raises(NotImplementedError, match="Use overlap=0"):
             collector.update_policy_weights_({0: weights_of(policy)})
 
 

@@ -78,7 +78,7 @@ def test_a_repeated_sweep_continues_points_from_their_checkpoints(queue, capsys)
     assert [path.name for path in first.checkpoints.iterdir()] == ["000000001"]
     assert [JobSpec.read(files).cfg.run.resume for files in (first, second)] == ["auto", "auto"]
     err = capsys.readouterr().err
-    assert f"{second.path} has no checkpoint: the run begins anew" in err
+    assert f"{second.path} contains no checkpoint, so the run starts over" in err
     assert str(first.path) not in err
     queue.states["101_1"] = "CANCELLED"
     assert run.main([*words, "run.overwrite=true"]) == 0

@@ -33,7 +33,7 @@ from collectx.place.processes import leave_signals_to_trainer
 from collectx.place.slurm import commands, requeue
 from collectx.place.slurm.array import note_of_end
 from collectx.place.slurm.job import JobTasksLauncher
-from collectx.place.slurm.script import WORKERS
+from collectx.place.slurm.jobs import SlurmJob
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT)
     status = _run_worker(spec.cfg, files, rank - 1, token)
     # Ranks of one MPI job wait for each other at their exit.
-    if arguments.worker is None and status == 0 and place_of(spec.cfg).backend != "mpi":
+    if arguments.worker is None and status == 0 and not place_of(spec.cfg).has_ranks:
         _wait_for_trainer(spec.cfg, files)
     return status
 
@@ -97,8 +97,9 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
     """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder as the script names it."""
     from collectx.run.execution import execute
 
-    cfg, slurm = spec.cfg, spec.cfg.launcher
+    cfg, slurm, place = spec.cfg, spec.cfg.launcher, place_of(spec.cfg)
     assert isinstance(slurm, SlurmLauncherConfig)
+    assert isinstance(place, SlurmJob)
     if requeue.num_requeues(os.environ):
         resume = "auto" if files.has_checkpoint else "never"
         cfg = replace(cfg, run=replace(cfg.run, resume=resume))
@@ -113,7 +114,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
         int((files.jobs / "log_begin").read_text()),
         files.worker_log,
         folder,
-        WORKERS if slurm.kind == "submitit_delayed" else None,
+        place.workers_part,
         lambda endpoint: announce_trainer(files, endpoint, token),
     )
     try:
@@ -220,7 +221,7 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
 
 def _begin_mpi(cfg: RunConfig) -> None:
     """Initialises MPI where srun made the tasks ranks of one MPI job. The preflight check reports what is missing."""
-    if place_of(cfg).backend == "mpi" and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
+    if place_of(cfg).has_ranks and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
         from collectx.transport.network.mpi import initialize_ranks
 
         initialize_ranks(cfg.collector.start_timeout_s, "collector.start_timeout_s")

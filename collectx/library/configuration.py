@@ -46,7 +46,7 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
     backend = "auto"
     if isinstance(keywords, NetworkKeywords):
         backend = "rpc" if isinstance(keywords, RpcKeywords) else keywords.backend
-        jobs = PresubmittedJobs.from_environment() if keywords.launcher == "submitit_delayed" else None
+        jobs = PresubmittedJobs.from_environment() if keywords.has_submitted_jobs else None
         if keywords.tcp_port is None and jobs is not None:
             options["backend"]["port"] = jobs.tcp_port
     return RunConfig(
@@ -78,8 +78,8 @@ def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:
 
 
 def _launcher(keywords: Keywords, options: dict[str, dict[str, Any]], problems: list[str]) -> LauncherConfig:
-    if isinstance(keywords, NetworkKeywords) and keywords.launcher != "mp":
-        slurm_kwargs = {} if keywords.launcher == "submitit_delayed" else keywords.slurm_kwargs or {}
+    if isinstance(keywords, NetworkKeywords) and keywords.has_jobs:
+        slurm_kwargs = {} if keywords.has_submitted_jobs else keywords.slurm_kwargs or {}
         try:
             return slurm_resources(slurm_kwargs, keywords.num_sub_threads)
         except ConfigError as error:

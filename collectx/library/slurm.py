@@ -53,13 +53,13 @@ def open_launcher(
     Args:
         overrides: for each worker, what differs from `cfg`.
     """
-    if not isinstance(keywords, NetworkKeywords) or keywords.launcher == "mp":
+    if not isinstance(keywords, NetworkKeywords) or not keywords.has_jobs:
         return None, lambda name, **fields: None
     objects = [
         UserObjects.of(each.env or cfg.env, each.policy or cfg.policy, each.hooks, each.user_collector)
         for each in overrides
     ]
-    if keywords.launcher == "submitit_delayed":
+    if keywords.has_submitted_jobs:
         presubmitted = PresubmittedJobs.from_environment()
         assert presubmitted is not None
         events = EventLog(presubmitted.files())
@@ -106,7 +106,8 @@ def submitit_delayed_launcher(
         ConfigError: by the decorator: unknown framework; by the call: this machine has no SLURM.
         LauncherError: by the call: SLURM refused a job, or a job failed; the message names its log.
     """
-    if framework not in ("distributed", "rpc"):
+    transports = {"distributed": backend, "rpc": "rpc"}
+    if framework not in transports:
         raise ConfigError(f"framework={framework!r}: must be 'distributed' or 'rpc'.")
 
     def decorate(main: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,8 +118,8 @@ def submitit_delayed_launcher(
             if not commands.is_here():
                 raise ConfigError("submitit_delayed_launcher: this machine has no sbatch on its PATH.")
             files = new_folder()
-            transport = backend if framework == "distributed" else framework
-            presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, port_number(tcpport), queue_timeout_s)
+            transport, port = transports[framework], port_number(tcpport)
+            presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, port, queue_timeout_s)
             trainer, workers = (
                 slurm_resources(conf or {}, 1) for conf in (submitit_main_conf, submitit_collection_conf)
             )

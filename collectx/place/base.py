@@ -53,7 +53,7 @@ class Place:
         that the collector or the launcher needs, nccl between GPUs, or gloo."""
         if self.cfg.backend.kind != "auto":
             return self.cfg.backend.kind
-        return "inline" if self.cfg.collector.schedule == "single" else self._default_backend()
+        return self._default_backend() if self.cfg.collector.has_workers else "inline"
 
     def _default_backend(self) -> str:
         if self.cfg.collector.kind == "rpc":
@@ -69,6 +69,11 @@ class Place:
     def shares_memory(self) -> bool:
         """Whether the workers are processes that share memory with the trainer."""
         return self.backend == "shared_memory"
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether trainer and workers are ranks of MPI."""
+        return self.backend == "mpi"
 
     @property
     def network(self) -> str | None:
@@ -100,7 +105,7 @@ class Place:
     @property
     def num_tasks(self) -> int:
         """Number of processes of a job with trainer and workers; `collector=single` has the trainer alone."""
-        return 1 if self.cfg.collector.schedule == "single" else 1 + self.cfg.collector.num_workers
+        return 1 + self.cfg.collector.num_workers if self.cfg.collector.has_workers else 1
 
     def processes(self) -> dict[str, int]:
         """The number of processes of each role, on all hosts."""
@@ -162,7 +167,7 @@ class Place:
             rule = f"collector={collector.kind} is over torch.distributed"
             alternative = f"collector=multi_{collector.schedule}"
             yield Problem("backend", rule, backend, f"use backend=auto or gloo, or {alternative}.")
-        elif collector.schedule == "single":
+        elif not collector.has_workers:
             yield from self._without_transport("collector=single")
         elif backend == "inline":
             rule = f"collector={collector.kind} with launcher={launcher} has several processes"
@@ -186,7 +191,7 @@ class Place:
 
     def _single_problems(self) -> Iterator[Problem]:
         """A launcher has workers to start."""
-        if self.needs_workers and self.cfg.collector.schedule == "single":
+        if self.needs_workers and not self.cfg.collector.has_workers:
             rule = "it starts workers beside the trainer, and collector=single has none"
             kind = self.cfg.launcher.kind
             yield Problem("launcher", rule, kind, "use launcher=local, or launcher=slurm for a job.")
@@ -233,7 +238,7 @@ class Place:
 
         reason = registry.why_not(self.network)
         problems = [] if reason is None else [f"backend={self.network} cannot work on this machine: {reason}."]
-        if self.network == "mpi" and self.is_job and "PMIX_NAMESPACE" not in os.environ:
+        if self.has_ranks and self.is_job and "PMIX_NAMESPACE" not in os.environ:
             problems = [
                 f"backend=mpi: launcher={self.cfg.launcher.kind} has started the roles without MPI's PMIx: "
                 "use launcher.srun.mpi=pmix where `srun --mpi=list` names it, or backend=gloo."

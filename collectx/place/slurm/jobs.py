@@ -15,6 +15,7 @@ from typing import Any
 from collectx.config.problem import Problem
 from collectx.place.base import Place
 from collectx.place.slurm import commands
+from collectx.place.slurm.script import WORKERS
 
 # Options of sbatch that collectx sets, and which option to use instead.
 _SBATCH = {
@@ -87,6 +88,8 @@ class SlurmJob(SlurmArray):
 
     is_job = can_be_step = has_one_universe = True
     has_worker_jobs = needs_workers = False
+    # The workers' part of a heterogeneous job; None for other jobs.
+    workers_part: int | None = None
 
     def _own_problems(self) -> Iterator[Problem]:
         yield from super()._own_problems()
@@ -95,7 +98,7 @@ class SlurmJob(SlurmArray):
 
     def _described_tasks(self) -> tuple[int, str]:
         """The number of tasks that nodes are for, and what they are."""
-        if self.cfg.collector.schedule == "single":
+        if not self.cfg.collector.has_workers:
             return self.num_tasks, "tasks, collector=single"
         return self.num_tasks, f"tasks, the trainer and {self.num_tasks - 1} workers"
 
@@ -126,6 +129,7 @@ class SlurmParts(SlurmJob):
 
     can_be_step = has_one_universe = False
     needs_workers = True
+    workers_part = WORKERS
 
     def _parts(self) -> dict[str, object]:
         return {
@@ -141,7 +145,7 @@ class SlurmParts(SlurmJob):
             yield Problem("launcher.max_parallel", rule, self._launcher.max_parallel, advice)
 
     def _described_tasks(self) -> tuple[int, str]:
-        if self.cfg.collector.schedule == "single":
+        if not self.cfg.collector.has_workers:
             return super()._described_tasks()
         return self.num_tasks - 1, "workers"
 

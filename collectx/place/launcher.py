@@ -6,8 +6,10 @@ Independent of the code that a worker runs.
 from __future__ import annotations
 
 import os
+import signal
 import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -82,7 +84,7 @@ class Launcher:
     def describe(self, worker: int, handle: Handle | None = None) -> str:
         """Names a worker in messages: its handle, its log, and the last line of the log if it has failed."""
         remote = handle if isinstance(handle, RemoteHandle) else None
-        words = [str(remote)] if remote is not None and str(remote) else []
+        words = [remote.text] if remote is not None and remote.text else []
         if self._log is not None:
             log = self._log(worker)
             end = _ending(log, remote.expects_log) if remote is not None and remote.exitcode else ""
@@ -107,28 +109,42 @@ class InlineLauncher(Launcher):
 
 
 class RemoteHandle:
-    """The handle of a worker that is no process of this machine (`collectx.transport.processes.Handle`). `str` is for
-    messages, and may be empty.
+    """The handle of a worker that is no process of this machine, but a task, job or step of SLURM, or an actor of Ray:
+    `collectx.transport.processes.Handle`. The code that watches the worker calls `finish` at its end.
+
+    Args:
+        stop: `stop(handle, signum)` ends the worker, or frees what an ended worker holds; None: the worker ends with
+            the trainer's connection.
+        is_awaited: `is_awaited(handle)` tells whether `join` waits for the end of the worker and then calls `stop`;
+            otherwise `join` returns at once, as the end becomes known late.
+        text: names the worker in messages; may be empty.
 
     Attributes:
         sentinel: a descriptor that becomes readable at the worker's end.
         exitcode: None until then.
+        actor: the actor of Ray; None for other workers.
+        expects_log: whether a worker that has failed must have written a log.
         is_ended_by_scheduler: whether a scheduler has ended it, without a failure of the worker.
     """
 
     pid = None
-    is_ended_by_scheduler = False
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        stop: Callable[[RemoteHandle, int], None] | None = None,
+        is_awaited: Callable[[RemoteHandle], bool] = lambda handle: False,
+        text: str = "",
+    ):
         self.exitcode: int | None = None
+        self.text = text
+        self.actor: Any = None
+        self.expects_log = True
+        self.is_ended_by_scheduler = False
+        self._stop = stop
+        self._is_awaited = is_awaited
         self.sentinel, self._end = os.pipe()
         for descriptor in (self.sentinel, self._end):
             weakref.finalize(self, os.close, descriptor)
-
-    @property
-    def expects_log(self) -> bool:
-        """Whether a worker that has failed must have written a log."""
-        return True
 
     def finish(self, exitcode: int) -> None:
         """Notes the worker's end; the first call counts."""
@@ -137,13 +153,19 @@ class RemoteHandle:
             os.write(self._end, b"\0")
 
     def join(self, timeout: float | None = None) -> None:
-        """Returns at once, as the end of such a worker is known late."""
+        """Waits for the worker's end, see `is_awaited`."""
+        if self._is_awaited(self) and wait([self.sentinel], timeout):
+            self.terminate()
 
     def terminate(self) -> None:
-        """Nothing: the worker ends with the trainer's connection."""
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self.terminate()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, signum: int) -> None:
+        if self._stop is not None:
+            self._stop(self, signum)
 
 
 def _ending(log: Path, is_expected: bool) -> str:

@@ -308,7 +308,7 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
         file.flush()
         assert is_readable(handles[4])
     assert handles[4].exitcode == 127
-    failed = {worker: str(handle) for worker, handle in enumerate(handles[:4]) if handle.exitcode}
+    failed = {worker: handle.text for worker, handle in enumerate(handles[:4]) if handle.exitcode}
     assert failed == {worker: f"task {worker + 1} {how}" for worker in workers}
 
 
@@ -316,7 +316,7 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
 def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch, down, names):
     monkeypatch.setattr(nodes, "seems_lost", lambda node: node == down)
     started = []
-    monkeypatch.setattr(job, "StepHandle", lambda command, log: started.append(command()) or Mock(exitcode=0))
+    monkeypatch.setattr(job, "start_step", lambda command, log: started.append(command()) or Mock(exitcode=0))
     for restarts, node in enumerate(names, 1):
         workers.start(1, NOTHING, restarts)
         assert {f"--nodelist={node}", "--mpi=none"} <= set(started[-1])
@@ -371,7 +371,7 @@ def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
         raise LauncherError("scontrol does not answer")
 
     commands = (lambda: ["sh", "-c", "exit 3"], refuse, lambda: ["sleep", "100"])
-    ended, refused, endless = (job.StepHandle(command, tmp_path / "log") for command in commands)
+    ended, refused, endless = (job.start_step(command, tmp_path / "log") for command in commands)
     assert not is_readable(endless, 0.05)
     endless.terminate()
     for step in (ended, refused, endless):

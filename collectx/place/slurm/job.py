@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -30,7 +29,7 @@ from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.place.slurm import commands, nodes
-from collectx.place.slurm.log_watcher import LogWatcher, TaskHandle, kill_command
+from collectx.place.slurm.log_watcher import LogWatcher, kill_command
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.processes import end_processes
 
@@ -75,23 +74,21 @@ class JobTasksLauncher(Launcher):
         self._first = 1 if group is None else 0
         self._tasks = LogWatcher(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
         # All steps that may be running: replacements, and those that kill a task.
-        self._steps: list[StepHandle] = []
+        self._steps: list[RemoteHandle] = []
 
-    def start(
-        self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
-    ) -> TaskHandle | StepHandle:
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
         """Returns the handle of the worker's task, or of a new step. Does not block. A replaced task that may hang is
         killed."""
         log = self._worker_log(worker)
-        if isinstance(previous, TaskHandle) and previous.exitcode is None:
+        if restarts == 1 and isinstance(previous, RemoteHandle) and previous.exitcode is None:
             self._start_step(lambda: self._kill(worker), log)
         if restarts:
             return self._start_step(lambda: self._step(worker, restarts), log)
         return self._tasks.watch(worker)
 
-    def _start_step(self, command: Callable[[], list[str]], log: Path) -> StepHandle:
+    def _start_step(self, command: Callable[[], list[str]], log: Path) -> RemoteHandle:
         self._steps = [step for step in self._steps if step.exitcode is None]
-        self._steps.append(StepHandle(command, log))
+        self._steps.append(start_step(command, log))
         return self._steps[-1]
 
     def close(self) -> None:
@@ -144,58 +141,49 @@ class JobTasksLauncher(Launcher):
         return ["srun", *commands.options(options), *words]
 
 
-class StepHandle(RemoteHandle):
-    """A started step; its exit code is srun's. Only `join` blocks: a thread calls srun, and ends with it."""
+def start_step(command: Callable[[], list[str]], log: Path) -> RemoteHandle:
+    """Starts a step; its exit code is srun's. A thread calls srun, and ends with it.
 
-    def __init__(self, command: Callable[[], list[str]], log: Path):
-        """`command()` returns the command, and is called in the thread. Output of the step goes to `log`."""
-        super().__init__()
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopped = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run_step, args=(command,), name="collectx-step", daemon=True)
-        self._thread.start()
+    Args:
+        command: returns the command; called in the thread.
+        log: gets the output of the step.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    is_stopped, lock = threading.Event(), threading.Lock()
 
-    def __str__(self) -> str:
-        return f"its srun ended with status {self.exitcode}" if self.exitcode else ""
+    def stop(handle: RemoteHandle, signum: int) -> None:
+        # srun forwards the signal to the worker.
+        with lock:
+            is_stopped.set()
+            for process in processes:
+                process.send_signal(signum)
 
-    def _run_step(self, command: Callable[[], list[str]]) -> None:
+    def run() -> None:
         code = 1
         try:
             words = command()
-            with self._lock, open(self._log, "ab") as log:
-                if self._is_stopped:
+            with lock, open(log, "ab") as file:
+                if is_stopped.is_set():
                     return
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     words,
                     env=commands.environment(os.environ),
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
+                    stdout=file,
+                    stderr=file,
                     start_new_session=True,
                 )
-            code = self._process.wait()
+                processes.append(process)
+            code = process.wait()
         except (OSError, LauncherError) as error:
             print(f"collectx: srun was not called: {error}", file=sys.stderr)
         finally:
-            self.finish(code)
+            handle.text = f"its srun ended with status {code}" if code else ""
+            handle.finish(code)
 
-    def join(self, timeout: float | None = None) -> None:
-        self._thread.join(timeout)
-
-    def terminate(self) -> None:
-        """srun forwards the signal to the worker."""
-        self._stop(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._stop(signal.SIGKILL)
-
-    def _stop(self, signum: int) -> None:
-        with self._lock:
-            self._is_stopped = True
-            if self._process is not None:
-                self._process.send_signal(signum)
+    handle = RemoteHandle(stop, lambda handle: True)
+    threading.Thread(target=run, name="collectx-step", daemon=True).start()
+    return handle
 
 
 def layout(environment: Mapping[str, str], part: str = "") -> list[str]:

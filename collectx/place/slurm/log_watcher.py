@@ -81,27 +81,6 @@ def role_shell(python: str) -> str:
     return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} "$run"'
 
 
-class TaskHandle(RemoteHandle):
-    """The handle of a worker's task, which finishes when the task has failed; srun ends the task."""
-
-    def __init__(self, rank: int):
-        super().__init__()
-        self._rank = rank
-        self._host = self._how = ""
-
-    def __str__(self) -> str:
-        return "" if self.exitcode is None else f"task {self._rank} on {self._host} {self._how}"
-
-    def fail(self, host: str, status: int, how: str | None = None) -> None:
-        """Notes the end of the task; the first call counts. `how` is for messages; None: by `status`."""
-        if self.exitcode is not None:
-            return
-        if how is None:
-            how = f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
-        self._host, self._how = host, how
-        self.finish(status)
-
-
 class LogWatcher:
     """Watches the workers' tasks of one attempt of a job.
 
@@ -119,12 +98,12 @@ class LogWatcher:
         self._begin = begin
         self._nodes = functools.cache(nodes)
         self._first = first
-        self._tasks: dict[int, TaskHandle] = {}
+        self._tasks: dict[int, RemoteHandle] = {}
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="collectx-tasks", daemon=True)
 
-    def watch(self, worker: int) -> TaskHandle:
-        """The handle of a worker's task."""
+    def watch(self, worker: int) -> RemoteHandle:
+        """The handle of a worker's task, which finishes when the task has failed; srun ends the task."""
         if self._watcher.ident is None:
             self._watcher.start()
         return self._task(worker)
@@ -136,9 +115,9 @@ class LogWatcher:
         if self._watcher.ident is not None:
             self._watcher.join()
 
-    def _task(self, worker: int) -> TaskHandle:
+    def _task(self, worker: int) -> RemoteHandle:
         # Both threads call this.
-        return self._tasks.setdefault(worker, TaskHandle(worker + 1))
+        return self._tasks.setdefault(worker, RemoteHandle())
 
     def _watch(self) -> None:
         with open(self._log, "rb") as log:
@@ -159,7 +138,8 @@ class LogWatcher:
 
     def _read(self, line: str) -> None:
         if match := _END.search(line):
-            self._task(int(match["rank"]) - 1).fail(match["host"], int(match["status"]))
+            status = int(match["status"])
+            self._note_end(int(match["rank"]) - 1, match["host"], status, _described(status))
         elif match := _TASKS.search(line):
             self._note_srun_error(_numbers(match["numbers"]), match["hosts"], match["words"])
         elif match := _NODES.search(line):
@@ -172,8 +152,20 @@ class LogWatcher:
         for worker, node in enumerate(self._nodes()):
             # The tasks of both parts of a job are numbered from 0; the parts have no node in common.
             if node in lost and (numbers is None or worker + self._first in numbers):
-                status, how = (int(exited[1]), None) if exited else (1, f"is gone: srun says {words!r}")
-                self._task(worker).fail(node, status, how)
+                status = int(exited[1]) if exited else 1
+                how = _described(status) if exited else f"is gone: srun says {words!r}"
+                self._note_end(worker, node, status, how)
+
+    def _note_end(self, worker: int, host: str, status: int, how: str) -> None:
+        """Notes the end of a task; the first call counts."""
+        task = self._task(worker)
+        if task.exitcode is None:
+            task.text = f"task {worker + 1} on {host} {how}"
+            task.finish(status)
+
+
+def _described(status: int) -> str:
+    return f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
 
 
 def _numbers(text: str) -> set[int]:

@@ -7,6 +7,7 @@ the processes of a job, and workers that are jobs.
     cancel.cancel(runs, ...)       ends runs and waits for their end                     (cancel.py)
     logs.print_logs(run, ...)      prints the logs of a run                              (logs.py)
     submitted_workers(cfg, ...)    workers that are jobs, for a trainer in this process  (submitted_workers.py)
+    submit_and_follow(files, ...)  a script and its workers, submitted together          (presubmitted.py)
     python -m collectx.jobs.entry  the process of a job: trainer or worker               (entry.py)
 
 Runs in the process of the command or of the user's script, or in the processes of a job where the table says so.

@@ -1,15 +1,11 @@
-"""Workers that are jobs: submitted by the trainer's process (`launcher=submitit`), or submitted along with the
-trainer's job and waiting for `jobs/task.json` (`submitit_delayed_launcher`)."""
+"""Workers that are jobs, submitted by the trainer's process (`launcher=submitit`)."""
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 
 from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SubmititLauncherConfig
@@ -18,8 +14,6 @@ from collectx.jobs.rendezvous import JobSpec, announce_trainer
 from collectx.place.launcher import Launcher
 from collectx.run.folder.layout import RunFolder
 from collectx.user_objects import UserObjects
-
-_VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"
 
 
 def worker_command(files: RunFolder, python: str | None = None, wait_s: float = 0.0) -> list[str]:
@@ -57,44 +51,3 @@ def submitted_workers(
     )
     with closing(watcher):
         yield watcher
-
-
-@dataclass(frozen=True)
-class PresubmittedJobs:
-    """The workers' jobs that were submitted along with the trainer's job, passed to it in an environment variable.
-
-    Attributes:
-        folder: the run folder in which they wait for their task.
-        backend, tcp_port: as passed to `submitit_delayed_launcher`.
-        queue_timeout_s: how long they and the trainer wait for each other.
-    """
-
-    folder: str
-    num_workers: int
-    backend: str
-    tcp_port: int | None
-    queue_timeout_s: float
-
-    def as_environment(self) -> tuple[str, str]:
-        """Name and value of the environment variable of the trainer's job."""
-        return _VARIABLE, json.dumps(vars(self))
-
-    @classmethod
-    def from_environment(cls) -> PresubmittedJobs | None:
-        """Reads the environment variable of this process; None where it is not set."""
-        text = os.environ.get(_VARIABLE)
-        return None if text is None else cls(**json.loads(text))
-
-    def files(self) -> RunFolder:
-        return RunFolder(self.folder)
-
-
-def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequence[UserObjects]) -> Launcher:
-    """Writes what workers run whose jobs were submitted before (see `submitted_workers`). They are not replaced."""
-    files, token = jobs.files(), secrets.token_hex(8)
-    JobSpec(cfg, token=token).write(files, objects)
-    return Launcher(
-        files.worker_log,
-        lambda endpoint: announce_trainer(files, endpoint, token),
-        ("queue_timeout_s", jobs.queue_timeout_s),
-    )

@@ -20,12 +20,12 @@ from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.jobs.submitted_workers import PresubmittedJobs
+from collectx.jobs.presubmitted import PresubmittedJobs
 from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords, names_of
 from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
-from collectx.library.submitit import slurm_resources
 from collectx.library.values import exploration_name
+from collectx.place.slurm.submitit import slurm_resources
 from collectx.worker.spec import ConfigOverrides
 
 

@@ -22,7 +22,7 @@ from collectx.config.registry import field_of, why_not
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
-from collectx.jobs.submitted_workers import PresubmittedJobs
+from collectx.jobs.presubmitted import PresubmittedJobs
 from collectx.library.configuration import as_message
 from collectx.library.keywords import (
     AsyncBatchedKeywords,

@@ -16,10 +16,10 @@ from composed_overrides import composed
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import submit, watcher
 from collectx.jobs.status import NamedRun
-from collectx.library.submitit import slurm_resources
 from collectx.place.slurm import array, commands, job, log_watcher, nodes, script
 from collectx.place.slurm.commands import JobState
 from collectx.place.slurm.log_watcher import role_shell
+from collectx.place.slurm.submitit import slurm_resources
 
 # What a task calls: SLURM starts another command.
 NOTHING = (print, ())

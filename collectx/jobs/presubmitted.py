@@ -1,0 +1,135 @@
+"""Workers whose jobs are submitted along with the job of their trainer (`collectx.submitit_delayed_launcher`), for
+clusters where a job cannot submit jobs.
+
+    python script.py                `submit_and_follow`: submits all jobs and follows the first
+      job: python script.py         `presubmitted_workers`: the script's collector writes `jobs/task.json`
+      jobs: one per worker          `entry.py --wait`: these wait for that file, and join
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collectx.config.schema.launcher import SubmititLauncherConfig
+from collectx.config.schema.run import RunConfig
+from collectx.errors import LauncherError
+from collectx.jobs.rendezvous import JobSpec, announce_trainer
+from collectx.jobs.submitted_workers import worker_command
+from collectx.place.launcher import Launcher
+from collectx.place.slurm import commands
+from collectx.place.slurm.array import JobArray
+from collectx.run.folder.layout import RunFolder
+from collectx.user_objects import UserObjects
+
+_VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"
+_MIN_PAUSE_S = 1.0
+_MAX_PAUSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class PresubmittedJobs:
+    """The workers' jobs that were submitted along with the trainer's job, passed to it in an environment variable.
+
+    Attributes:
+        folder: the run folder in which they wait for their task.
+        backend, tcp_port: as passed to `submitit_delayed_launcher`.
+        queue_timeout_s: how long they and the trainer wait for each other.
+    """
+
+    folder: str
+    num_workers: int
+    backend: str
+    tcp_port: int | None
+    queue_timeout_s: float
+
+    def as_environment(self) -> tuple[str, str]:
+        """Name and value of the environment variable of the trainer's job."""
+        return _VARIABLE, json.dumps(vars(self))
+
+    @classmethod
+    def from_environment(cls) -> PresubmittedJobs | None:
+        """Reads the environment variable of this process; None where it is not set."""
+        text = os.environ.get(_VARIABLE)
+        return None if text is None else cls(**json.loads(text))
+
+    def files(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+
+def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequence[UserObjects]) -> Launcher:
+    """Writes what workers run whose jobs were submitted before (see `submitted_workers`). They are not replaced."""
+    files, token = jobs.files(), secrets.token_hex(8)
+    JobSpec(cfg, token=token).write(files, objects)
+    return Launcher(
+        files.worker_log,
+        lambda endpoint: announce_trainer(files, endpoint, token),
+        ("queue_timeout_s", jobs.queue_timeout_s),
+    )
+
+
+def submit_and_follow(
+    files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
+) -> None:
+    """Submits the job of the trainer, which runs the script of this process, and those of its workers; copies the
+    trainer's output to standard output, and returns when its job has completed. All jobs are cancelled at the end.
+
+    Args:
+        trainer, workers: the resources of the jobs.
+
+    Raises:
+        LauncherError: SLURM refused a job; the trainer's job failed, or that of a worker before any worker had joined.
+    """
+    files.begin()
+    files.jobs.mkdir(exist_ok=True)
+    script = files.jobs / "trainer.sh"
+    script.write_text(_script(trainer, files, presubmitted))
+    command = worker_command(files, wait_s=presubmitted.queue_timeout_s)
+    array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
+    jobs: list[str] = []
+    try:
+        jobs.append(commands.submit(script))
+        jobs += array.submit(range(presubmitted.num_workers)).values()
+        print(f"collectx: job {jobs[0]}, its workers {', '.join(jobs[1:])}; log: {files.log('trainer')}", flush=True)
+        _follow(jobs, files)
+    finally:
+        if jobs:
+            commands.cancel(jobs)
+
+
+def _script(resources: SubmititLauncherConfig, files: RunFolder, presubmitted: PresubmittedJobs) -> str:
+    log = str(files.log("trainer")).replace("%", "%%")
+    header = commands.header(resources, job_name="collectx", output=log, open_mode="append", ntasks=1, no_requeue=True)
+    name, value = presubmitted.as_environment()
+    body = commands.body(resources, [sys.executable, "-u", *sys.orig_argv[1:]])
+    return "\n".join(["#!/bin/bash", *header, f"export {name}={shlex.quote(value)}", *body, ""])
+
+
+def _follow(jobs: Sequence[str], files: RunFolder) -> None:
+    """Copies the log of the first job, the trainer's, to standard output until the job ends."""
+    num_printed, pause_s = 0, _MIN_PAUSE_S
+    gone = commands.JobState("GONE", True, True)
+    while True:
+        states = commands.states(jobs)
+        trainer, *others = [states.get(job, gone) for job in jobs]
+        text = files.log("trainer").read_bytes() if files.log("trainer").exists() else b""
+        print(text[num_printed:].decode(errors="replace"), end="", flush=True)
+        pause_s = _MIN_PAUSE_S if len(text) > num_printed else min(1.5 * pause_s, _MAX_PAUSE_S)
+        num_printed = len(text)
+        if trainer.is_over:
+            if trainer.word != "COMPLETED":
+                raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {files.log('trainer')}")
+            return
+        # Once a worker has joined, the trainer handles the loss of workers.
+        has_joined = any(event["event"] == "worker_joined" for event in files.read_events())
+        for index, state in enumerate(others):
+            if state.is_over and state.word != "COMPLETED" and not has_joined:
+                log = files.worker_log(index)
+                raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {log}")
+        time.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""Workers whose jobs are submitted along with the job of their trainer (`collectx.submitit_delayed_launcher`), for
+"""Workers whose jobs are submitted together with their trainer's job (`collectx.submitit_delayed_launcher`), for
 clusters where a job cannot submit jobs.
 
     python script.py                `submit_and_follow`: submits all jobs and follows the first
@@ -35,12 +35,12 @@ _MAX_PAUSE_S = 10.0
 
 @dataclass(frozen=True)
 class PresubmittedJobs:
-    """The workers' jobs that were submitted along with the trainer's job, passed to it in an environment variable.
+    """Describes the submitted worker jobs to the trainer's job, in an environment variable.
 
     Attributes:
-        folder: the run folder in which they wait for their task.
+        folder: the run folder in which the workers wait for `jobs/task.json`.
         backend, tcp_port: as passed to `submitit_delayed_launcher`.
-        queue_timeout_s: how long they and the trainer wait for each other.
+        queue_timeout_s: how long workers and trainer wait for each other.
     """
 
     folder: str
@@ -50,12 +50,12 @@ class PresubmittedJobs:
     queue_timeout_s: float
 
     def as_environment(self) -> tuple[str, str]:
-        """Name and value of the environment variable of the trainer's job."""
+        """Returns name and value of the environment variable."""
         return _VARIABLE, json.dumps(vars(self))
 
     @classmethod
     def from_environment(cls) -> PresubmittedJobs | None:
-        """Reads the environment variable of this process; None where it is not set."""
+        """Reads the environment variable of this process; None if it is not set."""
         text = os.environ.get(_VARIABLE)
         return None if text is None else cls(**json.loads(text))
 
@@ -64,7 +64,8 @@ class PresubmittedJobs:
 
 
 def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequence[UserObjects]) -> Launcher:
-    """Writes what workers run whose jobs were submitted before (see `submitted_workers`). They are not replaced."""
+    """Writes `jobs/task.json` for the waiting workers; returns their launcher, which replaces no worker. `objects` as
+    for `submitted_workers`."""
     files, token = jobs.files(), secrets.token_hex(8)
     JobSpec(cfg, token=token).write(files, objects)
     return Launcher(
@@ -77,14 +78,14 @@ def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequen
 def submit_and_follow(
     files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
 ) -> None:
-    """Submits the job of the trainer, which runs the script of this process, and those of its workers; copies the
-    trainer's output to standard output, and returns when its job has completed. All jobs are cancelled at the end.
+    """Submits the trainer's job, which runs this process's script, and the worker jobs. Copies the trainer's output to
+    standard output, and returns when its job has completed. Cancels all jobs at the end.
 
     Args:
-        trainer, workers: the resources of the jobs.
+        trainer, workers: resources of the jobs.
 
     Raises:
-        LauncherError: SLURM refused a job; the trainer's job failed, or that of a worker before any worker had joined.
+        LauncherError: SLURM refused a job; or the trainer's job failed, or a worker's before any worker had joined.
     """
     files.begin()
     files.jobs.mkdir(exist_ok=True)
@@ -112,7 +113,7 @@ def _script(resources: SubmititLauncherConfig, files: RunFolder, presubmitted: P
 
 
 def _follow(jobs: Sequence[str], files: RunFolder) -> None:
-    """Copies the log of the first job, the trainer's, to standard output until the job ends."""
+    """Copies the trainer's log to standard output until the trainer's job, the first one, ends."""
     num_printed, pause_s = 0, _MIN_PAUSE_S
     gone = commands.JobState("GONE", True, True)
     while True:
@@ -126,7 +127,7 @@ def _follow(jobs: Sequence[str], files: RunFolder) -> None:
             if trainer.word != "COMPLETED":
                 raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {files.log('trainer')}")
             return
-        # Once a worker has joined, the trainer handles the loss of workers.
+        # Once a worker has joined, the trainer handles lost workers.
         has_joined = any(event["event"] == "worker_joined" for event in files.read_events())
         for index, state in enumerate(others):
             if state.is_over and state.word != "COMPLETED" and not has_joined:

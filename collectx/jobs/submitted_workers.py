@@ -1,4 +1,4 @@
-"""Workers that are jobs, submitted by the trainer's process (`launcher=submitit`)."""
+"""Workers that are jobs of the trainer's process (`launcher=submitit`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collectx.user_objects import UserObjects
 
 
 def worker_command(files: RunFolder, python: str | None = None, wait_s: float = 0.0) -> list[str]:
-    """The command of a worker's job, without the index of the worker, which is its last argument."""
+    """Returns the command of a worker's job, without its last argument, the worker's index."""
     wait = ["--wait", f"{wait_s:g}"] if wait_s else []
     return [python or sys.executable, "-u", "-m", "collectx.jobs.entry", *wait, str(files.path), "--worker"]
 
@@ -26,9 +26,13 @@ def worker_command(files: RunFolder, python: str | None = None, wait_s: float = 
 def submitted_workers(
     cfg: RunConfig, files: RunFolder, show: Callable[[str], None], objects: Sequence[UserObjects] | None = None
 ) -> Iterator[Launcher]:
-    """Submits workers as jobs. At the end of the block all of these jobs have ended, or are cancelled; that may take
-    `collector.close_timeout_s`. `show` is called with messages for the user, from any thread; `objects` are env, policy
-    and hooks of each worker that plain data cannot hold."""
+    """Yields the launcher that submits workers as jobs. The end of the block waits for these jobs, or cancels them
+    after `collector.close_timeout_s`.
+
+    Args:
+        show: called with messages for the user, from any thread.
+        objects: env, policy and hooks of each worker, if they are no plain data.
+    """
     from collectx.place.slurm.array import JobArray
     from collectx.place.slurm.job_watcher import JobWatcher
     from collectx.place.slurm.requeue import is_requeue_wanted

@@ -1,7 +1,5 @@
-"""The launcher interface: where the workers of a collector run, and how they are started and named in messages.
-
-Independent of the code that a worker runs.
-"""
+"""The launcher interface: how workers are started, and named in messages. Independent of the code that a worker
+runs."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from collectx.transport.processes import Handle, Limit
 
 # The function that a process calls, and its arguments.
 Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-# A started process: `Handle`, or the generator of an inline worker.
+# A started process, or the generator of an inline worker.
 AnyHandle: TypeAlias = Handle | Iterator[None]
 
 _LAST_WORDS_BYTES = 2000
@@ -26,20 +24,20 @@ _NO_LOG = ", which does not exist: the run folder must be on a file system that 
 
 
 class Launcher:
-    """Starts the workers of one collector. This base class is for workers that other programs start: they are running,
-    or in a scheduler's queue, wait for the announcement of the trainer, and are not replaced.
+    """Starts the workers of one collector. The base class serves workers that other programs start: these run, or wait
+    in a scheduler's queue, until the trainer announces its endpoint, and are never replaced.
 
     Args:
-        log: the log file of a worker; None: workers have none.
-        announce: called with the trainer's endpoint, which it publishes for workers that other programs start, before
-            the first worker is started. None: the arguments of workers contain the endpoint.
-        join_timeout: how long a worker may take to connect, before the time for its first batch begins; None:
+        log: returns the log file of a worker; None: there are no logs.
+        announce: publishes the trainer's endpoint for workers that other programs start; called before the first
+            `start`. None: the arguments of workers contain the endpoint.
+        join_timeout: how long a worker may take to connect; the time for its first batch begins afterwards. None:
             `collector.start_timeout_s` covers both.
 
     Attributes:
         is_local: whether every worker runs on this machine.
-        names: what messages call a process, by its index, where it is no worker.
-        max_requeues: how often each worker is restarted after a scheduler has ended its job (`JobEnded`).
+        names: names in messages, by index, of processes that are no workers.
+        max_requeues: how often each worker is restarted after its scheduler ended its job (`JobEnded`).
     """
 
     is_local = False
@@ -57,8 +55,7 @@ class Launcher:
         self._join_timeout = join_timeout
 
     def announce(self, endpoint: Endpoint) -> None:
-        """Publishes where the trainer listens, for workers that other programs start. Called before the first
-        `start`."""
+        """Publishes the trainer's endpoint, see `Launcher`."""
         if self._announce is not None:
             self._announce(endpoint)
 
@@ -68,21 +65,21 @@ class Launcher:
         """Starts a process of a worker.
 
         Args:
-            entry: what it calls; ignored where another program starts it.
-            restarts: the number of the worker's earlier processes.
-            previous: the handle of the last one of them.
+            entry: what the process calls; ignored if another program starts it.
+            restarts: number of the worker's earlier processes.
+            previous: the handle of its last process.
 
         Returns:
-            Its handle, or None if its end cannot be observed.
+            The handle of the process; None if its end cannot be observed.
         """
         return None
 
     def close(self) -> None:
-        """Ends the threads of the launcher, and what it has started that still runs. The code that
-        made the launcher calls it after the collector is closed. Idempotent."""
+        """Ends the launcher's threads and the processes that it started. Called by the code that made the launcher,
+        after the collector is closed. Idempotent."""
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
-        """Names a worker in messages: its handle, its log, and the last line of the log if it has failed."""
+        """Names a worker in messages: with its handle, its log and, if it failed, the last line of the log."""
         remote = handle if isinstance(handle, RemoteHandle) else None
         words = [remote.text] if remote is not None and remote.text else []
         if self._log is not None:
@@ -98,8 +95,8 @@ class Launcher:
 
 
 class InlineLauncher(Launcher):
-    """Workers are generators in the trainer's process, which the inline transport advances. The handle of a worker is
-    its generator."""
+    """Makes workers that are generators in the trainer's process; the inline transport advances them. The handle of a
+    worker is its generator."""
 
     is_local = True
 
@@ -169,8 +166,8 @@ class RemoteHandle:
 
 
 def _ending(log: Path, is_expected: bool) -> str:
-    """The last informative line of a log, for messages that name the log. A missing log is only reported if it
-    `is_expected`: SLURM or the job's shell creates it."""
+    """Returns the last informative line of a log, for messages that name the log. Reports a missing log only if it
+    `is_expected`, because SLURM or the job's shell creates it."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))

@@ -1,6 +1,6 @@
 """`launcher=ray`: workers are Ray actors. Imports ray.
 
-`Actor` runs in a worker's process. Ray starts and ends workers; batches and weights travel by a network backend.
+`Actor` runs in a worker process. Ray starts and ends workers; batches and weights travel over a network backend.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RayLauncher(Launcher):
     """Starts an actor for each worker, on any node with the requested resources. Connects this process to Ray.
 
     Args:
-        cfg: its `remote_configs` may grow as workers are added.
+        cfg: its `remote_configs` grows when workers are added.
         start_timeout_s: `collector.start_timeout_s`.
     """
 
@@ -34,7 +34,7 @@ class RayLauncher(Launcher):
         super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))
         self._cfg = cfg
         self._start_timeout_s = start_timeout_s
-        # By handle, what is ready when the actor's process has started.
+        # By handle, an object of Ray that is ready when the actor's process has started.
         self._started: WeakKeyDictionary[RemoteHandle, Any] = WeakKeyDictionary()
         ray_cluster.connect(cfg.ray_init_config, start_timeout_s)
         if not cfg.autoscaling:
@@ -42,7 +42,7 @@ class RayLauncher(Launcher):
             ray_cluster.check_resources("launcher.remote_configs", configs, start_timeout_s)
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
-        """Starts an actor. What it calls is pickled. Does not block."""
+        """Starts an actor; pickles `entry`. Does not block."""
         actor = _actor_class(self._remote_config(worker)).remote()
         text = f"Ray actor {actor._actor_id.hex()}"
         handle = RemoteHandle(_kill, lambda handle: not self._is_waiting(handle), text)
@@ -99,7 +99,7 @@ class Actor:
         """Returns once the actor's process has started."""
 
     def work(self, path: list[str], num_threads: int, call: bytes) -> None:
-        """Runs the worker: calls the pickled function with the pickled arguments in `call`."""
+        """Runs the worker: calls the function in the pickle `call` with its arguments."""
         # The pickle may refer to modules on the trainer's path.
         sys.path[:] = path
         torch.set_num_threads(num_threads)
@@ -115,7 +115,7 @@ def _kill(handle: RemoteHandle, signum: int) -> None:
 
 
 def _finish(handle: RemoteHandle, work: Any) -> None:
-    """Called when a worker's function has returned."""
+    """Called when the worker's function has returned."""
     error = work.exception()
     if error is not None:
         # The first line names the actor, the last one the cause; lines of fields stand between them.

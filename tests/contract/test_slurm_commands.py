@@ -97,7 +97,7 @@ def test_the_jobs_id_is_the_last_line_of_digits_and_options_of_the_script_are_on
     with pytest.raises(LauncherError) as caught:
         commands.submit(script, "--hold", arguments=["0"])
     words = f"Welcome; --parsable --hold --constraint=a&b : --hold --time=5 {script} 0"
-    assert f"sbatch printed no job id, so it is not known whether the job is in the queue. It printed: {words}" in str(
+    assert f"sbatch printed no job id, so collectx cannot tell whether the job is queued. It printed: {words}" in str(
         caught.value
     )
 
@@ -174,7 +174,7 @@ def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
 def test_a_command_that_hangs_is_given_up(command, monkeypatch):
     command("scancel", "exec sleep 60")
     monkeypatch.setattr(commands, "COMMAND_S", 0.2)
-    with pytest.raises(LauncherError, match=r"scancel has not answered for 0\.2 s"):
+    with pytest.raises(LauncherError, match=r"scancel did not answer within 0\.2 s"):
         commands.cancel(["17"])
 
 

@@ -1,9 +1,9 @@
-"""Workers as jobs of a scheduler: submitted, watched until they end, cancelled when they are no longer needed.
+"""Workers as jobs of a scheduler: submitted, watched until they end, cancelled when no longer needed.
 
-    start(worker, ...) -> handle       the trainer's thread; only the first start of all waits for the scheduler
-    watcher thread                     submits replacements, polls all jobs, cancels
+    start(worker, ...) -> handle    in the trainer's thread; only the very first call waits for the scheduler
+    watcher thread                  submits replacements, polls all jobs, cancels
 
-The watcher thread makes the slow calls, so that batches do not wait for the scheduler.
+The watcher thread makes the slow calls, so batches do not wait for the scheduler.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from collectx.place.slurm.commands import JobState
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.processes import Limit
 
-# The polling interval: short after a change, growing while nothing changes.
+# The polling interval: short after a change, longer while nothing changes.
 _FIRST_POLL_S = 1.0
 _LAST_POLL_S = 10.0
 _CLOSING_POLL_S = 0.5
-# The interval between attempts to submit a refused replacement, until its `join_timeout` is over.
+# The interval between attempts to submit a refused replacement, until its `join_timeout` ends.
 _RETRY_S = 10.0
-# Workers that wait in the queue for longer are reported; changes at most once per notice interval.
+# How long workers wait in the queue before the user is told, and the minimum interval between two notices.
 _PATIENCE_S = 4.0
 _NOTICE_S = 15.0
 
@@ -44,7 +44,7 @@ class Job:
     Attributes:
         handle: its exit code is 0 if the job has completed, otherwise 1.
         id: the job's id; None until it is submitted.
-        released_until_s: when its grace period ends; None while it is needed.
+        released_until_s: end of the job's grace period; None while the job is needed.
     """
 
     worker: int
@@ -67,13 +67,13 @@ class Job:
 
 
 class JobWatcher(Launcher):
-    """The jobs of all workers of one run.
+    """Submits and watches the jobs of one run's workers.
 
     Args:
-        scheduler: used in the thread of the first `start`, afterwards in the watcher thread.
+        scheduler: used in the thread of the first `start`, then in the watcher thread.
         max_requeues: see `Launcher`.
-        num_workers: how many jobs the first `start` submits.
-        grace_s: how long a job that has run may take to end by itself when it is no longer needed.
+        num_workers: number of jobs that the first `start` submits.
+        grace_s: how long a started job may take to end by itself when it is no longer needed.
         say: called with a line for the user, from any thread.
         log, announce, join_timeout: see `Launcher`.
     """
@@ -100,15 +100,15 @@ class JobWatcher(Launcher):
         self._has_changed = False
         self._is_closing = False
         self._queue_notice, self._queue_notice_s = "", 0.0
-        # The last error of each call of the scheduler.
+        # The last error of each kind of call.
         self._errors: dict[str, str] = {}
         self._watcher = threading.Thread(target=self._watch, name="collectx-jobs", daemon=True)
 
     # --- in the trainer's thread ---
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
-        """Returns the handle of a job that runs the worker; see `collectx.place.base.Launcher`. The first processes
-        of all workers are submitted together, which blocks; the watcher submits replacements.
+        """Returns the handle of the worker's job; see `Launcher.start`. The first call submits the jobs of all workers,
+        and blocks; the watcher submits replacements.
 
         Raises:
             LauncherError: the scheduler refused the first jobs.
@@ -144,15 +144,15 @@ class JobWatcher(Launcher):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Wakes the watcher at its end."""
+        """Wakes the watcher at the end of the block."""
         with self._changed:
             yield
             self._has_changed = True
             self._changed.notify()
 
     def close(self) -> None:
-        """Ends all jobs: pending jobs at once, running jobs if they have not ended by themselves within `grace_s`.
-        Blocks until then. Idempotent."""
+        """Ends all jobs: cancels pending jobs at once, and running jobs that do not end within `grace_s`. Blocks until
+        all have ended. Idempotent."""
         for handle in self._jobs:
             self._release(handle)
         with self._changing():
@@ -218,7 +218,7 @@ class JobWatcher(Launcher):
         return job.update(state)
 
     def _cancel(self, jobs: Sequence[Job]) -> None:
-        """Cancels jobs that have not started, and those whose grace period is over."""
+        """Cancels jobs that have not started, and jobs whose grace period is over."""
         now_s = time.monotonic()
         due = [job for job in jobs if not job.state.has_started or now_s >= (job.released_until_s or 0.0)]
         try:
@@ -232,7 +232,7 @@ class JobWatcher(Launcher):
             job.update(JobState("CANCELLED", True, job.state.has_started, "by the trainer", job.state.node))
 
     def _report_error(self, call: str, error: Exception) -> None:
-        """Reports an error of the scheduler, once; the watcher continues."""
+        """Reports an error of the scheduler once."""
         text = _message(error)
         if text != self._errors.get(call):
             self._errors[call] = text

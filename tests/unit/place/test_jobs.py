@@ -81,7 +81,7 @@ def is_readable(descriptor):
 def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements(workers, wait_until):
     first, *others = workers.start_all()
     assert [handle.text.partition(":")[0] for handle in (first, *others)] == ["job 1_0", "job 1_1", "job 1_2"]
-    assert workers.lines == ["workers are submitted: job 1_0 to 1_2"]
+    assert workers.lines[0] == "workers are submitted: job 1_0 to 1_2"
     other = workers.start(1, NOTHING, 1)
     wait_until(lambda: "job 2_1: " in other.text, what="the replacement is submitted")
     assert workers.scheduler.submitted == [[0, 1, 2], [1]]

@@ -74,15 +74,17 @@ learning: install  ## Train the learning curves of the documentation, five seeds
 docs: install  ## Build the site of the documentation in site/, with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-config: install  ## Write the options in conf/ from the dataclasses of collectx/config/schema
+config: install  ## Write the options in conf/ from the dataclasses, and the tables of docs/reference/network.md from the rules
 	$(BIN)/python .ci/conf.py
+	$(BIN)/python .ci/places.py
 
-check: install  ## Lint, formatting, style, types, conf/, tables of benchmarks
+check: install  ## Lint, formatting, style, types, conf/, generated tables
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/style.py
 	$(BIN)/mypy
 	$(BIN)/python .ci/conf.py --check
+	$(BIN)/python .ci/places.py --check
 	$(BIN)/python -m benchmarks.tables --check
 
 format: install  ## Format, and apply automatic fixes

@@ -111,23 +111,23 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     if not place.is_local:
         advice = "Use launcher=local, for a cluster node inside an allocation."
         raise ConfigError(f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs. {advice}")
-    collector, schedule, envs = cfg.collector, cfg.collector.schedule, cfg.env.num_envs
+    collector, envs = cfg.collector, cfg.env.num_envs
     usable, is_spread = cores.num_cores(), not place.is_inline
     powers = [2**power for power in range(16)]
     # The configured value first.
     grid: dict[str, list[Any]] = {
         "env.num_envs": [*(envs * each for each in powers[:4]), *(envs // each for each in powers if each <= envs)]
     }
-    if schedule != "single":
+    if collector.has_workers:
         doubled = (each for each in powers if each <= 2 * usable)
         grid["collector.num_workers"] = [collector.num_workers, *doubled, usable, max(1, usable - 1)]
     if is_spread:
         grid["launcher.num_threads"] = [cfg.launcher.num_threads, *(each for each in (1, 2, 4) if each <= usable)]
     if place.shares_memory and cfg.policy.kind != "random":
         grid["inference"] = [cfg.inference.kind, "local", "server"]
-    if schedule == "sync" and is_spread and not exact:
+    if collector.schedule == "sync" and is_spread and not exact:
         grid["collector.overlap"] = [collector.overlap, 0, 1]
-    if schedule == "async" and not exact:
+    if collector.schedule == "async" and not exact:
         grid["collector.num_slots"] = [collector.num_slots, 1, 2, 4]
     grid = {key: list(dict.fromkeys(values)) for key, values in grid.items() if key not in fixed}
     first, *others = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))

@@ -158,7 +158,7 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
                 f"devices.{name}={value}: the env returns tensors on {there}, where policy and batches must be too. "
                 f"Use devices.device={there} with the others null, in Python device='{there}'."
             )
-    if there.type != "cpu" and cfg.collector.schedule != "single":
+    if there.type != "cpu" and cfg.collector.has_workers:
         raise ConfigError(
             f"collector={cfg.collector.kind}: the env returns tensors on {there}, so only this process can step it. "
             "Use collector=single, in Python Collector."

@@ -25,8 +25,8 @@ class Owner:
         """
         if not self.is_this_process:
             raise RuntimeError(
-                f"this collector belongs to process {self._pid}, from which this one ({os.getpid()}) was forked. Both "
-                "would consume the same frames. Make a collector in this process, or send it the batches."
+                f"this collector belongs to process {self._pid}, from which this one ({os.getpid()}) was forked. "
+                "Both would consume the same frames. Make a collector in this process, or send it the batches."
             )
 
     def __enter__(self) -> None:

@@ -39,7 +39,7 @@ def is_elastic(collector: CollectorConfig) -> bool:
 
 def num_workers_of(collector: CollectorConfig) -> int:
     """Number of workers."""
-    return 1 if collector.schedule == "single" else collector.num_workers
+    return collector.num_workers if collector.has_workers else 1
 
 
 def frames_per_part(collector: CollectorConfig) -> int:

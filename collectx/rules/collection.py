@@ -82,7 +82,7 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
     """One process is one worker."""
-    if cfg.collector.schedule == "single" and cfg.collector.num_workers != 1:
+    if not cfg.collector.has_workers and cfg.collector.num_workers != 1:
         yield Problem(
             "collector.num_workers",
             "collector=single runs one worker, in the trainer's process",
@@ -104,7 +104,7 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     path, threshold = "collector.preemptive_threshold", cfg.collector.preemptive_threshold
     if threshold is None:
         return
-    if cfg.collector.schedule == "single":
+    if not cfg.collector.has_workers:
         rule, advice = "collector=single runs one worker, which waits for no other", "use `collector=multi_sync`."
         yield Problem(path, rule, threshold, advice)
     elif cfg.collector.schedule == "async":
@@ -121,7 +121,7 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
     if not collector.overlap:
         return
     rule = advice = ""
-    if collector.schedule == "single":
+    if not collector.has_workers:
         rule, advice = "collector=single collects in the trainer's process", "use `collector=multi_sync`, or 0."
     elif collector.schedule == "async":
         rule = "async workers do not wait between batches"

@@ -91,7 +91,7 @@ def test_a_terminal_shows_the_queue_then_the_progress(queue, monkeypatch, capsys
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("").results] == ["completed"]
     out = capsys.readouterr().out
-    parts = ["job 100 is in the queue for 0:00", "321" if batches else "waiting for the first batch", "completed"]
+    parts = ["job 100 has been in the queue for 0:00", "321" if batches else "waiting for the first batch", "completed"]
     assert [out.find(part) for part in parts] == sorted(out.find(part) for part in parts)
     assert min(out.find(part) for part in parts) >= 0
 

@@ -120,7 +120,7 @@ def test_a_run_without_batches_has_a_page(sweep, tmp_path):
     assert report.main([str(tmp_path / "run")]) == 0
     page = Page(tmp_path / "run" / "report" / "index.html")
     assert "svg" not in page.tags
-    assert "failed: its process has ended without leaving a result" in page.text
+    assert "failed: its process ended without a result" in page.text
 
 
 @pytest.mark.sample(3)

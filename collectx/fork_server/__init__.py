@@ -1,1 +1,3 @@
-"""The process that forks workers (`start`), what they inherit (`inherited`), and their script (`script`)."""
+"""The process that forks workers (`start`), what they inherit (`inherited`), their script (`script`), and how it ends
+(`end`) with all that workers have started (`descendants`).
+"""

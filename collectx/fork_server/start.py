@@ -21,6 +21,8 @@ from importlib import import_module
 from multiprocessing import forkserver, resource_tracker, util
 from typing import Any
 
+from collectx.fork_server import descendants
+
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.policy.user_actor", "collectx.worker.entry"]
 # Bytes of the path of a Unix socket (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
@@ -79,10 +81,11 @@ def reuse_imports() -> None:
 def warm_up() -> None:
     """Starts the fork server, which imports in the background unless `preload` has. Does not block. Later calls do
     nothing."""
-    with environment(**ONE_THREAD), _forked_if_preloaded():
+    variables = {**ONE_THREAD, descendants.VARIABLE: str(descendants.own_marks()[0])}
+    with environment(**variables), _forked_if_preloaded():
         # The server of a worker uses the temporary folder of the trainer, and must not remove it.
         is_trainers = multiprocessing.parent_process() is None
-        modules = [*PRELOAD, "collectx.fork_server.last_import"] if is_trainers else PRELOAD
+        modules = [*PRELOAD, "collectx.fork_server.end", *["collectx.fork_server.last_import"] * is_trainers]
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         _choose_socket_folder()
         try:
@@ -166,6 +169,7 @@ def _end_server_at_exit(trainer: int) -> None:
         server: Any = forkserver._forkserver
         # A process that was forked from this one may run its exit handlers.
         if os.getpid() == trainer and server._forkserver_pid is not None and not multiprocessing.active_children():
+            descendants.end([descendants.own_marks()])
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(server._forkserver_pid, signal.SIGKILL)
                 os.waitpid(server._forkserver_pid, 0)

@@ -13,6 +13,7 @@ from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.env.numbers import SPACES, EnvNumbers
+from collectx.fork_server import descendants
 from collectx.random_state import preserve_random_state
 from collectx.user_objects import UserEnvConfig
 
@@ -61,7 +62,7 @@ def read_spec(
     """
     # A vector env's entry point, and EnvPool, may depend on the number of envs; a group of gym envs does not.
     smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if isinstance(cfg, GymEnvConfig) else cfg
-    with preserve_random_state():
+    with preserve_random_state(), descendants.hosted():
         env = build(smallest, numbers=numbers)
         try:
             spec = env.spec

@@ -21,6 +21,8 @@ from importlib import import_module
 from multiprocessing import forkserver, resource_tracker, util
 from typing import Any
 
+from collectx.fork_server import descendants
+
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.policy.user_actor", "collectx.worker.entry"]
 # Maximum bytes of a Unix socket path (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
@@ -80,10 +82,11 @@ def reuse_imports() -> None:
 def warm_up() -> None:
     """Starts the fork server, which imports in the background unless `preload` did. Does not block. Later calls do
     nothing."""
-    with environment(**ONE_THREAD), _forked_if_preloaded():
+    variables = {**ONE_THREAD, descendants.VARIABLE: str(descendants.own_marks()[0])}
+    with environment(**variables), _forked_if_preloaded():
         # A worker's server uses the trainer's temporary folder, and must not remove it.
         is_in_trainer = multiprocessing.parent_process() is None
-        modules = [*PRELOAD, "collectx.fork_server.last_import"] if is_in_trainer else PRELOAD
+        modules = [*PRELOAD, "collectx.fork_server.end", *["collectx.fork_server.last_import"] * is_in_trainer]
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         _choose_socket_folder()
         try:
@@ -168,6 +171,7 @@ def _end_server_at_exit(trainer: int) -> None:
         server: Any = forkserver._forkserver
         # A fork of this process may run its exit handlers.
         if os.getpid() == trainer and server._forkserver_pid is not None and not multiprocessing.active_children():
+            descendants.end([descendants.own_marks()])
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(server._forkserver_pid, signal.SIGKILL)
                 os.waitpid(server._forkserver_pid, 0)

@@ -3,7 +3,7 @@
     trainer --- fork server (imports once) --- worker 0
                                           \\--- worker 1 ...
 
-Each worker ends with the trainer.
+Each worker ends with the trainer, and with each worker what it has started (`collectx.fork_server.descendants`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import psutil
 
 from collectx import signal_handlers
 from collectx.errors import LauncherError, WorkerTimeout
+from collectx.fork_server import descendants
 from collectx.fork_server.inherited import Inherited
 from collectx.fork_server.script import usable_preparation
 from collectx.fork_server.start import ONE_THREAD, warm_up
@@ -145,11 +146,13 @@ class LocalLauncher(Launcher):
                 "are, and Python lets it start no other process: collect in it (Collector, collector=single), or use "
                 "concurrent.futures.ProcessPoolExecutor, whose processes may start others."
             )
-        process = multiprocessing.get_context("forkserver").Process(
+        mark = descendants.new_mark()
+        process: Any = multiprocessing.get_context("forkserver").Process(
             target=_run,
-            args=(*entry, self.process_setup(worker), self._prints_errors),
+            args=(*entry, self.process_setup(worker), mark, self._prints_errors),
             name=f"collectx-{self._file_name(worker)}",
         )
+        process.mark = mark
         inherited = Inherited(os.environ | ONE_THREAD)
         for pause_s in (*_RETRY_S, None):
             warm_up()
@@ -193,13 +196,18 @@ class LocalLauncher(Launcher):
 
 
 def _run(
-    function: Callable[..., None], arguments: tuple[Any, ...], process_setup: dict[str, Any], prints_errors: bool
+    function: Callable[..., None],
+    arguments: tuple[Any, ...],
+    process_setup: dict[str, Any],
+    mark: int,
+    prints_errors: bool,
 ) -> None:
     set_up_process(**process_setup)
     write_on_signal()
     _die_with_parent()
     try:
-        function(*arguments)
+        with descendants.ended(mark):
+            function(*arguments)
     except Exception as error:
         if prints_errors or not getattr(error, "is_reported", False):
             raise
@@ -216,8 +224,9 @@ def set_up_process(
     `collectx.filter_warnings_subprocess` and `collectx.env.mujoco_warnings`."""
     if ignore_warnings:
         warnings.simplefilter("ignore")
-    # A terminal's Ctrl-C and SIGHUP reach the whole process group, a scheduler's SIGUSR1 all processes of a job; only
-    # the trainer stops workers and writes checkpoints.
+    with contextlib.suppress(PermissionError):  # it leads a session
+        os.setpgid(0, 0)
+    # SIGHUP, and a scheduler's signals, may reach all processes; only the trainer stops workers and writes checkpoints.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     # So does SIGTERM of `timeout` and of schedulers, while the trainer still writes a checkpoint.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from collectx.errors import JobEnded, WorkerDied, WorkerTimeout
+from collectx.fork_server import descendants
 from collectx.transport.connections import LONGEST_WAIT_S
 
 # An option, and its value in seconds.
@@ -19,7 +20,8 @@ _SIGNAL_S = 1.0
 class Handle(Protocol):
     """A started worker process, with the interface of `multiprocessing.Process`. `sentinel` is a descriptor that
     becomes readable when the process ends, or -1 if there is none. `pid` is None for jobs, tasks and steps of a
-    scheduler and for Ray actors, whose end is noticed late; the supervisor does not wait for it."""
+    scheduler and for Ray actors, whose end is noticed late; the supervisor does not wait for it. A process of this
+    machine leads a process group, and may have a `mark`; see `collectx.fork_server.descendants`."""
 
     @property
     def sentinel(self) -> int: ...
@@ -34,7 +36,7 @@ class Handle(Protocol):
 
 def end_processes(handles: Sequence[Handle], timeout_s: float) -> None:
     """Waits up to `timeout_s` for processes to end. Then terminates those of a scheduler, as processes of this machine
-    ignore SIGTERM, and after a second kills all that are left.
+    ignore SIGTERM, and after a second kills all that are left. Also ends what processes of this machine have started.
     """
     _join(handles, timeout_s)
     if remote := [handle for handle in handles if handle.pid is None and handle.exitcode is None]:
@@ -45,6 +47,8 @@ def end_processes(handles: Sequence[Handle], timeout_s: float) -> None:
         if handle.exitcode is None:
             handle.kill()
     _join(handles, _SIGNAL_S)
+    marks = {mark for handle in handles if (mark := getattr(handle, "mark", None)) is not None}
+    descendants.end([marks], [handle.pid for handle in handles if handle.pid is not None])
 
 
 def _join(handles: Sequence[Handle], timeout_s: float) -> None:

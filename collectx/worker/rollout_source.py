@@ -16,6 +16,7 @@ from collectx.batch import Leaf, Slot, nested_dims, to_tensordict
 from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ShapeError
+from collectx.fork_server.descendants import Hosted
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.policy.base import Actor
 from collectx.policy.weights import FlatWeights, is_on_device
@@ -60,8 +61,13 @@ class RolloutSource:
         self._own_generators: Callable[[], AbstractContextManager[None]] = (
             HeldGenerators().in_use if is_inline else nullcontext
         )
-        with self._own_generators():
-            self._build()
+        self._hosted = Hosted()
+        try:
+            with self._hosted.running(), self._own_generators():
+                self._build()
+        except BaseException:
+            self._hosted.end()
+            raise
 
     def _build(self) -> None:
         spec, link = self._spec, self._link
@@ -188,7 +194,7 @@ class RolloutSource:
 
     def fill(self, grant: Fill) -> SlotReport:
         slot = grant.slot
-        with self._own_generators(), policies.exploration(self._exploration):
+        with self._hosted.running(), self._own_generators(), policies.exploration(self._exploration):
             if grant.reset is not None:
                 self._reset(grant.reset)
             self._requests.before_batch()
@@ -217,11 +223,14 @@ class RolloutSource:
         self._generators.after_reset(self._rollout)
 
     def reply(self, request: Request) -> None:
-        with self._own_generators():
+        with self._hosted.running(), self._own_generators():
             self._requests.reply(self._link, request)
 
     def close(self) -> None:
-        self._rollout.close()
+        try:
+            self._rollout.close()
+        finally:
+            self._hosted.end()
 
 
 def _build_policy(spec: ProcessSpec, env_spec: EnvSpec, is_inline: bool) -> tuple[Callable | None, bool]:

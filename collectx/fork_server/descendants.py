@@ -1,0 +1,183 @@
+"""The processes that envs start, and those that these start: they end with the worker that steps the envs.
+
+On Linux every worker has a mark. All its descendants inherit it, also those that lead a session of their own or whose
+parent has ended. The mark is the soft limit of file locks (RLIMIT_LOCKS), which Linux keeps for each process and, since
+2.4.25, uses for nothing. On other systems a worker leads a process group.
+
+Who ends them: the worker when it ends in order, the process that has started the worker when it notices its end, and
+the fork server when that process is gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Container, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+import psutil
+
+# The variable by which a process tells its fork server its marks.
+VARIABLE = "COLLECTX_FIRST_MARK"
+_LIMIT, _HAS_MARKS = 10, sys.platform == "linux"
+# A process gives its workers marks of a range of this size, which it chooses at random.
+_NUM_MARKS = 1 << 20
+# How long a process may take to end after SIGTERM, and after SIGKILL; and the first pause between two looks.
+_TERMINATE_S, _KILL_S, _PAUSE_S = 1.0, 1.0, 0.002
+
+
+@functools.cache
+def _given(process: int) -> tuple[range, Iterator[int]]:
+    marks = marks_from(secrets.randbits(40) * _NUM_MARKS)
+    return marks, iter(marks[1:])
+
+
+def marks_from(first: int) -> range:
+    """The marks that a process gives, of which `first` is its fork server's."""
+    return range(first, first + _NUM_MARKS)
+
+
+def own_marks() -> range:
+    """The marks that this process gives."""
+    return _given(os.getpid())[0]
+
+
+def new_mark() -> int:
+    """A mark for a worker of this process."""
+    return next(_given(os.getpid())[1])
+
+
+def mark_process(mark: int) -> None:
+    """Lets this process and those that it starts have this mark. Does nothing where there are no marks."""
+    if _HAS_MARKS:
+        with contextlib.suppress(OSError, ValueError):  # a sandbox refuses it
+            resource.setrlimit(_LIMIT, (mark, resource.getrlimit(_LIMIT)[1]))
+
+
+@contextlib.contextmanager
+def ended(mark: int) -> Iterator[None]:
+    """Runs a worker with this mark in this process: at the end of the block, ends what it has started."""
+    mark_process(mark)
+    try:
+        yield
+    finally:
+        end([[mark]])
+
+
+class Hosted:
+    """What the envs of this process start, unless it has a mark: what a trainer's envs start, or those of a worker that
+    SLURM, MPI or Ray has started.
+
+    Args:
+        num_looks: after how many of the first uses of `running` it looks for processes. If there are some, it starts
+            one more, which ends them when this process is killed.
+    """
+
+    def __init__(self, num_looks: int = 2):
+        self._mark = new_mark()
+        self._looks = num_looks
+        self._guard: subprocess.Popen | None = None
+        _ended_at_exit(os.getpid()).append([self._mark])
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Runs code of envs within the block."""
+        earlier = resource.getrlimit(_LIMIT)[0] if _HAS_MARKS else _NUM_MARKS
+        if earlier >= _NUM_MARKS:
+            yield
+            return
+        mark_process(self._mark)
+        try:
+            yield
+            if self._looks:
+                self._looks -= 1
+                if with_mark([[self._mark]]):
+                    self._looks = 0
+                    self._guard = subprocess.Popen(
+                        [sys.executable, __file__, str(self._mark)],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+        finally:
+            mark_process(earlier)
+
+    def end(self) -> None:
+        """Ends all of it. Idempotent."""
+        end([[self._mark]])
+        if self._guard is not None:
+            self._guard.communicate()
+
+
+@contextlib.contextmanager
+def hosted() -> Iterator[None]:
+    """Makes an env and closes it within the block; ends what it has started."""
+    processes = Hosted(num_looks=0)
+    try:
+        with processes.running():
+            yield
+    finally:
+        processes.end()
+
+
+@functools.cache
+def _ended_at_exit(process: int) -> list[list[int]]:
+    """The marks that this process ends when it exits. A process that was forked from it may run its exit handlers."""
+    marks: list[list[int]] = []
+    atexit.register(lambda: end(marks) if os.getpid() == process else None)
+    return marks
+
+
+def end(marks: Sequence[Container[int]], groups: Collection[int] = ()) -> None:
+    """Ends the processes with these marks, other than this one: with SIGTERM, and those that are left after a second
+    with SIGKILL. Blocks until they have ended, for two seconds at most.
+
+    Args:
+        groups: the process groups that they are in, where there are no marks.
+    """
+    if not _HAS_MARKS:
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        return
+    began_s, pause_s, terminated = time.monotonic(), _PAUSE_S, set[int]()
+    while left := with_mark(marks):
+        waited_s = time.monotonic() - began_s
+        if waited_s > _TERMINATE_S + _KILL_S:
+            return
+        is_late = waited_s > _TERMINATE_S
+        for pid in left if is_late else left - terminated:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+        terminated |= left
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+
+
+def with_mark(marks: Sequence[Container[int]]) -> set[int]:
+    """The processes with these marks that have not ended. Takes 3 us for each process of the machine."""
+    server: Any = forkserver._forkserver
+    tracker: Any = resource_tracker._resource_tracker
+    spared, found = (os.getpid(), server._forkserver_pid, tracker._pid), set()
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError, psutil.Error):  # it has ended, or is another user's
+            mark = resource.prlimit(pid, _LIMIT)[0]
+            is_marked = pid not in spared and any(mark in each for each in marks)
+            if is_marked and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.add(pid)
+    return found
+
+
+if __name__ == "__main__":  # the process of `Hosted`
+    sys.stdin.read()
+    end([[int(sys.argv[1])]])

@@ -340,7 +340,7 @@ def test_weights_of_a_module_of_the_replay_buffer_take_effect():
     ("given", "error", "word"),
     [
         ({"weights": Constant(), "model_id": "env.pay"}, AttributeError, "pay"),
-        ({"weights": Constant(), "model_id": "env.parts"}, TypeError, "parts is dict, no module"),
+        ({"weights": Constant(), "model_id": "env.parts"}, TypeError, "parts is dict, not a module"),
         ({"weights": Constant([1.0, 2.0]), "model_id": PAY}, RuntimeError, "size mismatch"),
         ({"weights_dict": {"policy": None, PAY: None}}, TypeError, "pass its weights"),
         ({"weights": Constant(), "model_id": PAY, "worker_ids": [1]}, ValueError, r"workers \[1\].* 0 to 0"),

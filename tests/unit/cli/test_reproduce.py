@@ -96,7 +96,6 @@ def test_a_run_without_digest_runs_again_and_says_so(stub, old, capsys):
     assert "recorded no batch digests" in capsys.readouterr().err
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("ended", "status"),
     [("interrupted", "completed"), ("failed", "completed"), ("failed", "failed"), (None, "completed")],

@@ -43,13 +43,22 @@ def _choice(group: str, name: str) -> DictConfig:
 
 
 def with_choices(words: Sequence[str]) -> DictConfig:
-    """The composition of these choices; their files are read without Hydra, if all are of the packaged groups."""
+    """The composition of these choices; their files are read without Hydra, if all are of the packaged groups, or
+    `debug=tiny`."""
     chosen = dict(word.split("=", 1) for word in words)
-    if not all(group in GROUPS and name in _composer().groups[group] for group, name in chosen.items()):
+    is_tiny = chosen.get("debug") == "tiny"
+    if not all(
+        (group in GROUPS and name in _composer().groups[group]) or (group == "debug" and is_tiny)
+        for group, name in chosen.items()
+    ):
         return pickle.loads(_loaded(*words))
     node = pickle.loads(_loaded())
     for group, name in chosen.items():
-        node[group], node.hydra.runtime.choices[group] = _choice(group, name), name
+        if group in GROUPS:
+            node[group] = _choice(group, name)
+        node.hydra.runtime.choices[group] = name
+    if is_tiny:
+        node.merge_with(_choice("debug", "tiny"))
     node.hydra.overrides.task = list(words)
     return node
 

@@ -49,6 +49,12 @@ def test_every_choice_of_a_group_has_the_type_of_its_kind(index: int):
             assert type(getattr(cfg, group)) is KINDS[group][getattr(cfg, group).kind].schema
 
 
+def test_the_short_run_of_the_tests_is_that_of_hydra():
+    words = ["debug=tiny", "collector=multi_async", "trainer=impala", "env=pong"]
+    read, node = with_choices(words), Composer().load(words)
+    assert {**read, "hydra": None} == {**node, "hydra": None}
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("experiment", choices("experiment"))
 def test_every_experiment_can_be_debugged_and_overridden(experiment: str):

@@ -7,7 +7,6 @@ bash jobs/step.sh --- srun --jobid=17 --overlap --- task 0: the trainer
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from collectx.jobs.watcher import Watcher
 from collectx.place import place_of
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
+from collectx.place.slurm.job import start_step
 from collectx.place.slurm.log_watcher import role_command
 from collectx.run import Status
 from collectx.run.terminal import printing
@@ -79,26 +79,18 @@ class _Step:
         words = role_command(launcher.python or sys.executable, str(files.path))
         script = files.jobs / "step.sh"
         script.write_text("\n".join(["#!/bin/bash", *commands.body(launcher, words, **options), ""]))
-        with open(files.log("job"), "wb") as log:
-            self._process = subprocess.Popen(
-                ["bash", str(script)],
-                env=commands.environment(os.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        files.log("job").unlink(missing_ok=True)
+        self._step = start_step(lambda: ["bash", str(script)], files.log("job"))
 
     def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
         """Returns the state of the step by the id of its job. Does not block."""
-        code = self._process.poll()
-        if code is not None:
-            word = "CANCELLED" if self._is_cancelled else "FAILED" if code else "COMPLETED"
+        if self._step.exitcode is not None:
+            word = "CANCELLED" if self._is_cancelled else "FAILED" if self._step.exitcode else "COMPLETED"
             return {self._job: JobState(word, True, True)}
         if self._is_cancelled or self._exit_status.exists():
             self._ended_s = self._ended_s or time.monotonic()
         if self._ended_s is not None and time.monotonic() > self._ended_s + self._grace_s:
-            self._process.kill()
+            self._step.kill()
         return {self._job: JobState("RUNNING", False, True)}
 
     def join(self) -> None:
@@ -111,7 +103,7 @@ class _Step:
     def cancel(self, jobs: Iterable[str]) -> None:
         """Ends srun, which ends all tasks."""
         self._is_cancelled = True
-        self._process.terminate()
+        self._step.terminate()
 
 
 def _size_problems(run: NamedRun, job: str) -> list[str]:

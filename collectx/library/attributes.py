@@ -1,6 +1,6 @@
 """The readable part of a collector: TorchRL's attributes, counters, and attributes of the workers' envs.
 
-Base class of `collectx.library.base.BaseCollector`, which has the methods.
+Base class of `collectx.library.base.BaseCollector`, which adds the methods.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collectx.worker.spec import ConfigOverrides
 
 
 def _keywords(collector: Any) -> set[str]:
-    """The keywords of the collector's constructor; none before it has read them."""
+    """Returns the names of the constructor's keywords; none before the constructor has read them."""
     keywords = vars(collector).get("_keywords")
     return set() if keywords is None else {field.name for field in dataclasses.fields(keywords)}
 
@@ -39,19 +39,18 @@ def _kwargs(value: Any) -> dict[str, Any]:
 
 
 def _passed(name: str) -> Any:
-    """A property: a keyword as it was passed to the constructor; None if it does not take the keyword."""
+    """Makes a property that returns a keyword as passed; None if the constructor does not take it."""
     return property(lambda collector: getattr(collector._keywords, name, None), doc="As passed to the constructor.")
 
 
 class ReadableCollector:
-    """The configuration of a collector, and what it and its workers can be asked for.
+    """The attributes of a collector, and queries of its workers.
 
-    A device property is one device for a collector in this process, a tuple with one per worker process of this
-    machine, otherwise a list of them. Every keyword of the constructor that has no property here is an attribute too,
-    as it was passed or with its default.
+    A device property is one device if the collector has no workers, a tuple with a device per worker on this machine,
+    otherwise a list of them. Every other keyword of the constructor is an attribute too, as passed or with its default.
 
-    Workers answer queries between two of their batches; an async worker completes its granted batches first. Workers
-    on other hosts (over torch.distributed) cannot be queried: `NotImplementedError`.
+    Workers answer queries between two of their batches; an async worker first completes its granted batches. Queries of
+    workers over torch.distributed raise `NotImplementedError`.
     """
 
     _stream: Stream
@@ -66,7 +65,7 @@ class ReadableCollector:
     policy: Any
     # Whether `shutdown` was called.
     closed: bool = False
-    # TorchRL's attributes that have no other values here.
+    # TorchRL's attributes whose values are constant here.
     get_weights_fn = None
     local_init_rb = True
     verbose = False
@@ -91,21 +90,21 @@ class ReadableCollector:
 
     @property
     def _core(self) -> CollectorCore:
-        """The collector; raises `RuntimeError` in a forked process."""
+        """The core of the collector; raises `RuntimeError` in a forked process."""
         self._check_process()
         return self._stream.core
 
     def _check_process(self) -> None:
-        """Raises `RuntimeError` unless this process has made the collector."""
+        """Raises `RuntimeError` unless this process made the collector."""
         self._stream.core.owner.check_process()
 
     def _exclusive(self, timeout_s: float | None = None) -> contextlib.AbstractContextManager[None]:
-        """Waits for the current batch of the background thread, and keeps the thread idle inside the block."""
+        """Waits for the background thread's current batch, and keeps the thread idle within the block."""
         self._check_process()
         return self._background.hold(timeout_s)
 
     def _ask(self, name: str, *arguments: Any, per_worker: dict[int, tuple] | None = None) -> dict[int, Any]:
-        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns the results by index.
+        """Calls the method `name` of `worker.requests.RequestHandler` in workers; returns results by worker index.
 
         Args:
             per_worker: arguments by worker index; None: `arguments` for all workers.
@@ -115,12 +114,12 @@ class ReadableCollector:
 
     @property
     def device(self) -> Any:
-        """The default of the other devices; None if the constructor got none."""
+        """The default of the other devices; None if none was passed."""
         return self._per_worker(self._cfg.devices.device)
 
     @property
     def storing_device(self) -> Any:
-        """The device of the batches; None: batches stay on the device that produced them."""
+        """The device of the batches; None: batches stay on the device that made them."""
         return self._per_worker(resolve_devices(self._cfg.devices).storing_device)
 
     @property
@@ -130,16 +129,15 @@ class ReadableCollector:
 
     @property
     def policy_device(self) -> Any:
-        """The device of each worker's policy; None: the CPU, as none was passed."""
+        """The device of each worker's policy; None if none was passed, which stands for the CPU."""
         return self._per_worker(
             [resolve_devices(each.devices or self._cfg.devices).policy_device for each in self._overrides]
         )
 
     @property
     def env_path(self) -> str:
-        """How an env of TorchRL is stepped: "gymnasium", by the env below it, or "torchrl: " and the reason, by its own
-        `_step`; otherwise empty.
-        """
+        """How a TorchRL env is stepped: "gymnasium", the env below it, or "torchrl: " and the reason, its own `_step`.
+        Empty for other envs."""
         return self._spec.path
 
     def _per_worker(self, names: str | list[str | None] | None) -> Any:
@@ -150,7 +148,7 @@ class ReadableCollector:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers, including added and lost ones; 1 for a collector in this process."""
+        """Number of workers, including added and lost ones; 1 without workers."""
         return len(self._overrides)
 
     @property
@@ -162,7 +160,7 @@ class ReadableCollector:
         """Frames of one worker's part of a batch, rounded up to whole steps of its envs.
 
         Args:
-            worker_idx: index of the worker; None: the mean over all workers, rounded up.
+            worker_idx: index of the worker; None: the mean of all workers, rounded up.
 
         Raises:
             ValueError: there is no such worker.
@@ -209,7 +207,7 @@ class ReadableCollector:
 
     @property
     def cudagraphed_policy(self) -> bool:
-        """Whether workers record the policy in CUDA graphs."""
+        """Whether workers record the policy as CUDA graphs."""
         return bool(self._keywords.cudagraph_policy)
 
     @property
@@ -224,18 +222,18 @@ class ReadableCollector:
 
     @property
     def create_env_kwargs(self) -> Any:
-        """The argument of the constructor; a list with one dict per worker, if there are workers."""
+        """As passed to the constructor; with workers, a list with a dict per worker."""
         return self._by_worker(self._keywords.create_env_kwargs, {})
 
     @property
     def policy_factory(self) -> Any:
-        """The argument of the constructor; a list with one per worker, if there are workers."""
+        """As passed to the constructor; with workers, a list with an entry per worker."""
         return self._by_worker(self._keywords.policy_factory, None)
 
     def _by_worker(self, value: Any, default: Any) -> Any:
         if not self._keywords.has_workers:
             return value
-        # A list has no entries for workers that were added.
+        # A list lacks entries for added workers.
         values = value if isinstance(value, list | tuple) else [value] * self.num_workers
         return [default if each is None else each for each in values]
 
@@ -246,19 +244,19 @@ class ReadableCollector:
 
     @property
     def preemptive_threshold(self) -> float:
-        """The share of the workers that a batch waits for."""
+        """The fraction of workers that a batch waits for."""
         threshold = self._cfg.collector.preemptive_threshold
         return 1.0 if threshold is None else threshold
 
     @property
     def trust_policy(self) -> bool:
-        """The argument of the constructor; by default, whether the policy is a `RandomPolicy`."""
+        """As passed to the constructor; by default, whether the policy is a `RandomPolicy`."""
         trusted = self._keywords.trust_policy
         return isinstance(self.policy, RandomPolicy) if trusted is None else trusted
 
     @property
     def policy_weights(self) -> TensorDict:
-        """The parameters and buffers of `collector.policy`, not copied; empty if it is no module."""
+        """The parameters and buffers of `collector.policy`, not copied; empty if the policy is no module."""
         return TensorDict.from_module(self.policy).data if isinstance(self.policy, nn.Module) else TensorDict({}, [])
 
     @property
@@ -268,7 +266,7 @@ class ReadableCollector:
 
     @property
     def policy_version(self) -> int:
-        """The version of the newest published weights; 0 at first. `load_state_dict` restores it."""
+        """The version of the newest published weights, from 0. `load_state_dict` restores it."""
         return self._core.policy_version + self._stream.version_offset
 
     def get_policy_version(self) -> int:
@@ -287,25 +285,25 @@ class ReadableCollector:
         return -(-total // frames)
 
     def getattr_env(self, attr: str) -> Any:
-        """Returns an attribute of the first worker's env; a list if that worker has several envs. A worker process
-        sends a copy, so the attribute has to be data: numbers, text, arrays, spaces, specs, or containers of these.
+        """Returns an attribute of the first worker's env; a list if the worker steps several envs. Worker processes
+        send a copy, so the attribute must be data: numbers, text, arrays, spaces, specs, or containers of these.
 
         Args:
-            attr: its name, or a path such as `transform[0].shape`.
+            attr: name of the attribute, or a path such as `transform[0].shape`.
 
         Raises:
             AttributeError: the env has no such attribute.
-            TypeError: it is a method or another object that is no data, in a worker process.
+            TypeError: in a worker process, the attribute is a method or another object that is no data.
         """
         return self._ask("getattr_env", per_worker={min(self._core.workers): (attr,)}).popitem()[1]
 
     def get_distant_attr(self, attr: str) -> Any:
-        """Returns, for each worker, a copy of what a path that begins with `env.` names in its env (data, as for
-        `getattr_env`), its index for `worker_idx`, or what a path that begins with `replay_buffer.` names in the shared
-        replay buffer, in a list. Without workers, returns what a path names in this collector.
+        """Returns a list with an attribute of each worker: a copy of an attribute of its env for a path that begins
+        with `env.` (data, as for `getattr_env`), its index for `worker_idx`, or an attribute of the shared replay
+        buffer for a path that begins with `replay_buffer.`. Without workers, returns an attribute of this collector.
 
         Raises:
-            AttributeError: it does not exist; or there are workers and the path begins otherwise.
+            AttributeError: the attribute does not exist; or there are workers and the path begins otherwise.
             TypeError: as by `getattr_env`.
         """
         if not self._keywords.has_workers:
@@ -345,11 +343,11 @@ class ReadableCollector:
         - `workers`, `workers_alive`
         - `frames`, `batches`, `completed`, `requested_frames_per_batch`, `policy_version`, and `total_frames` unless it
           is -1; `worker_frames`, the sum over the workers
-        - of each worker `worker_<index>/frames`, `.../batches` and `.../requested_frames_per_batch`, of its parts of
-          the batches that were delivered
+        - for each worker `worker_<index>/frames`, `.../batches` and `.../requested_frames_per_batch` of its parts of
+          delivered batches
 
         Args:
-            workers: "aggregate": the first and the second; "per_worker": the first and the third; "both": all.
+            workers: "aggregate": the first two groups; "per_worker": the first and the third; "both": all.
             timeout: ignored (accepted for TorchRL compatibility), as the call does not block.
 
         Raises:
@@ -382,5 +380,5 @@ class ReadableCollector:
         return counters
 
     def fake_tensordict(self) -> TensorDictBase:
-        """Returns a batch of zeros with the keys, shapes, dtypes and names that `next` returns. Steps no env."""
+        """Returns a batch of zeros with the keys, shapes, dtypes and names of the batches of `next`. Steps no env."""
         return self._delivery.zeros([each.steps for each in self._overrides])

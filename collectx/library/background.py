@@ -1,4 +1,4 @@
-"""Collecting in a background thread. Other threads use the collector between two batches, inside `hold()`."""
+"""Collects in a background thread. Other threads use the collector between two batches, within `hold()`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collectx.transport.connections import LONGEST_WAIT_S
 
 
 class Background:
-    """Calls a function repeatedly in a thread, after `start`."""
+    """Calls a function repeatedly in a thread, from `start` on."""
 
     def __init__(self, thread: StepThread) -> None:
         self._thread = thread
         self._changed = threading.Condition()
         self._num_holders = 0
         self._is_stepping = False
-        # The thread waits for the end of a block.
+        # Whether the thread waits for the end of a block of `hold`.
         self._is_waiting = False
         self._stopping = False
         self._error: BaseException | None = None
@@ -28,14 +28,8 @@ class Background:
         self._has_begun = threading.Event()
 
     def start(self, step: Callable[[], object]) -> None:
-        """Starts to call `step`.
-
-        Args:
-            step: collects one batch; raises `StopIteration` after the last one.
-
-        Raises:
-            RuntimeError: it was started before.
-        """
+        """Starts to call `step`, which collects one batch and raises `StopIteration` after the last one. Raises
+        `RuntimeError` if it was called before."""
         if self._running is not None:
             raise RuntimeError("start() was called before")
         self._running = self._thread.submit(partial(self._run, step))
@@ -47,21 +41,21 @@ class Background:
         return self._running is not None and not self._running.done()
 
     def ends_within(self, timeout_s: float | None) -> bool:
-        """Waits up to `timeout_s` seconds for the last step; returns whether it has ended. True before `start`."""
+        """Waits up to `timeout_s` seconds for the last step; returns whether no step is left. True before `start`."""
         if self._running is not None:
             wait([self._running], None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S))
         return not self.is_running
 
     @contextmanager
     def hold(self, timeout_s: float | None = None) -> Iterator[None]:
-        """Waits for the current step; no step is taken inside the block.
+        """Waits for the current step; the thread takes no step within the block.
 
         Raises:
-            TimeoutError: on entering: the current step took longer than `timeout_s`.
-            Exception: on entering: the error that ended the thread, raised once.
+            TimeoutError: on entry, if the current step takes longer than `timeout_s`.
+            Exception: on entry, the error that ended the thread, once.
         """
         with self._changed:
-            # After a block, the thread takes a step before another block begins.
+            # Between two blocks, the thread takes a step.
             self._changed.wait_for(lambda: self._num_holders or not self._is_waiting, timeout_s)
             self._num_holders += 1
         try:
@@ -79,8 +73,8 @@ class Background:
         """Makes the current step the last one. Idempotent.
 
         Raises:
-            TimeoutError: the current step took longer than `timeout_s`.
-            Exception: the error of a step, raised once.
+            TimeoutError: the current step takes longer than `timeout_s`.
+            Exception: the error that ended the thread, once.
         """
         with self._changed:
             self._stopping = True
@@ -90,10 +84,7 @@ class Background:
         self.check()
 
     def check(self) -> None:
-        """
-        Raises:
-            Exception: the error that ended the thread, raised once.
-        """
+        """Raises the error that ended the thread, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -113,7 +104,7 @@ class Background:
             self._changed.notify_all()
 
     def _may_step(self) -> bool:
-        """Waits while the thread is held; returns False once it is to end."""
+        """Waits while the thread is held; returns False if it is to end."""
         with self._changed:
             self._is_stepping = False
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""`BaseCollector`, the base class of the library's collectors: iteration, publishing of weights, state, life cycle.
+"""`BaseCollector`, the base class of the library's collectors: iteration, weights, state, life cycle.
 
     arguments --parse--> keywords --> RunConfig --rules--> overrides per worker --> collector.compose.build --> batches
 
-`delivery` converts batches to the form that the user asked for.
+`delivery` converts batches to the requested form.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ from collectx.worker.profiling import ProfileConfig
 from collectx.worker.requests import load_into, resolve
 from collectx.worker.spec import env_seed
 
-# How often `shutdown` kills the workers of a background thread that does not end.
+# How often `shutdown` kills the workers if the background thread does not end.
 _MOST_KILLS = 5
 _END: Any = object()
 
 
 class BaseCollector(ReadableCollector):
-    """Base class of all collectors of the library, for `isinstance`; not instantiated itself.
+    """Base class of the library's collectors, for `isinstance`; it has no instances itself.
 
-    Iterate to get TensorDicts of `frames_per_batch` frames (see docs/explanation/concepts.md, "A batch"), until
-    `total_frames` are delivered. Use it from one thread, and only in the process that has made it. As a context
-    manager, it shuts the workers down at the end of the block.
+    Iterate over a collector to get TensorDicts of `frames_per_batch` frames (see docs/explanation/concepts.md, "A
+    batch"), until `total_frames` are delivered. Use it from one thread, and only in the process that made it. As a
+    context manager, it stops its workers at the end of the block.
 
-    With worker processes of this machine, the constructor blocks until they have made their envs and policies, for
-    `start_timeout_s` at most; with jobs and Ray's actors, the first batch waits for them.
+    The constructor waits up to `start_timeout_s` until worker processes on this machine have made their envs and
+    policies. Jobs and Ray actors start in the background; the first batch waits for them.
 
     Raises:
-        ConfigError: by the constructor: arguments are wrong. The message lists all problems; nothing was started.
-        TypeError: by the constructor: unknown keywords.
-        Exception: by the constructor: what an env or a policy raised in a worker, as in `next`.
+        ConfigError: arguments of the constructor are wrong. The message lists all problems; nothing was started.
+        TypeError: the constructor does not take a keyword.
+        Exception: in the constructor as in `next`, what an env or a policy raised in a worker.
     """
 
     _profile_config: ProfileConfig | None = None
@@ -94,7 +94,7 @@ class BaseCollector(ReadableCollector):
             env = copied(env, is_required=has_workers)
         spec = envs.read_spec(env, has_users_policy)
         self._frames_per_batch = fit_frames(keywords, cfg, overrides, spec)
-        # Not for a remainder that comes from rounding up to the number of envs.
+        # No warning about a remainder that only comes from rounding up to the number of envs.
         if self.total_frames % keywords.requested_frames:
             note = surplus_note(self.total_frames, self._frames_per_batch)
             if note is not None:
@@ -137,27 +137,26 @@ class BaseCollector(ReadableCollector):
 
     def __next__(self) -> TensorDictBase:
         """Returns the next batch; blocks until it is complete. Returns None if batches go to `replay_buffer`; the
-        annotation omits that, so that other loops need no check for None. After Ctrl-C, call it again: it returns the
-        batch that it was waiting for; without workers, it collects that batch anew, with new episodes."""
+        annotation omits None, so other loops need no check. After Ctrl-C, the next call returns the batch that was
+        awaited; without workers, it collects that batch again, with new episodes."""
         self._check_process()
         if self.is_running():
-            raise RuntimeError("this collector collects in the background since start(): sample from its replay buffer")
+            raise RuntimeError("start() made this collector collect in the background: sample from its replay buffer")
         return cast(TensorDictBase, self._collect())
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TensorDictBase:
-        """Collects as `__next__` does, in a thread: the event loop continues while the batch is collected. A batch
-        whose waiting task was cancelled is returned by the next call. Do not use the collector otherwise meanwhile.
-        """
+        """Collects like `__next__`, in a thread, so the event loop continues. If the waiting task is cancelled, the
+        next call returns its batch. Do not use the collector otherwise meanwhile."""
         if self._ahead is None:
             step = partial(contextvars.copy_context().run, next, self, _END)
             self._ahead = asyncio.wrap_future(self._thread.submit(step))
         try:
             batch = await asyncio.shield(self._ahead)
         except asyncio.CancelledError:
-            # Of the waiting task; the batch may be complete already.
+            # The waiting task was cancelled; the batch may be complete already.
             if self._ahead.cancelled():
                 self._ahead = None
             raise
@@ -170,9 +169,9 @@ class BaseCollector(ReadableCollector):
         return batch
 
     def fill(self, frames: int = 1) -> int:
-        """Collects whole batches into `replay_buffer` until at least `frames` frames are collected; blocks until then.
-        Returns how many frames were collected, 0 after `total_frames`. So `while collector.fill():` takes the place of
-        iteration, which returns None for each of these batches, as TorchRL's does.
+        """Collects whole batches into `replay_buffer`; blocks until they contain at least `frames` frames. Returns the
+        number of collected frames, 0 after `total_frames`. `while collector.fill():` replaces iteration, which returns
+        None for each of these batches, as TorchRL does.
 
         Raises:
             RuntimeError: the collector has no replay buffer, or collects in the background.
@@ -185,7 +184,7 @@ class BaseCollector(ReadableCollector):
         return collected
 
     def _collect(self) -> TensorDictBase | None:
-        """Collects a batch, after the weights were published, if they are due; see `Delivery.next`."""
+        """Publishes the weights if they are due, then collects a batch; see `Delivery.next`."""
         interval, num_collected = self._keywords.publish_interval, self._delivery.num_collected
         if interval > 0 and num_collected and num_collected % interval == 0:
             self._weights.publish(self.policy, {None: None}, self.num_workers)
@@ -201,7 +200,7 @@ class BaseCollector(ReadableCollector):
 
     def start(self) -> None:
         """Starts to collect into `replay_buffer` in a background thread, until `total_frames` or `shutdown`. Returns at
-        once. Weights may be published meanwhile.
+        once. You may publish weights meanwhile.
 
         Raises:
             RuntimeError: the collector has no replay buffer, or was started before.
@@ -217,9 +216,9 @@ class BaseCollector(ReadableCollector):
 
     @contextlib.contextmanager
     def pause(self, timeout: float | None = None, *, resume: bool = True) -> Iterator[None]:
-        """`with collector.pause():` adds nothing to the replay buffer inside the block. Blocks until the current batch
-        is complete. Workers that write to the buffer themselves are idle inside the block; other workers fill their
-        free slots.
+        """Within `with collector.pause():`, the replay buffer gets no frames. The entry blocks until the current batch
+        is complete. Workers that write to the buffer themselves are idle within the block; others fill their free
+        slots.
 
         Args:
             timeout: seconds to wait for the current batch; None: as long as `worker_timeout_s` allows.
@@ -227,8 +226,8 @@ class BaseCollector(ReadableCollector):
 
         Raises:
             ValueError: `resume=False`.
-            TimeoutError: on entering the block: the current batch was not complete within `timeout`.
-            Exception: on entering the block: the error that ended the background thread, raised once.
+            TimeoutError: on entry, if the current batch is not complete within `timeout`.
+            Exception: on entry, the error that ended the background thread, once.
         """
         if not resume:
             raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
@@ -238,8 +237,8 @@ class BaseCollector(ReadableCollector):
             yield
 
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
-        """Waits for the current batch of the background thread, unless weights are in shared memory and the next batch
-        is not being filled with older ones."""
+        """Waits for the background thread's current batch, unless weights are in shared memory and no next batch is
+        being filled with older ones."""
         self._check_process()
         if not place_of(self._cfg).shares_memory or self._cfg.collector.overlap:
             return self._exclusive()
@@ -259,30 +258,31 @@ class BaseCollector(ReadableCollector):
         wait: bool = True,
         strict: bool = False,
     ) -> None:
-        """Publishes weights; workers act with them from their next batch, with `overlap=1` from the one after it.
-        Copies the weights before it returns. Does not block, except after `start()` without shared memory or with
-        `overlap=1`: then it waits for the current batch.
+        """Publishes a copy of weights. Workers act with them from their next batch on, with `overlap=1` from the batch
+        after it. Only blocks after `start()` without shared memory or with `overlap=1`: then it waits for the current
+        batch.
 
         Args:
             policy_or_weights: a module with the architecture of the policy, or weights by name (a state dict, or a
                 TensorDict of parameters): copied into `collector.policy` and sent to all workers. None publishes
                 `collector.policy` as it is, or the weights that `weight_updater` returns. A dict from worker indices to
-                any of these sets individual weights for those workers, until newer weights for them or for all are
+                any of these sets individual weights of those workers, until newer weights for them or for all are
                 published; the other workers and `collector.policy` keep theirs.
             weights, policy_weights, policy: alternatives to `policy_or_weights`.
             weights_dict: weights by model, see `model_id`; only the policy's may be None.
-            model_id: of which model the other arguments are: None or "policy"; or the path of a module, as in
+            model_id: the model of the other arguments: None or "policy"; or the path of a module, such as
                 "env.transform[0].module" (in each worker; waits until it is between two batches) or
                 "replay_buffer.transform[0].module" (in this process).
             worker_ids: indices of the workers that get the weights, as with a dict; None: all.
             wait: ignored; accepted for TorchRL compatibility.
-            strict: whether weights by name that the policy does not have are an error.
+            strict: whether unknown names of weights are an error.
 
-        Names may have the prefixes of wrappers, `_orig_mod.` of `torch.compile` and `module.` of data parallelism.
+        Names may begin with the prefixes of wrappers, `_orig_mod.` of `torch.compile` and `module.` of data
+        parallelism.
 
         Raises:
-            KeyError: the weights lack one of the policy's, or, if `strict`, it has no weights of these names.
-            TypeError, ValueError: weights were passed twice, have another type or shape, or are for models or workers
+            KeyError: weights of the policy are missing, or, if `strict`, names are unknown.
+            TypeError, ValueError: weights were passed twice, have a wrong type or shape, or belong to models or workers
                 that do not exist. Nothing is published then.
         """
         by_model = weights_by_model((policy_or_weights, weights, policy_weights, policy), weights_dict, model_id)
@@ -328,14 +328,14 @@ class BaseCollector(ReadableCollector):
         list_of_args: Sequence[tuple] | None = None,
         list_of_kwargs: Sequence[dict] | None = None,
     ) -> list[Any]:
-        """Calls a method of this collector once per entry of the lists; returns the results. Without lists, a collector
-        without workers calls the method once. Methods of workers cannot be called.
+        """Calls a method of this collector once per entry of the lists; returns the results. Without workers, the lists
+        may be missing for a single call. It cannot call methods of workers.
 
         Args:
-            method_name: the method's name, or a path as of `get_distant_attr` in a collector without workers.
+            method_name: name of the method; without workers also a path as for `get_distant_attr`.
 
         Raises:
-            ValueError: the two lists have different lengths; or there are workers and no lists.
+            ValueError: the lists have different lengths; or there are workers and no lists.
         """
         if list_of_args is None and list_of_kwargs is None:
             if self._keywords.has_workers:
@@ -353,8 +353,8 @@ class BaseCollector(ReadableCollector):
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:
-        """Called in the worker before every batch. Assigning replaces it in all workers from their next batch; a
-        restarted worker has the hook of the constructor."""
+        """Called in the worker before every batch. Assignment replaces it in all workers from their next batch on; a
+        restarted worker uses the constructor's hook."""
         return self._hooks.pre_collect_hook
 
     @pre_collect_hook.setter
@@ -363,7 +363,7 @@ class BaseCollector(ReadableCollector):
 
     @property
     def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
-        """Called in the worker with every batch. Assigning replaces it as for `pre_collect_hook`."""
+        """Called in the worker with every batch. Assignment replaces it as for `pre_collect_hook`."""
         return self._hooks.post_collect_hook
 
     @post_collect_hook.setter
@@ -383,8 +383,8 @@ class BaseCollector(ReadableCollector):
         self._hooks = replace(self._hooks, **{name: hook})
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
-        """Resets envs before the next batch that a worker begins. An async collector delivers up to `num_slots` earlier
-        batches of each worker first, one with `overlap=1` the batch that is being filled.
+        """Resets envs before the next batch that a worker begins. An async collector first delivers up to `num_slots`
+        earlier batches of each worker, a collector with `overlap=1` the batch that is being filled.
 
         Args:
             reset_idx: for each worker, whether to reset its envs; None: all.
@@ -400,21 +400,21 @@ class BaseCollector(ReadableCollector):
         self._reset(Reset(), workers)
 
     def _reset(self, reset: Reset, workers: Sequence[int] | None = None) -> None:
-        """Requests a reset of workers; None: all, and drops the trajectories that have not ended."""
+        """Requests a reset of workers; None: of all, which also drops unfinished trajectories."""
         with self._exclusive():
             self._core.request_reset(reset, workers)
             if workers is None:
                 self._stream.forget()
 
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
-        """Raises ValueError unless `selection` says for each of `count` whether it is to be reset."""
+        """Raises ValueError unless `selection` has an entry for each of `count` envs or workers to reset."""
         if len(selection) != count:
             raise ValueError(f"{name}={list(selection)}: one entry for each of {count} {what}, or None for all")
         if self.trajs_per_batch is not None:
             raise ValueError(f"{name}={list(selection)} with trajs_per_batch={self.trajs_per_batch}: reset all or none")
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds envs and random actions as the constructor does, and resets the envs as `reset` does.
+        """Seeds envs and random actions like the constructor, and resets the envs like `reset`.
 
         Args:
             seed: at least 0, below 2**61.
@@ -433,7 +433,7 @@ class BaseCollector(ReadableCollector):
         """Profiles the next batches of some workers, in their processes, with `torch.profiler`.
 
         Raises:
-            ValueError: no batch is left to record, or a worker or activity does not exist.
+            ValueError: no batch is left to record, or a worker or an activity does not exist.
         """
         config = ProfileConfig(*arguments, **options).complete(min(self._core.workers))
         if problems := config.problems(self._core.workers):
@@ -447,17 +447,16 @@ class BaseCollector(ReadableCollector):
         return self._profile_config
 
     def disable_profile(self) -> None:
-        """Ends profiling; writes the trace of what was recorded, unless only the warm-up was. Does nothing if no
-        profiling was enabled."""
+        """Ends profiling, and writes the recorded trace, if any batch after the warm-up was recorded. Does nothing
+        without `enable_profile`."""
         config, self._profile_config = self._profile_config, None
         if config is not None:
             self._ask("end_profile", per_worker=dict.fromkeys(config.workers or (), ()))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker, its
-        trajectory ids and the state of its envs and, if it is a process of this machine, its weights and their version.
-        Blocks until the workers have filled the slots that were granted before; the state does not have these frames.
-        """
+        trajectory ids, the state of its envs and, on this machine, its weights and their version. Blocks until the
+        workers have filled the granted slots; the state does not contain these frames."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
             saved = self._core.state()
@@ -482,16 +481,16 @@ class BaseCollector(ReadableCollector):
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Restores a state: loads and publishes the weights, sets their version and the counts, restores the envs. The
-        collector must be constructed with the same arguments. Workers with individual weights that are not in the state
+        collector must have been constructed with the same arguments. Workers whose individual weights the state lacks
         keep theirs.
 
-        Envs resume within their episodes where their state can be saved (`collectx.state`): those that have
-        `state_dict` and `load_state_dict`, and those that can be pickled, which are made anew. Their pickles execute
-        code: load only states that you trust. All other envs begin new episodes with seeds that were not used before.
-        Async workers first complete the batches granted before.
+        Envs resume within their episodes if their state can be saved (`collectx.state`): envs with `state_dict` and
+        `load_state_dict`, and picklable envs, which are replaced. Pickles execute code: load only states that you
+            trust. All other envs begin new episodes with unused seeds. Async workers first complete their granted
+            batches.
 
         Raises:
-            KeyError: the dict is not the state of a collector.
+            KeyError: the dict is no state of a collector.
         """
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}: pass the result of state_dict()")
@@ -506,7 +505,7 @@ class BaseCollector(ReadableCollector):
             if not kept and not individual:
                 self.update_policy_weights_()
             else:
-                # In one call, so that no worker acts with the weights of another in between.
+                # One call, so no worker acts with another's weights in between.
                 shared = [index for index in workers if index not in kept and index not in individual]
                 if by_worker := {**dict.fromkeys(shared), **individual}:
                     self.update_policy_weights_(by_worker)
@@ -516,7 +515,7 @@ class BaseCollector(ReadableCollector):
         if (buffer := self._keywords.shared_buffer) is not None:
             write = partial(_write, buffer.extend, offset)
             self._ask("set_hook", "write_batch", Hooks(write_batch=write))
-            for fields in self._overrides:  # for workers that are started again
+            for fields in self._overrides:  # for restarted workers
                 fields.hooks = replace(fields.hooks, write_batch=write)
         saved_state: CollectorState = {
             "frames": state_dict["frames"],
@@ -530,12 +529,12 @@ class BaseCollector(ReadableCollector):
             self._core.load(saved_state, self._cfg.seed)
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
-        """Stops the workers; kills those that have not stopped within `close_timeout_s`. Idempotent.
+        """Stops the workers, and kills those that do not stop within `close_timeout_s`. Idempotent.
 
         Args:
             timeout: after `start()`, seconds to wait for the current batch; None: `close_timeout_s`.
-            close_env: whether to close an env that was passed itself to a collector without workers. Envs that the
-                collector has made are always closed; the end of a `with` block leaves the env open.
+            close_env: whether to close an env that was passed to a collector without workers. Envs that the collector
+                made are always closed; the end of a `with` block leaves a passed env open.
             raise_on_error: whether to raise the error that ended the background thread.
         """
         self._check_process()
@@ -554,7 +553,7 @@ class BaseCollector(ReadableCollector):
                 self._abort(background, limit_s)
 
     def _close(self, thread: StepThread, background: Background, close_env: bool) -> None:
-        """Closes everything, in the thread that has stepped the envs unless it hangs."""
+        """Closes everything, in the thread that stepped the envs, unless that thread hangs."""
         with contextlib.ExitStack() as ends:
             if close_env:
                 ends.callback(self._close_users_env)
@@ -568,12 +567,13 @@ class BaseCollector(ReadableCollector):
             env.close()
 
     def _abort(self, background: Background, limit_s: float) -> None:
-        """Interrupts the current batch if the thread, which uses what is about to be closed, is still alive."""
+        """Interrupts the current batch if the background thread is still alive, which uses what is about to be
+        closed."""
         if background.is_running:
             self._core.interrupt()
             num_kills = 0
             while not background.ends_within(limit_s) and num_kills < _MOST_KILLS:
-                # Again, as a worker may have been starting.
+                # Several times, because a worker may have been starting.
                 for handle in self._core.handles().values():
                     handle.kill()
                 num_kills += 1
@@ -583,7 +583,7 @@ class BaseCollector(ReadableCollector):
         self.shutdown(timeout, close_env)
 
     def rollout(self) -> TensorDictBase | None:
-        """Returns one batch, as `next()` does."""
+        """Returns one batch, like `next()`."""
         return self.next()
 
     def __enter__(self) -> Self:
@@ -592,13 +592,13 @@ class BaseCollector(ReadableCollector):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A block that a forked process leaves is that of its parent's collector.
+        # A forked process may leave a block of its parent's collector.
         if self._stream.core.owner.is_this_process:
             self.shutdown(close_env=False)
 
 
 def _write(extend: Callable[[TensorDictBase], Any], version_offset: int, batch: TensorDictBase) -> None:
-    """In a worker: calls `extend` with the batch, its policy versions increased by the offset."""
+    """Runs in a worker: calls `extend` with the batch, whose policy versions are increased by the offset."""
     batch = batch.clone(recurse=False)
     batch[POLICY_VERSION] = batch[POLICY_VERSION] + version_offset
     extend(batch)

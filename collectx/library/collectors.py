@@ -1,5 +1,5 @@
-"""The collector classes, with TorchRL's names and keywords. Their base classes: `attributes.py`, what can be read;
-`base.py`, the methods of a collector.
+"""The collector classes, with TorchRL's names and keywords. Base classes: `attributes.py`, what can be read; `base.py`,
+the methods.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Collector(BaseCollector):
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
-        # Otherwise that of `__new__`.
+        # Otherwise the signature would be that of `__new__`.
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     @signature_of(SingleKeywords)
@@ -56,7 +56,7 @@ class Collector(BaseCollector):
 
     @property
     def env(self) -> Any:
-        """The env; a list for several envs. Stepping or resetting it changes what is collected."""
+        """The env; a list for several envs. If you step or reset it, the collected frames change."""
         return self._ask("envs")[0]
 
     def reset(self, index: Any = None, **keywords: Any) -> None:  # type: ignore[override]
@@ -67,7 +67,7 @@ class Collector(BaseCollector):
             keywords: not supported.
 
         Raises:
-            ValueError: keywords were passed; or only some envs are selected, and the env resets its envs by itself or
+            ValueError: keywords were passed; or only some envs are selected, but the env resets its envs itself, or
                 batches consist of whole trajectories.
             IndexError: an env does not exist.
         """
@@ -119,9 +119,9 @@ class MultiAsyncCollector(MultiCollector):
 
 
 class AsyncBatchedCollector(BaseCollector):
-    """Collects in worker processes of this machine that only step envs: one more process calls the policy, for the envs
-    of all workers that wait for actions at a time. A batch comes from a single worker, the first that is ready. Weights
-    act from the next call of the policy on; `("collector", "policy_version")` has the version of each frame."""
+    """Collects in worker processes of this machine that only step envs. One more process calls the policy, for all envs
+    that wait for actions at a time. A batch comes from a single worker, the first that is ready. Published weights act
+    from the next call of the policy on; `("collector", "policy_version")` contains the version of each frame."""
 
     policy: Any = None
 
@@ -131,7 +131,7 @@ class AsyncBatchedCollector(BaseCollector):
 
     @property
     def env(self) -> Any:
-        """Not here: the envs are in the workers' processes. Raises AttributeError."""
+        """Raises AttributeError, because the envs are in the worker processes."""
         raise AttributeError("env: the envs are in the workers' processes: use getattr_env, or create_env_fn")
 
 
@@ -165,7 +165,7 @@ class DistributedSyncCollector(DistributedCollector):
 
     @property
     def update_interval(self) -> int:
-        """The number of batches after which the policy's weights are published; -1: never."""
+        """Number of batches between two publishes of the policy's weights; -1: never."""
         return self._keywords.publish_interval
 
 
@@ -198,20 +198,20 @@ class RayCollector(BaseCollector):
         collector_kwargs: dict[str, Any] | None = None,
         remote_configs: dict[str, Any] | None = None,
     ) -> None:
-        """Starts more workers, with new seeds and trajectory ids; does not wait for them. The batches of a sync
-        collector grow by their parts, so the next batch waits for them.
+        """Starts more workers, with new seeds and trajectory ids; does not wait for them. Batches of a sync collector
+        grow by their parts, so the next batch waits for them.
 
         Args:
-            create_env_fn: one callable per new worker; all must create as many envs, with the same spaces, as those of
-                the other workers.
+            create_env_fn: a callable per new worker, which makes as many envs, with the same spaces, as for other
+                workers.
             num_envs, policy: ignored (accepted for TorchRL compatibility); new workers use the collector's policy.
-            collector_kwargs, remote_configs: as for the constructor, for every new worker; None: `remote_configs`
-                of the first worker.
+            collector_kwargs, remote_configs: as for the constructor, for every new worker; None: the first worker's
+                `remote_configs`.
 
         Raises:
-            ConfigError: `collector_kwargs` or `remote_configs` are wrong, or a callable cannot be pickled. Nothing is
+            ConfigError: `collector_kwargs` or `remote_configs` are wrong, or a callable cannot be pickled. Nothing has
                 changed then.
-            LauncherError: the cluster has not the resources for them, even when idle.
+            LauncherError: the cluster is too small for the new workers, even when idle.
         """
         from collectx.place.ray_actors import objections
         from collectx.place.ray_cluster import check_resources
@@ -226,7 +226,7 @@ class RayCollector(BaseCollector):
         if problems := [*worker_problems(self._keywords, self._cfg, 0, kwargs), *refused]:
             raise ConfigError(*problems)
         overrides = [overrides_of_added(self._keywords, self._cfg, create, kwargs) for create in creates]
-        for each in overrides:  # that one cannot be pickled is known before any is started
+        for each in overrides:  # what cannot be pickled is known before any worker starts
             pickle.dumps((each.env, each.hooks, each.user_collector))
         if not launcher.autoscaling:
             timeout_s = self._cfg.collector.start_timeout_s
@@ -254,7 +254,7 @@ class RayCollector(BaseCollector):
 
     @property
     def collected_frames(self) -> int:
-        """The number of frames that were delivered."""
+        """Number of delivered frames."""
         return self._core.num_frames
 
     def local_policy(self) -> Any:
@@ -271,7 +271,7 @@ class RayCollector(BaseCollector):
         """See `BaseCollector.shutdown`.
 
         Args:
-            shutdown_ray: whether to disconnect this process from Ray, which ends a cluster that it has started.
+            shutdown_ray: whether to disconnect this process from Ray, which ends a cluster that it started.
         """
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
@@ -291,7 +291,7 @@ class RayCollector(BaseCollector):
 
 
 def _signature(cls: type) -> inspect.Signature:
-    """Returns the signature of the constructor, for the class."""
+    """Returns the constructor's signature, for the class."""
     parameters = [*inspect.signature(cls.__init__).parameters.values()]  # type: ignore[misc]
     return inspect.Signature(parameters[1:])
 

@@ -1,5 +1,5 @@
-"""From the keywords of a constructor to the configuration of the run, and back, in messages. Each keyword that is an
-option has its path in `keywords`; the options that follow from several keywords or from the class are here.
+"""Translates the constructor's keywords into the run's configuration, and back, for messages. Most keywords name their
+option (`keywords.option`); this module sets options that depend on several keywords or on the class.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from collectx.worker.spec import ConfigOverrides
 
 
 def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
-    """Returns the configuration, and adds the problems of `slurm_kwargs` to `problems`. The groups `env` and `policy`
-    are empty: `collectx.library.workers` makes them."""
+    """Returns the configuration; adds the problems of `slurm_kwargs` to `problems`. `collectx.library.workers` fills
+    the groups `env` and `policy`."""
     options: dict[str, dict[str, Any]] = defaultdict(dict)
     for field in dataclasses.fields(keywords):
         if "path" in field.metadata:
@@ -63,7 +63,7 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
 
 
 def as_message(problem: Problem, keywords: Keywords) -> str:
-    """The message of a problem of the configuration, with the names and values that Python has for options."""
+    """Returns the message of a problem, with Python's names and values of options."""
     language = names_of(keywords)
     if problem.value is not ABSENT:
         problem = dataclasses.replace(
@@ -73,7 +73,7 @@ def as_message(problem: Problem, keywords: Keywords) -> str:
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:
-    """A group with the defaults of the options that no keyword sets."""
+    """Returns a group, with defaults for options that no keyword sets."""
     return KINDS[group][kind].schema(**{"kind": kind} | options.get(group, {}))
 
 
@@ -95,21 +95,21 @@ def _launcher(keywords: Keywords, options: dict[str, dict[str, Any]], problems: 
 
 
 def _inner(keywords: Keywords) -> str:
-    """`collector.inner`: by `collector_class`, or by the number of a worker's processes."""
+    """Returns `collector.inner`, from `collector_class` or the number of a worker's processes."""
     if not isinstance(keywords, RemoteKeywords):
         return "single"
     return kind_of_class(keywords.collector_class) or ("sync" if keywords.num_workers_per_collector > 1 else "single")
 
 
 def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[ConfigOverrides], spec: EnvSpec) -> int:
-    """Rounds the frames of a batch up to whole steps of all envs, as TorchRL does, in `cfg` and `overrides`; returns
-    the frames of a batch.
+    """Rounds the frames of a batch in `cfg` and `overrides` up to whole steps of all envs, as TorchRL does; returns the
+    frames of a batch.
 
     Args:
-        spec: the envs of one worker's process.
+        spec: the envs of one worker process.
 
     Raises:
-        ConfigError: `cat_results` is no dimension of a worker's part, or parts of different lengths are concatenated
+        ConfigError: `cat_results` is no dimension of a worker's part, or would concatenate parts of different lengths
             along another dimension than time.
     """
     collector, per_worker = cfg.collector, keywords.frames_per_worker
@@ -125,7 +125,7 @@ def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[ConfigOverrid
     steps = [-(-frames // num_envs) for frames in per_worker]
     for fields, count in zip(overrides, steps, strict=True):
         fields.steps = count
-    # Every slot has room for the longest part.
+    # The longest part fits into every slot.
     collector.frames_per_batch = max(steps) * unit
     frames = sum(steps) * num_envs
     if collector.init_random_frames is not None:

@@ -1,6 +1,4 @@
-"""Delivers batches in the form that the user asked for, or writes them to a replay buffer. Runs in the thread that
-iterates.
-"""
+"""Delivers batches in the requested form, or writes them to a replay buffer, in the thread that iterates."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ from collectx.trajectories import split_trajectories
 
 
 class Delivery:
-    """The batches of a stream in the form of TorchRL's.
+    """Delivers the batches of a stream in TorchRL's form.
 
     Attributes:
-        num_collected: number of batches that were collected.
-        post_collect_hook: called with every batch as it is delivered; None if workers of other processes call it.
+        num_collected: number of collected batches.
+        post_collect_hook: called with every delivered batch; None if worker processes call it.
     """
 
     def __init__(self, keywords: Keywords, options: CollectorConfig, stream: Stream, spec: EnvSpec):
@@ -34,9 +32,9 @@ class Delivery:
         self._keywords = keywords
         self._stream, self._core = stream, stream.core
         self._cuts = [("truncated",), ("done",), *(spec.observation[index].key for index in spec.agents_cuts)]
-        # Whether the first dimension of a batch is that of the workers.
+        # Whether the first dimension of a batch is the workers.
         self._stacked = options.schedule == "sync"
-        # The TensorDict that every batch is copied into, with `return_same_td`.
+        # The TensorDict into which every batch is copied, with `return_same_td`.
         self._reused: TensorDictBase | None = None
 
     def next(self) -> Any:
@@ -68,7 +66,7 @@ class Delivery:
         return self.convert(self._collect(), self._core.steps, self._stacked)
 
     def _add(self, batch: TensorDict, parts: Sequence[dict[Key, torch.Tensor]]) -> None:
-        """Adds what the hooks of the workers have added to their parts."""
+        """Adds to the batch what the workers' hooks added to its parts."""
         forms = [{key: (*value.shape[2:], value.dtype) for key, value in added.items()} for added in parts]
         if any(form != forms[0] for form in forms):
             raise ShapeError(f"the post_collect_hook of the workers adds different keys, shapes or dtypes: {forms}")
@@ -81,10 +79,10 @@ class Delivery:
             batch[key] = whole
 
     def zeros(self, steps_of_workers: Sequence[int | None]) -> Any:
-        """A batch of zeros as `next` returns it.
+        """Returns a batch of zeros as `next` would.
 
         Args:
-            steps_of_workers: steps of each worker's part; None: all of it.
+            steps_of_workers: number of steps of each worker's part; None: the whole part.
         """
         batch = self._core.zeros()
         if self._keywords.set_truncated:
@@ -95,11 +93,11 @@ class Delivery:
         return self.convert(batch, steps, self._stacked)
 
     def convert(self, batch: Any, steps: Sequence[int], stacked: bool) -> Any:
-        """Returns the batch in the form that the user asked for.
+        """Returns the batch in the requested form.
 
         Args:
-            steps: for each part, how many steps are filled.
-            stacked: whether the first dimension of the batch is that of the workers.
+            steps: number of filled steps of each part.
+            stacked: whether the first dimension of the batch is the workers.
         """
         keywords = self._keywords
         if not stacked and steps[0] < batch.shape[-1]:
@@ -121,8 +119,8 @@ class Delivery:
         return result
 
     def _write(self, batch: Any) -> None:
-        """Writes a batch to the replay buffer, part by part, or the trajectories that have ended; nothing if a worker
-        has written it. As with TorchRL, an item is one frame; with several envs per worker, it is a row of frames."""
+        """Writes a batch to the replay buffer, part by part, or its ended trajectories, unless a worker wrote it. An
+        item is one frame, as with TorchRL; with several envs per worker, a row of frames."""
         if isinstance(batch, WrittenBatch):
             return
         buffer, steps = self._keywords.replay_buffer, self._core.steps
@@ -135,7 +133,7 @@ class Delivery:
         for part, filled in zip(parts, steps, strict=True):
             delivered = _on_device_of(buffer, self.convert(part, [filled], stacked=False))
             if _is_shared_and_filled(buffer):
-                # A key that memory of several processes lacks cannot be added.
+                # Shared memory takes no new keys.
                 delivered = delivered.select(*buffer.storage[:0].keys(True, True), strict=False)
             if self._keywords.extend_buffer:
                 buffer.extend(delivered)
@@ -145,11 +143,11 @@ class Delivery:
 
 
 def _on_device_of(buffer: Any, frames: TensorDictBase) -> TensorDictBase:
-    """The frames on the device of the buffer's storage, if that has one."""
+    """Returns the frames on the device of the buffer's storage, if that has a device."""
     device = getattr(getattr(buffer, "storage", None), "device", None)
     return frames if device in (None, "auto") else frames.to(device)
 
 
 def _is_shared_and_filled(buffer: Any) -> bool:
-    """Whether a replay buffer is one of TorchRL's in shared memory whose keys are given by what was written before."""
+    """Whether a replay buffer is TorchRL's, in shared memory, and its first write has fixed its keys."""
     return bool(getattr(buffer, "shared", False)) and getattr(buffer.storage, "initialized", False)

@@ -1,6 +1,6 @@
-"""The keyword arguments of the collectors: one dataclass for each constructor, whose fields are the keywords.
+"""The collectors' keyword arguments: a dataclass for each constructor, whose fields are the keywords.
 
-`parse` reads them, `configuration` builds the configuration of the run from them, `rules` checks both.
+`parse` reads them, `configuration` makes the run's configuration from them, `rules` checks both.
 """
 
 # ruff: noqa: RUF009, the calls in defaults make a `field`
@@ -42,12 +42,12 @@ def option(path: str, default: Any = ..., convert: Any = None, note: str | None 
     """A keyword that sets an option of the configuration.
 
     Args:
-        path: path of the option, as `collector.num_slots`. Messages about the option have the name of the keyword.
-        default: ...: that of the option.
-        convert: the option's value for a value of the keyword, as a function or a dict. None: the same value, and the
-            option's default for a None that the option does not take.
-        note: what Python adds to the text of the option, "" for nothing. None: the docstring has a text of its own.
-        limits: limits in place of the option's; see `collectx.config.schema.fields`.
+        path: path of the option, such as `collector.num_slots`. Messages about the option name the keyword.
+        default: ...: the option's default.
+        convert: a function or dict from the keyword's value to the option's. None: the same value, or the option's
+            default for a None that the option does not take.
+        note: what Python adds to the option's text, "" for nothing. None: the docstring contains a text for Python.
+        limits: limits instead of the option's; see `collectx.config.schema.fields`.
     """
     option = field_of(path)
     packaged = default_of(option)
@@ -62,7 +62,7 @@ def _given(default: Any, value: Any) -> Any:
 
 
 def documented(cls: Any) -> Any:
-    """Adds to the docstring of a dataclass of keywords the texts of those that are options."""
+    """Adds the texts of options to the docstring of a dataclass of keywords."""
     language = names_of(cls)
     head, _, own = cls.__doc__.partition("\n    Args:\n")
     lines = [own.rstrip()] if own else []
@@ -77,11 +77,7 @@ def documented(cls: Any) -> Any:
 
 
 def names_of(keywords: Any) -> Language:
-    """How users of Python write the options of the configuration.
-
-    Args:
-        keywords: of a constructor, or their class.
-    """
+    """Returns how Python users write options, with the names of these keywords (or of their class)."""
     of_paths = {each.metadata["path"]: each for each in reversed(fields(keywords)) if "path" in each.metadata}
 
     def name(word: str) -> str | None:
@@ -114,87 +110,88 @@ class Keywords:
 
     Args:
         create_env_fn: returns a Gymnasium env, a vector env, whose envs are a dimension of the batch, or a TorchRL env.
-            With several workers: one callable for all, or one for each. An env itself will do too: `Collector` steps
-            it, and `shutdown()` closes it; workers step copies of it.
+            With several workers: one callable for all, or one for each. You may also pass an env: `Collector` steps it,
+            and `shutdown()` closes it; workers step copies.
         policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None or a
             `RandomPolicy` for random actions.
-        policy_factory: returns the policy instead, in every process; with `policy`, in the workers alone, which then
-            act with the weights of their factory until others are published. One callable for all workers: they act
-            with the weights of the policy that it returns in this process. A list with one per worker: each worker acts
-            with the weights of its policy until `update_policy_weights_`, or an update interval, publishes others; the
+        policy_factory: returns the policy instead, in every process; with `policy`, only in the workers, which then act
+            with the factory's weights until others are published. One callable for all workers: they act with the
+            weights of the policy that it returns in this process. A list with a callable per worker: each worker acts
+            with its own policy's weights until `update_policy_weights_`, or an update interval, publishes others; the
             first callable also makes this process's policy.
         create_env_kwargs: passed to `create_env_fn`; one dict for all workers, or one for each.
-        exploration_type: how actions are taken from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
+        exploration_type: how actions are chosen from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
             DETERMINISTIC of TorchRL's `ExplorationType`, or its name. Built-in policies support RANDOM and the mode.
         exploration_mode: TorchRL's earlier keyword for the name.
-        trust_policy: True: the policy is called with a TensorDict, and its signature and `in_keys` are not checked. It
-            is still called once in each process, with first observations of the env, to learn what it writes.
-        auto_register_policy_transforms: whether envs of TorchRL get `InitTracker` and the primers of `policy`, so that
-            their specs show `is_init` and the state of a recurrent policy. Without it, such a policy gets both too, see
+        trust_policy: True: the policy is called with a TensorDict, without checks of its signature and `in_keys`. Each
+            process still calls it once, with first observations of the env, to learn what it writes.
+        auto_register_policy_transforms: whether TorchRL envs get `InitTracker` and the primers of `policy`, so their
+            specs contain `is_init` and the state of a recurrent policy. Such a policy gets both in any case, see
             docs/reference/policies.md.
-        compile_policy: whether workers compile the policy by `torch.compile`: True, or its keyword arguments. The first
-            batch includes the compilation (`start_timeout_s`).
+        compile_policy: whether workers compile the policy with `torch.compile`: True, or its keyword arguments. The
+            first batch includes the compilation (`start_timeout_s`).
         cudagraph_policy: whether tensordict's `CudaGraphModule` records the policy's calls as CUDA graphs: True, or its
             keyword arguments. For policies on GPUs.
-        seed: seed of envs and of what policies draw; None: that of `torch.manual_seed`, a constant without such a call.
-        num_envs: envs of each worker, if `create_env_fn` returns single ones: it is called `num_envs` times; batches
-            are `[envs, time]`, also of 1. None: the envs of one call; a single env's batches are `[time]`.
+        seed: seed of envs and of the policies' random numbers; None: that of `torch.manual_seed`, or a constant.
+        num_envs: number of envs of each worker, if `create_env_fn` returns single envs: it is called `num_envs` times,
+            and batches are `[envs, time]`, even with 1. None: the envs of one call; a single env's batches are
+            `[time]`.
         info_keys: entries of Gymnasium's `info` to keep in the batch, numbers, arrays or dicts of these, as
-            `("info", name)` and `("next", "info", name)`. `("info", "_name")` is False where the env lacks the entry;
-            its value then is zero.
-        exclude_keys: parts of the observation that are left out of the batch, for example texts; nested ones with dots,
-            "inner.text"; "observation" for one without parts. The policy does not see them.
-        worker_idx: this collector's number among several of the caller: the value of the attribute `worker_idx`.
-        frames_per_batch: frames of one batch, rounded up to a multiple of the envs that take part in it. For
-            `MultiSyncCollector` with `cat_results=-1` also a list with the frames of each worker; for
-            `MultiAsyncCollector` such a list counts as its sum.
+            `("info", name)` and `("next", "info", name)`. If the env lacks an entry, its value is zero and
+            `("info", "_name")` is False.
+        exclude_keys: parts of the observation to leave out of the batch, such as texts; nested parts with dots, as in
+            "inner.text"; "observation" for an observation without parts. The policy does not see them.
+        worker_idx: this collector's number among several collectors of the caller: the attribute `worker_idx`.
+        frames_per_batch: frames of one batch, rounded up to a multiple of its envs. For `MultiSyncCollector` with
+            `cat_results=-1` also a list with the frames of each worker; for `MultiAsyncCollector`, a list counts as its
+            sum.
         total_frames: the collector ends with the batch that reaches this number; -1 or None: never. The constructor
             warns if it is not a multiple of `frames_per_batch`.
-        reset_when_done: must be True: envs that are done are always reset, as in TorchRL.
-        device, storing_device, policy_device, env_device: `device` is the default of the others. With several workers
-            each may be a list with one device per worker, except `storing_device`, the device of the batches. An env
-            that returns tensors (docs/reference/envs.md, "Envs on a GPU") has its own, which the others must equal.
+        reset_when_done: must be True: done envs are always reset, as in TorchRL.
+        device, storing_device, policy_device, env_device: `device` is the default of the others. With several workers,
+            each may be a list with a device per worker, except `storing_device`, the device of the batches. If an env
+            returns tensors (docs/reference/envs.md, "Envs on a GPU"), all devices must equal its device.
         no_cuda_sync: ignored (accepted for TorchRL compatibility): a step waits for the policy's actions anyway.
         split_trajs: whether batches are `[trajectories, longest]`, see `collectx.split_trajectories`.
-        postproc: called with every batch in this process; its result is delivered. `total_frames` counts the frames
-            before it.
-        post_traj: called in this process with each whole trajectory, `[time]`, as it ends; needs `trajs_per_batch`. Its
-            result, `[time]` of any length above 0, counts as one trajectory; None leaves it out.
+        postproc: called with every batch in this process; its result is delivered. `total_frames` counts frames before
+            this call.
+        post_traj: called in this process with each whole trajectory, `[time]`, when it ends; needs `trajs_per_batch`.
+            Its result, `[time]` of any length above 0, counts as one trajectory; None drops the trajectory.
         cat_results: for a sync collector. None or "stack": the parts of its workers are stacked, `[workers, ...]`. An
             int: the parts are concatenated along that dimension.
         return_same_td: whether every batch is the same TensorDict with new values, as long as the shape is the same.
-        track_traj_ids: whether batches have `("collector", "traj_ids")`.
-        track_policy_version: whether batches have TorchRL's `policy_version` and `("next", "policy_version")`, besides
-            `("collector", "policy_version")`, which they always have.
-        replay_buffer: batches are written to it by its `extend`, for a sync collector part by part, and iteration
-            returns None. See `start`. Workers of this machine write to a `collectx.ReplayBuffer` themselves, in the
-            order in which they are ready, unless batches must be changed first (`postproc`, `track_...`,
-            `extend_buffer`) or `overlap=1`. `split_trajs` needs a buffer that stores trajectories.
-        extend_buffer: False: the frames are written step by step, by `add`; with several envs, one of each at once.
+        track_traj_ids: whether batches contain `("collector", "traj_ids")`.
+        track_policy_version: whether batches contain TorchRL's `policy_version` and `("next", "policy_version")`,
+            besides `("collector", "policy_version")`.
+        replay_buffer: gets the batches by its `extend`, part by part from a sync collector; iteration then returns
+            None. See `start`. Workers of this machine write to a `collectx.ReplayBuffer` themselves, in the order in
+            which they are ready, unless batches must be changed first (`postproc`, `track_...`, `extend_buffer`) or
+            `overlap=1`. `split_trajs` needs a buffer that stores trajectories.
+        extend_buffer: False: frames are written step by step with `add`; with several envs, one frame of each at once.
         use_buffers: ignored (accepted for TorchRL compatibility): batches are written into memory allocated once.
-        trajs_per_write: maximal number of trajectories that one write to the replay buffer has; None: no maximum.
+        trajs_per_write: maximum number of trajectories in one write to the replay buffer; None: no maximum.
         update_at_each_batch, update_after_each_batch: whether the policy's weights are published after every batch.
             Without these and the intervals, call `update_policy_weights_`.
-        max_weight_update_interval, update_interval: number of batches after which they are published; -1: never.
-        update_weights_between_steps: whether workers take newer weights also between two steps of a batch;
-            `("collector", "policy_version")` has the version of each frame.
-        weight_updater: called without arguments whenever weights are published and none are passed; returns weights as
-            `update_policy_weights_` takes them. Of TorchRL's updaters, or a callable that makes one, only the weights
-            and their mapping are used; the transport is the collector's.
+        max_weight_update_interval, update_interval: number of batches between two publishes; -1: never.
+        update_weights_between_steps: whether workers load newer weights also between two steps of a batch;
+            `("collector", "policy_version")` then contains the version of each frame.
+        weight_updater: called without arguments when weights are published but none are passed; returns weights in a
+            form that `update_policy_weights_` takes. Of one of TorchRL's updaters, or a callable that makes one, only
+            the weights and their mapping are used; the collector's transport sends them.
         weight_sync_schemes, weight_recv_schemes: TorchRL's schemes by model, see `update_policy_weights_`. The
-            transport is the collector's, whatever the scheme; with TorchRL's `NoWeightSyncScheme` no weights of the
-            policy are published.
-        pre_collect_hook: called without arguments before every batch that a worker makes, in its process.
-        post_collect_hook: called with every batch that a worker has made, in its process, before it is handed over;
-            its changes in place are delivered.
-        init_fn: called without arguments in every worker before its env is made.
+            collector's transport sends weights, whatever the scheme; with TorchRL's `NoWeightSyncScheme`, the policy's
+            weights are not published.
+        pre_collect_hook: called without arguments in the worker, before every batch that the worker collects.
+        post_collect_hook: called in the worker with every batch that it has collected; its in-place changes are
+            delivered.
+        init_fn: called without arguments in every worker before it makes its env.
     """
 
     # `collector.kind` of the configuration: of an async collector, and of a sync one.
     kinds: ClassVar[tuple[str, str]]
     # Whether there are workers beside this process, which otherwise steps the envs itself.
     has_workers: ClassVar[bool] = True
-    # Number of batches between two publishes where the keywords do not say; -1: never.
+    # Default number of batches between two publishes; -1: never.
     default_interval: ClassVar[int] = -1
 
     create_env_fn: CreateEnv = field(kw_only=False)
@@ -286,7 +283,7 @@ class Keywords:
 
     @property
     def chosen_exploration(self) -> Any:
-        """The exploration type, as it was passed."""
+        """The exploration type, as passed."""
         return self.exploration_type if self.exploration_mode is None else self.exploration_mode
 
     @property
@@ -313,7 +310,7 @@ class Keywords:
     @property
     def shared_buffer(self) -> ReplayBuffer | None:
         """The replay buffer, if workers write to it themselves: batches are stored unchanged, and none is filled while
-        this process samples, so that samples do not depend on the time."""
+        this process samples, so samples do not depend on timing."""
         buffer = self.replay_buffer
         is_changed = self.postproc or self.track_policy_version or not self.track_traj_ids
         is_whole = self.extend_buffer and self.trajs_per_batch is None and not getattr(self, "overlap", 0)
@@ -323,13 +320,13 @@ class Keywords:
 
     @property
     def has_individual_policies(self) -> bool:
-        """Whether different factories make the policies of the workers."""
+        """Whether workers use different policy factories."""
         factories = self.policy_factory
         return isinstance(factories, list | tuple) and any(factory is not factories[0] for factory in factories)
 
     @property
     def publish_interval(self) -> int:
-        """Number of batches after which the policy's weights are published to all workers; -1: never."""
+        """Number of batches between two publishes of the policy's weights; -1: never."""
         if self.update_at_each_batch or self.update_after_each_batch:
             return 1
         chosen = [value for value in (self.max_weight_update_interval, self.update_interval) if value not in (None, -1)]
@@ -340,20 +337,19 @@ class Keywords:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleKeywords(Keywords):
-    """The keywords of `Collector`. The last four choose the class of the collector that `Collector(...)` makes; its
-    subclasses do not take them.
+    """The keywords of `Collector`. The last four select the class of the collector that `Collector(...)` makes;
+    subclasses refuse them.
 
     Args:
-        interruptor: its `collection_stopped()` is called after every step; True ends the batch with the frames that it
-            has.
+        interruptor: its `collection_stopped()` is called after every step; True ends the batch early.
         backend: where envs are stepped: "direct": in this process; "process" or "multiprocessing":
             `MultiAsyncCollector`; "ray": `RayCollector`; "rpc": `RPCCollector`; "distributed" and "submitit":
-            `DistributedCollector`, in the latter case with workers that are SLURM jobs. None: the backend of an
-            enclosing `collectx.service_backend`; without one, "process" with `num_collectors`, otherwise "direct".
-        num_collectors: number of workers; one callable as `create_env_fn` is then for all of them.
-        sync: whether a batch has a part of every worker; with "process": `MultiSyncCollector`.
-        backend_options: further keywords of the class of that backend, such as `cat_results` or `launcher`. Type
-            checkers see the keywords of this class alone; they may also be passed directly.
+            `DistributedCollector`, for "submitit" with workers that are SLURM jobs. None: the backend of an enclosing
+            `collectx.service_backend`; without one, "process" with `num_collectors`, otherwise "direct".
+        num_collectors: number of workers, which may share one callable as `create_env_fn`.
+        sync: whether a batch contains a part of every worker; with "process": `MultiSyncCollector`.
+        backend_options: further keywords of the selected class, such as `cat_results` or `launcher`. You may also pass
+            them directly, but type checkers only know the keywords of this class.
     """
 
     kinds = ("single", "single")
@@ -369,7 +365,7 @@ class SingleKeywords(Keywords):
 @documented
 @dataclass(frozen=True, kw_only=True)
 class WorkerKeywords(Keywords):
-    """The keywords of constructors of collectors with workers.
+    """The keywords of collectors with workers.
 
     Args:
         num_workers: None: as many as `create_env_fn` has callables.
@@ -475,17 +471,17 @@ class AsyncBatchedKeywords(WorkerKeywords):
 @documented
 @dataclass(frozen=True, kw_only=True)
 class RemoteKeywords(WorkerKeywords):
-    """The keywords of constructors of collectors with workers on any host.
+    """The keywords of collectors with workers on any host.
 
     Args:
-        collector_class: its kind: "single" (one process), "sync" (a batch has a part of each process) or "async" (a
-            batch comes from one process), or the class of that kind, of this package or TorchRL; or a user's class, see
-            docs/reference/library.md, "User-defined collector classes". None: "single" for one process, otherwise
-            "sync".
-        collector_kwargs: keyword arguments of a worker's collector; one dict for all, or one per worker. May have
-            `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, the same for all workers, the
+        collector_class: the kind of a worker: "single" (one process), "sync" (a batch contains a part of each process)
+            or "async" (a batch comes from one process), or the class of that kind, of this package or TorchRL; or a
+            user's class, see docs/reference/library.md, "User-defined collector classes". None: "single" for one
+            process, otherwise "sync".
+        collector_kwargs: keyword arguments of a worker's collector; one dict for all, or one per worker. It may contain
+            `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, equal for all workers, the
             constructor's keywords about trajectories and devices, such as `max_frames_per_traj`; for a user's class,
-            any that it takes.
+            any keyword that it takes.
     """
 
     num_workers_per_collector: int = option("collector.num_workers_per_collector", note="")
@@ -495,18 +491,18 @@ class RemoteKeywords(WorkerKeywords):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkKeywords(RemoteKeywords):
-    """The keywords of constructors of collectors over torch.distributed and torch RPC.
+    """The keywords of collectors over torch.distributed and torch RPC.
 
     Args:
         backend: "gloo", "nccl", "mpi" or "ucc".
-        launcher: "submitit": SLURM jobs that this process submits, and that join as they start; "mp": processes of this
-            machine; "submitit_delayed": jobs that `collectx.submitit_delayed_launcher` has submitted. The command line,
-            `collectx run launcher=...`, has others.
+        launcher: "submitit": SLURM jobs that this process submits, and that join when they start; "mp": processes of
+            this machine; "submitit_delayed": jobs that `collectx.submitit_delayed_launcher` submitted. The command
+            line, `collectx run launcher=...`, offers others.
         slurm_kwargs: resources of the jobs, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
             `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
-        tcp_port: port of the trainer, also as digits; None: the system chooses.
-        folder: in which jobs find the trainer and write their logs, on a file system that all nodes share; None: a new
-            folder below `outputs/`.
+        tcp_port: the trainer's port, also as digits; None: the system chooses.
+        folder: folder in which jobs find the trainer and write their logs, on a file system that all nodes share; None:
+            a new folder below `outputs/`.
     """
 
     backend: str = option("backend", "gloo", choices=[name for name in NETWORKS if name != "rpc"])

@@ -1,5 +1,5 @@
-"""The collector that a worker runs: `collector_class`, which may be a name, a class of this package or TorchRL, or a
-user's class, and `collector_kwargs`.
+"""The collector that a worker runs: `collector_class`, a name, a class of this package or TorchRL, or a user-defined
+class, and `collector_kwargs`.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Names of known classes, and what a worker that runs one is.
+# Known classes, and the kind of a worker that runs them.
 KNOWN_CLASSES = {
     "Collector": "single",
     "SyncDataCollector": "single",
@@ -16,7 +16,7 @@ KNOWN_CLASSES = {
     "MultiAsyncCollector": "async",
     "MultiaSyncDataCollector": "async",
 }
-# Entries of `collector_kwargs` that a worker may have for itself, and those that must be the same for all workers.
+# Entries of `collector_kwargs` that may differ between workers, and entries that must be equal for all.
 PER_WORKER = ("create_env_kwargs", "device", "policy_device", "exploration_type")
 SAME_FOR_ALL = (
     "max_frames_per_traj",
@@ -39,12 +39,12 @@ SAME_FOR_ALL = (
 
 
 def user_class(collector_class: Any) -> Callable[..., Any] | None:
-    """Returns `collector_class` if it is neither a name nor a class of this package or TorchRL."""
+    """Returns `collector_class` if it is user-defined, so neither a name nor a class of this package or TorchRL."""
     return collector_class if callable(collector_class) and not _is_known(collector_class) else None
 
 
 def kind_of_class(collector_class: Any) -> str | None:
-    """Returns "single", "sync" or "async" by the name or the nearest known base class; None without one."""
+    """Returns "single", "sync" or "async" for a name, or for the nearest known base class; None without one."""
     if isinstance(collector_class, str):
         return collector_class if collector_class in KNOWN_CLASSES.values() else None
     known = [cls.__name__ for cls in getattr(collector_class, "__mro__", ()) if _is_known(cls)]
@@ -56,12 +56,8 @@ def _is_known(cls: Any) -> bool:
 
 
 def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Moves the entries of `SAME_FOR_ALL` from `collector_kwargs` to the constructor's keywords. A class of the user
-    gets all entries unchanged.
-
-    Returns:
-        The keywords, and the problems of the entries.
-    """
+    """Moves the entries of `SAME_FOR_ALL` from `collector_kwargs` to the constructor's keywords, unless the class is
+    user-defined. Returns the keywords, and the problems of the entries."""
     kwargs = keywords.get("collector_kwargs")
     per_worker = kwargs if isinstance(kwargs, list | tuple) else [kwargs]
     names = [name for name in SAME_FOR_ALL if any(isinstance(each, Mapping) and name in each for each in per_worker)]

@@ -1,4 +1,4 @@
-"""Parses a constructor's arguments, and shows in its signature the keywords that it takes."""
+"""Parses a constructor's arguments, and lists its keywords in its signature."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 def signature_of(
     keywords: Callable[Parameters, Any],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Parameters], None]]:
-    """Decorates a method that takes the fields of the dataclass `keywords` as arguments: its signature lists them, for
-    type checkers, editors and `help`, and its docstring documents them."""
+    """Decorates a method whose arguments are the fields of the dataclass `keywords`: adds them to its signature, for
+    type checkers, editors and `help`, and to its docstring."""
 
     def decorate(method: Any) -> Any:
         parameters = inspect.signature(keywords).parameters.values()
@@ -40,11 +40,11 @@ def signature_of(
 def parse(
     name: str, keywords_class: type[Dataclass], arguments: tuple, keywords: dict[str, Any]
 ) -> tuple[Dataclass, list[str]]:
-    """Returns the dataclass with these arguments, and messages about values of a wrong type or out of range, for which
-    it has the defaults.
+    """Returns the dataclass with these arguments, and messages about values of a wrong type or out of range, which it
+    replaces with defaults.
 
     Args:
-        name: of the function that was called, for messages.
+        name: name of the called function, for messages.
 
     Raises:
         TypeError: an argument is unknown, missing or passed twice.
@@ -68,17 +68,13 @@ def parse(
 
 
 def option_value(field: dataclasses.Field, value: Any) -> Any:
-    """The value of the option that a keyword sets.
-
-    Raises:
-        ValueError: there is none, and why.
-    """
+    """Returns the value of the option that a keyword sets. Raises ValueError, with the reason, if there is none."""
     convert = field.metadata.get("convert")
     return value if convert is None else convert[value] if isinstance(convert, dict) else convert(value)
 
 
 def _violated(field: dataclasses.Field, value: Any) -> str | None:
-    """The rule that the value of a keyword violates; None if it violates none."""
+    """Returns the rule that a keyword's value violates; None if there is none."""
     try:
         violated = out_of_range(option_value(field, value), field.metadata)
     except ValueError as error:

@@ -1,7 +1,5 @@
-"""Checks the keywords of a constructor together: by the rules of the configuration, with the names that Python has for
-options, and by the rules that only Python has. Nothing was started yet.
-
-Each keyword by itself was checked by `collectx.library.parse`.
+"""Checks the constructor's keywords together, before anything starts: by the configuration's rules, with Python's names
+of options, and by rules of Python alone. `collectx.library.parse` has checked each keyword by itself.
 """
 
 from __future__ import annotations
@@ -47,42 +45,33 @@ from collectx.user_objects import UserCollector
 Messages = Iterator[str]
 
 DEVICES = ("device", "storing_device", "policy_device", "env_device")
-# In Python the workers may have different devices: `_devices`, `_gpus` and `_ray_actors` are the rules for them.
+# In Python, devices of workers may differ: `_devices`, `_gpus` and `_ray_actors` check them.
 CONFIG_RULES = [rule for rule in config_rules.RULES if rule is not config_rules.devices]
 
-# Keywords that may be a list with an entry for each worker.
+# Keywords that may be a list with an entry per worker.
 LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "remote_configs")
 
 
 def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
-    """Checks the keywords together.
-
-    Args:
-        cfg: the configuration that they make.
-        problems: the problems that were found before.
-    """
+    """Raises `ConfigError` with all problems of the keywords and of their configuration `cfg`, after the earlier
+    `problems`."""
     messages = [*problems, *found(RULES, keywords, cfg)]
     if messages or (messages := [*_presubmitted(keywords, cfg)]):
         raise ConfigError(*dict.fromkeys(messages))
 
 
 def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
-    """Checks the leaves that workers write against the keys that batches get in addition.
-
-    Raises:
-        SpaceError: the env or the policy writes a key that `track_policy_version` adds.
-    """
+    """Raises `SpaceError` if the env or the policy writes a key that `track_policy_version` adds to batches."""
     written = {leaf.key[1:] if leaf.key[0] == "next" else leaf.key for leaf in leaves}
     if keywords.track_policy_version and any(key[0] == "policy_version" for key in written):
         raise SpaceError(
-            "the env or the policy cannot write policy_version with track_policy_version=True, as the batch then has "
-            'another key of this name: choose another name, or leave track_policy_version out: ("collector", '
-            '"policy_version") has the versions without it.'
+            "the env or the policy cannot write policy_version with track_policy_version=True, which adds this key: "
+            'choose another name, or leave it out: ("collector", "policy_version") contains the versions anyway.'
         )
 
 
 def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """The rules that the command line checks too."""
+    """The rules that the command line checks as well."""
     broken = [*config_rules.problems(cfg, CONFIG_RULES)]
     if not any(problem.path == "backend" for problem in broken):
         broken += place_of(cfg).network_problems()
@@ -162,11 +151,11 @@ def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
             reasons = {missing_device(device) for device in names if device.startswith("cuda")}
             yield from (f"{name}={value!r}: {reason}" for reason in reasons if reason)
     if len(set(map(device_name, entries(keywords.storing_device)))) > 1:
-        yield f"storing_device={keywords.storing_device!r}: batches lie on one device, the trainer's."
+        yield f"storing_device={keywords.storing_device!r}: all batches are on one device of the trainer."
 
 
 def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """Workers see the GPUs that their policies act on."""
+    """Workers see the GPUs of their policies."""
     acting = [device or "cpu" for device in policy_devices(keywords, cfg.collector.num_workers)]
     if isinstance(keywords, RpcKeywords):
         visible = cfg.backend.visible_devices  # type: ignore[attr-defined]
@@ -186,7 +175,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """The form in which batches are delivered."""
+    """The form of delivered batches."""
     cat_results, buffer = keywords.cat_results, keywords.replay_buffer
     if cat_results not in (None, "stack") and not isinstance(cat_results, int):
         yield f"cat_results={cat_results!r}: must be 'stack' or a dimension, as 0 or -1."
@@ -204,7 +193,7 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """A list as `frames_per_batch`."""
+    """`frames_per_batch` as a list."""
     frames, num_workers = keywords.frames_per_worker, cfg.collector.num_workers
     if frames is None:
         return
@@ -220,7 +209,7 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _overlap(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """A grant names the version of all workers' weights."""
+    """A grant names one version for all workers."""
     if cfg.collector.overlap and keywords.has_individual_policies:
         yield "overlap=1 with a policy_factory for each worker: all workers act with the same weights: use overlap=0."
 
@@ -266,7 +255,7 @@ def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _one_constructor(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """The keywords by which `Collector` makes a collector of another class are not for its subclasses."""
+    """Subclasses of `Collector` refuse the keywords that select another class."""
     if isinstance(keywords, SingleKeywords):
         for name, same in {"backend": "direct", "num_collectors": 1, "sync": None, "backend_options": None}.items():
             if (value := getattr(keywords, name)) not in (None, same):
@@ -275,7 +264,7 @@ def _one_constructor(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """The class of the collector that a worker runs, and its keyword arguments."""
+    """The collector that a worker runs, and its keyword arguments."""
     cls, num_workers = getattr(keywords, "collector_class", None), cfg.collector.num_workers
     if cls is None or user_class(cls) is not None:
         pass
@@ -355,7 +344,7 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """The submitted jobs match the keywords."""
+    """The keywords match the submitted jobs."""
     if not isinstance(keywords, NetworkKeywords) or not keywords.has_submitted_jobs:
         return
     jobs, num_workers, backend = PresubmittedJobs.from_environment(), cfg.collector.num_workers, cfg.backend.kind

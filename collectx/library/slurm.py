@@ -36,11 +36,11 @@ DEFAULT_SLURM_CONF: dict[str, Any] = {
 def open_launcher(
     stack: contextlib.ExitStack, cfg: RunConfig, overrides: Sequence[ConfigOverrides], keywords: Keywords
 ) -> tuple[Launcher | None, Callable[..., None]]:
-    """Returns the launcher of workers that are SLURM jobs (None for others) and a function that logs events. Both end
-    when `stack` is closed.
+    """Returns the launcher of workers that are SLURM jobs (None for other workers), and a function that logs events.
+    Closing `stack` ends both.
 
     Args:
-        overrides: for each worker, what differs from `cfg`.
+        overrides: each worker's differences from `cfg`.
     """
     if not isinstance(keywords, NetworkKeywords) or not keywords.has_jobs:
         return None, lambda name, **fields: None
@@ -74,26 +74,26 @@ def submitit_delayed_launcher(
     submitit_collection_conf: dict[str, Any] | None = None,
     queue_timeout_s: float = 3600.0,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator of a script's main function.
+    """Decorates the main function of a script, so that the script and its workers run as SLURM jobs.
 
-    Calling the function submits the script itself as a job, and `num_jobs` jobs for the workers of its
-    `DistributedCollector` or `RPCCollector`, made with `launcher="submitit_delayed"`; copies the job's
-    output to standard output, and returns None when the job has completed. Inside the job, the call runs the function.
-    All jobs are cancelled when the function fails, when a worker's job ends before any worker has joined, or when this
-    process is interrupted.
+    A call of the function submits the script as a job, and `num_jobs` jobs for the workers of its
+    `DistributedCollector` or `RPCCollector`, which the function makes with `launcher="submitit_delayed"`. The call
+    copies the script's output to standard output, and returns None when the script's job has completed. Inside that
+    job, the call runs the function. All jobs are cancelled if the function fails, if a worker's job ends before any
+    worker has joined, or if this process is interrupted.
 
     Args:
         num_jobs: number of workers of the collector.
         framework: "distributed", or "rpc" for an `RPCCollector`.
         backend: `backend` of the collector; ignored for "rpc".
         tcpport: `tcp_port` of the collector.
-        submitit_main_conf, submitit_collection_conf: resources of the job of the function and of those of the workers,
-            as `slurm_kwargs` of `DistributedCollector`.
-        queue_timeout_s: seconds that the function's job and the workers' jobs wait for each other.
+        submitit_main_conf, submitit_collection_conf: resources of the script's job and of the worker jobs, as
+            `slurm_kwargs` of `DistributedCollector`.
+        queue_timeout_s: seconds that the script's job and the worker jobs wait for each other.
 
     Raises:
-        ConfigError: by the decorator: unknown framework; by the call: this machine has no SLURM.
-        LauncherError: by the call: SLURM refused a job, or a job failed; the message names its log.
+        ConfigError: the framework is unknown (at decoration); this machine has no SLURM (at the call).
+        LauncherError: at the call, SLURM refused a job, or a job failed; the message names its log.
     """
     transports = {"distributed": backend, "rpc": "rpc"}
     if framework not in transports:

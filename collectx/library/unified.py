@@ -1,4 +1,4 @@
-"""The class that `Collector(..., backend=..., num_collectors=...)` makes, and `service_backend`, the default of
+"""Selects the class that `Collector(..., backend=..., num_collectors=...)` makes; `service_backend` sets the default of
 `backend` within a block.
 """
 
@@ -17,7 +17,7 @@ from collectx.library.keywords import BACKENDS
 ONE_CONSTRUCTOR = ("backend", "num_collectors", "sync", "backend_options")
 _default: ContextVar[str | None] = ContextVar("collectx_service_backend", default=None)
 
-# The class of each backend: of an async collector, and of a sync one.
+# The async class and the sync class of each backend.
 _CLASSES = {
     "process": ("MultiAsyncCollector", "MultiSyncCollector"),
     "ray": ("RayCollector", "RayCollector"),
@@ -29,7 +29,7 @@ _CLASSES = {
 
 @contextlib.contextmanager
 def service_backend(backend: str) -> Iterator[None]:
-    """`with service_backend("process"):` sets the default of `Collector`'s keyword `backend` inside the block, for this
+    """`with service_backend("process"):` sets the default of `Collector`'s keyword `backend` within the block, for this
     thread or task. TorchRL's context manager of this name has the same effect.
 
     Raises:
@@ -90,10 +90,10 @@ def _checked(backend: Any) -> str:
 
 
 def _default_backend() -> str | None:
-    """The backend of the innermost `service_backend`, of this package or, where it is imported, of TorchRL."""
+    """Returns the backend of the innermost `service_backend`, of this package or of an imported TorchRL."""
     if (backend := _default.get()) is not None:
         return backend
     theirs = getattr(sys.modules.get("torchrl._comm.backends"), "_SERVICE_BACKEND_CONTEXT", None)
-    # A process and its backend: a forked process has none.
+    # A process id and its backend, which a forked process ignores.
     process, backend = (None if theirs is None else theirs.get(None)) or (None, None)
     return backend if process == os.getpid() else None

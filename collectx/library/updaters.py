@@ -1,5 +1,5 @@
-"""TorchRL's weight updaters by name, for scripts that derive from them. An updater supplies the weights and their
-mapping; the collector's transport sends them.
+"""Classes with the names of TorchRL's weight updaters, for scripts that subclass them. An updater supplies the weights
+and their mapping; the collector's transport sends them.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ class WeightUpdaterBase:
 
     @functools.cached_property
     def post_hooks(self) -> list[Callable[[], Any]]:
-        """Called after every publishing of weights."""
+        """Called after every publish of weights."""
         return []
 
     @property
     def collector(self) -> Any:
-        """The collector that was constructed with this updater; None without one."""
+        """The collector with this updater; None without one."""
         return None if self._registered is None else self._registered()
 
     def _get_server_weights(self) -> Any:
-        """Returns the weights as `update_policy_weights_` takes them; here those of the collector's policy."""
+        """Returns the weights, in a form that `update_policy_weights_` takes; by default the policy's."""
         policy = getattr(self.collector, "policy", None)
         return TensorDict.from_module(policy).data if isinstance(policy, nn.Module) else None
 
     def _maybe_map_weights(self, weights: Any) -> Any:
-        """Returns the weights to send, for those that were passed or that `_get_server_weights` has returned."""
+        """Maps passed weights, or those of `_get_server_weights`, to the weights to send."""
         return weights
 
     def register_collector(self, collector: Any) -> None:
-        """Sets `collector`, without keeping it alive. Called by the constructor of the collector."""
+        """Sets `collector`, without keeping it alive. Called by the collector's constructor."""
         self._registered = weakref.ref(collector)
 
     def register_post_hook(self, hook: Callable[[], Any]) -> None:
@@ -49,7 +49,7 @@ class WeightUpdaterBase:
         self.post_hooks.append(hook)
 
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
-        """Publishes weights as `collector.update_policy_weights_` does.
+        """Publishes weights like `collector.update_policy_weights_`.
 
         Raises:
             RuntimeError: there is no collector.
@@ -62,7 +62,7 @@ class WeightUpdaterBase:
 
 
 class VanillaWeightUpdater(WeightUpdaterBase):
-    """Weights that a function returns.
+    """Supplies the weights that a function returns.
 
     Args:
         weight_getter: returns the weights; None: those of the collector's policy.
@@ -91,11 +91,12 @@ class RemoteModuleWeightUpdater(WeightUpdaterBase):
 
 
 class RayWeightUpdater(WeightUpdaterBase):
-    """Weights of the collector's policy.
+    """Supplies the policy's weights.
 
     Args:
-        options: ignored (accepted for TorchRL compatibility); the collector's keyword `update_interval` says after how
-            many batches weights are published.
+        options: ignored (accepted for TorchRL compatibility); the collector's keyword `update_interval` is the number
+            of
+            batches between two publishes.
     """
 
     def __init__(self, *options: Any, **others: Any):

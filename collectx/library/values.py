@@ -1,4 +1,4 @@
-"""Converts the forms in which a keyword may be passed."""
+"""Converts the forms that a keyword may have."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from collectx.policy.exploration import ExplorationType
 
 
 def for_each(value: Any, num_workers: int) -> list[Any]:
-    """One value per worker: the entries of a list or tuple, or the same value for all.
-
-    Raises:
-        Unset: the list has another length, which is another problem.
-    """
+    """Returns a value per worker: the entries of a list or tuple, or the same value for all. Raises `Unset` for a list
+    of another length, whose problem `_lists` of the rules reports."""
     values = list(value) if isinstance(value, list | tuple) else [value] * num_workers
     if len(values) != num_workers:
         raise Unset(f"{len(values)} entries for {num_workers} workers")
@@ -24,37 +21,35 @@ def for_each(value: Any, num_workers: int) -> list[Any]:
 
 
 def entries(value: Any) -> list[Any]:
-    """The entries of a list or tuple, or the value alone."""
+    """Returns the entries of a list or tuple, or the value alone."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def kwargs_of(value: bool | dict[str, Any] | None) -> dict[str, Any] | None:
-    """Keyword arguments, of a keyword that may be True instead."""
+    """Returns keyword arguments for a keyword that may also be True."""
     return dict(value) if isinstance(value, Mapping) else {} if value else None
 
 
 def positive(count: int | None) -> int | None:
-    """None for 0 and negative numbers, as TorchRL reads them."""
+    """Returns None for 0 and negative numbers, which TorchRL takes for no limit."""
     return count if count is not None and count > 0 else None
 
 
 def port_number(port: int | str | None) -> int | None:
-    """A port as a number; TorchRL also takes its digits."""
+    """Returns a port as a number; TorchRL also takes digits."""
     if isinstance(port, str) and not port.isdecimal():
         raise ValueError("must be the number of a port")
     return None if port is None else int(port)
 
 
 def exploration_name(value: Any) -> str:
-    """The name of an exploration type of this package or TorchRL, or a name; None: RANDOM."""
+    """Returns the name of an exploration type of this package or TorchRL, which may be passed as a name; None:
+    RANDOM."""
     return ExplorationType.RANDOM.value if value is None else str(getattr(value, "name", value)).lower()
 
 
 def device_name(device: Any) -> str | None:
-    """
-    Raises:
-        ValueError: torch has no such device; why.
-    """
+    """Returns the name of a device. Raises `ValueError`, with the reason, if torch has no such device."""
     try:
         return None if device is None else str(torch.device(device))
     except RuntimeError as error:
@@ -64,19 +59,19 @@ def device_name(device: Any) -> str | None:
 
 
 def first_device(value: Any) -> str | None:
-    """The name of a device, or of the first worker's. Raises `ValueError` for one that torch does not have."""
+    """Returns the name of a device, or of the first worker's. Raises `ValueError` like `device_name`."""
     return next(iter([device_name(one) for one in entries(value)]), None)
 
 
 def only_device(value: Any) -> str | None:
-    """The name of the device of all workers; None if they have different ones. Raises `ValueError` as `first_device`
-    does."""
+    """Returns the name of the device of all workers; None if their devices differ. Raises `ValueError` like
+    `device_name`."""
     names = {device_name(one) for one in entries(value)}
     return names.pop() if len(names) == 1 else None
 
 
 def visible_names(devices: Any) -> list[str] | None:
-    """The names of `visible_devices`, whose GPUs may be numbers. Raises `ValueError` as `first_device`."""
+    """Returns the names of `visible_devices`, whose GPUs may be numbers. Raises `ValueError` like `device_name`."""
     if devices is None:
         return None
     # torch takes a number only on a machine with a GPU.

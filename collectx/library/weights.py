@@ -26,12 +26,12 @@ WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
 
 class WeightPublisher:
-    """Publishes weights to all workers or to single ones. May be used by several threads.
+    """Publishes weights to all workers or to single ones. Several threads may use it.
 
     Attributes:
-        individual: indices of the workers whose weights are not those of `policy`.
-        versions: the newest version of each worker; of those that are missing, the one of the key None.
-        updater: `weight_updater`; an object of it, if it is a class derived from `WeightUpdaterBase`.
+        individual: indices of workers whose weights differ from those of `policy`.
+        versions: the newest version by worker; the key None stands for all other workers.
+        updater: `weight_updater`; its instance, if it is a subclass of `WeightUpdaterBase`.
     """
 
     def __init__(self, core: CollectorCore, keywords: Keywords, individual: Iterable[int]):
@@ -48,8 +48,8 @@ class WeightPublisher:
     def publish(
         self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int, strict: bool = False
     ) -> None:
-        """Publishes weights by worker; the key None stands for all workers: their weights are loaded into `policy`,
-        which is published. Then calls the updater's post-hooks. Raises what `load_weights` raises."""
+        """Publishes weights by worker, and calls the updater's post-hooks. Weights of the key None, which stands for
+        all workers, are loaded into `policy`, which is published. Raises what `load_weights` raises."""
         scheme = (self._keywords.weight_sync_schemes or {}).get("policy")
         if type(scheme).__name__ == "NoWeightSyncScheme":
             return
@@ -72,23 +72,23 @@ class WeightPublisher:
 
 
 def unknown_models(names: Iterable[str]) -> list[str]:
-    """The names that are neither "policy" nor paths of modules of the env or of the replay buffer."""
+    """Returns the names that are neither "policy" nor paths of modules of env or replay buffer."""
     return sorted(name for name in names if name != "policy" and not name.startswith(("env.", "replay_buffer.")))
 
 
 def weights_by_model(
     alternatives: Sequence[Any], models: Mapping[str, Any] | None, model: str | None
 ) -> dict[str, Any]:
-    """Returns the weights by model: "policy", or a path within the env or the replay buffer. The value of "policy" is
-    None where its weights were not passed; without any arguments the result is `{"policy": None}`.
+    """Returns the weights by model: "policy", or a path within env or replay buffer. The value of "policy" is None if
+    its weights were not passed; without any arguments the result is `{"policy": None}`.
 
     Args:
-        alternatives: arguments of which at most one may be set: the weights of `model`.
+        alternatives: arguments with the weights of `model`, of which at most one may be set.
         models: weights by model.
         model: None: the policy.
 
     Raises:
-        TypeError: a model has weights of several arguments.
+        TypeError: several arguments contain weights of one model.
         ValueError: there is no such model.
     """
     passed = [(model or "policy", each) for each in alternatives if each is not None] + [*(models or {}).items()]
@@ -110,11 +110,11 @@ def weights_by_worker(
     """Returns the weights by worker index; the key None stands for all workers.
 
     Args:
-        weights: of one model, or a dict of such by worker index.
+        weights: weights of one model, or a dict of such weights by worker index.
         worker_ids: the workers that get the weights; None: all.
 
     Raises:
-        ValueError: the weights are for workers that do not exist.
+        ValueError: a worker does not exist.
     """
     # Not every Mapping: a TensorDict is one, but iterating over it yields rows.
     if isinstance(weights, dict) and any(isinstance(key, int | np.integer) for key in weights):
@@ -132,11 +132,11 @@ def weights_by_worker(
 
 
 def apply_weight_updater(updater: Callable[[], Any] | None, weights: WeightsLike) -> WeightsLike:
-    """Returns the weights to publish: `weights` as the updater maps them, or the updater's weights if None.
+    """Returns the weights to publish: `weights` as the updater maps them, or for None the updater's own weights.
 
     Args:
-        updater: a callable that returns the weights; or one of TorchRL's weight updaters, or a callable that creates
-            one. Of those, the weights and their mapping are used; the collector's transport sends the weights.
+        updater: a callable that returns the weights; or one of TorchRL's weight updaters, or a callable that makes one.
+            Only its weights and their mapping are used; the collector's transport sends them.
     """
     if updater is None:
         return weights
@@ -154,7 +154,7 @@ def apply_weight_updater(updater: Callable[[], Any] | None, weights: WeightsLike
 
 
 def as_state_dict(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Any]:
-    """The weights by name, as plain data."""
+    """Returns the weights by name, as plain data."""
     if isinstance(weights, nn.Module):
         return weights.state_dict()
     return weights.flatten_keys(".").to_dict() if isinstance(weights, TensorDictBase) else dict(weights)
@@ -190,8 +190,8 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
 
 
 def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bool = False) -> Writes:
-    """Returns for each worker a function that writes its weights into a flat buffer; None stands for the weights of
-    `policy`, which is not changed. A writer raises what `load_weights` raises."""
+    """Returns for each worker a function that writes its weights into a flat buffer. None stands for the weights of
+    `policy`, which remains unchanged. A writer raises what `load_weights` raises."""
     scratch = copy.deepcopy(policy)
 
     def write(weights: WeightsLike, buffer: torch.Tensor) -> None:
@@ -202,7 +202,7 @@ def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bo
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters and buffers, including those that are not in the state dict."""
+    """Returns all parameters and buffers, including those outside the state dict."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
@@ -222,12 +222,12 @@ def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], str
 
 
 def _unwrapped(weights: dict[str, Any]) -> dict[str, Any]:
-    """Weights by name, without the names that `torch.compile` inserts."""
+    """Removes the names that `torch.compile` inserts."""
     return {".".join(part for part in name.split(".") if part != "_orig_mod"): each for name, each in weights.items()}
 
 
 def _within(weights: dict[str, Any]) -> dict[str, Any]:
-    """Weights by name, without the prefix of data parallelism."""
+    """Removes the prefix of data parallelism from names."""
     return {name.removeprefix("module."): each for name, each in weights.items()}
 
 
@@ -238,7 +238,7 @@ def _check_shapes(targets: Mapping[str, torch.Tensor], sources: Sequence[Any]) -
     for (name, target), source in zip(targets.items(), sources, strict=True):
         shape, expected = list(getattr(source, "shape", ())), list(getattr(target, "shape", ()))
         if shape != expected:
-            raise ValueError(f"the weights for {name} have the shape {shape}, the policy's have {expected}: {_ADVICE}")
+            raise ValueError(f"the weights for {name} have shape {shape}, the policy's have {expected}: {_ADVICE}")
 
 
 def _is_torchrl(updater: Any) -> bool:

@@ -1,5 +1,5 @@
-"""The env, policy, device, hooks and user's collector of each worker, from the keywords of the constructor. The rest is
-the same for all workers, and in the configuration of the run.
+"""Env, policy, device, hooks and user-defined collector of each worker, from the constructor's keywords. The run's
+configuration contains what all workers share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collectx.worker.spec import ConfigOverrides
 
 
 def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[ConfigOverrides]:
-    """Returns the overrides of `cfg` for each worker. Each has an env."""
+    """Returns the overrides of `cfg` for each worker. Each contains an env."""
     num_workers = cfg.collector.num_workers
     has_both = keywords.policy is not None and keywords.policy_factory is not None
     lists = (keywords.create_env_fn, keywords.create_env_kwargs, keywords.policy_factory)
@@ -46,12 +46,12 @@ def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[ConfigOverr
 def overrides_of_added(
     keywords: Keywords, cfg: RunConfig, create: Callable[..., Any], kwargs: Mapping[str, Any]
 ) -> ConfigOverrides:
-    """The same of a worker that is added to a running collector, with the first worker's device."""
+    """Returns the overrides for a worker that is added to a running collector, with the first worker's device."""
     return _overrides(keywords, cfg, 0, _env(keywords, create, {}), kwargs)
 
 
 def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, Any]) -> UserEnvConfig:
-    """The envs of a worker for which `create` makes them."""
+    """Returns the envs of a worker that `create` makes."""
     if keywords.auto_register_policy_transforms and isinstance(keywords.policy, nn.Module):
         add = with_policy_transforms if is_torchrl_env(create) else WithPolicyTransforms
         create = add(create, keywords.policy)
@@ -68,14 +68,11 @@ def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, An
 def _overrides(
     keywords: Keywords, cfg: RunConfig, worker: int, env: UserEnvConfig, kwargs: Mapping[str, Any]
 ) -> ConfigOverrides:
-    """
-    Args:
-        kwargs: `collector_kwargs` of the worker.
-    """
+    """Returns the overrides of a worker, whose `collector_kwargs` are `kwargs`."""
     device = policy_devices(keywords, cfg.collector.num_workers)[worker]
     hooks = keywords.hooks
     if not keywords.has_workers:
-        # It is called with the delivered batch.
+        # The delivery calls it, with the delivered batch.
         hooks = replace(hooks, post_collect_hook=None)
     if (buffer := keywords.shared_buffer) is not None:
         hooks = replace(hooks, write_batch=buffer.extend)
@@ -89,15 +86,15 @@ def _overrides(
 
 
 def kwargs_of_workers(keywords: Keywords, num_workers: int) -> list[dict[str, Any]]:
-    """`collector_kwargs` by worker. Raises `Unset` if there are too many or too few."""
+    """Returns `collector_kwargs` by worker. Raises `Unset` if there are too many or too few."""
     return [kwargs or {} for kwargs in for_each(getattr(keywords, "collector_kwargs", None), num_workers)]
 
 
 def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
-    """The device that was passed for each worker's policy; None: none.
+    """Returns the passed device of each worker's policy; None if none was passed.
 
     Raises:
-        Unset: there are too many or too few, or `collector_kwargs` have one that does not exist.
+        Unset: there are too many or too few, or a device in `collector_kwargs` does not exist.
     """
     candidates = zip(
         kwargs_of_workers(keywords, num_workers),
@@ -115,13 +112,13 @@ def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
 
 
 def trainers_policy(keywords: Keywords, num_workers: int) -> PolicyConfig:
-    """The policy of this process, and of workers without another."""
+    """Returns the policy of this process, and of workers without their own."""
     factory = for_each(keywords.policy_factory, num_workers)[0]
     return _policy(keywords, keywords.policy, None if keywords.policy is not None else factory)
 
 
 def _policy(keywords: Keywords, policy: Any, factory: Callable[[], Any] | None) -> PolicyConfig:
-    """A policy that `factory` makes, or `policy` without one."""
+    """Returns the policy that `factory` makes, or without a factory `policy`."""
     if policy is None and factory is None:
         return PolicyConfig(kind="random")
     return UserPolicyConfig(
@@ -135,8 +132,8 @@ def _policy(keywords: Keywords, policy: Any, factory: Callable[[], Any] | None) 
 
 
 def user_collector(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Mapping[str, Any]) -> UserCollector | None:
-    """The collector that the worker runs, with the keywords that are passed on to it: those that have a value. None if
-    `collector_class` is no user's class."""
+    """Returns the user-defined collector that the worker runs, with the keywords that are passed on to it; None if
+    `collector_class` is not user-defined."""
     create = user_class(getattr(keywords, "collector_class", None))
     if create is None:
         return None
@@ -154,6 +151,6 @@ def user_collector(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Mapp
     for name in ("device", "policy_device", "env_device"):
         passed_on[name] = for_each(getattr(keywords, name), options.num_workers)[worker]
     merged = {name: value for name, value in passed_on.items() if value is not None} | dict(kwargs)
-    # They are passed to `create_env_fn`.
+    # `create_env_fn` gets them.
     merged.pop("create_env_kwargs", None)
     return UserCollector(create, merged, None if options.inner == "single" else options.num_workers_per_collector)

@@ -7,6 +7,9 @@ slot: a slot view for each step, as in groups of several envs, would cost more t
                                                 next.observation[t], next.reward[t], ...
 
 The policy reads and writes the slot itself, as policy and env may keep an observation or an action for the next step.
+
+With one CartPole-v1 and an MLP, this loop reaches 0.87 of the bare loop, and that for several envs 0.75; with random
+actions 0.75 and 0.57 (docs/explanation/performance.md, "One env per worker").
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@ device too, so no frame is copied to another one. Within a batch the process que
 it reads a few numbers: whether all values are finite, and the returns of the episodes that ended.
 
 The report's env and policy times only include queueing.
+
+On a GPU, 64 or 4,096 pendulums reach 0.76 or 0.84 of a loop that stores nothing, and 0.05 or 0.08 bytes per frame reach
+the CPU (docs/explanation/performance.md, "On a GPU").
 """
 
 from __future__ import annotations

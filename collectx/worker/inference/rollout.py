@@ -3,6 +3,8 @@ server acts for the other.
 
     group 0   step | wait | step | wait | step         wait: its actions are computed
     group 1   wait | step | wait | step | wait
+
+docs/explanation/central-inference.md has the speeds of this loop and of local policies.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 
 from collectx.place.launcher import RemoteHandle
 
@@ -17,3 +18,19 @@ def test_a_handle_says_its_end_once_and_leaves_no_descriptor():
     for descriptor in descriptors:  # which another file may have by now
         with contextlib.suppress(OSError):
             assert os.fstat(descriptor).st_ino not in files
+
+
+def test_a_handle_waits_only_for_an_end_that_is_known_at_once_and_then_frees_the_worker():
+    stopped = []
+    placed = set()
+    handle = RemoteHandle(lambda handle, signum: stopped.append(signum), lambda handle: bool(placed))
+    handle.join(1000)
+    placed.add(handle)
+    handle.join(0.01)
+    assert stopped == []
+    handle.terminate()
+    handle.finish(0)
+    handle.join(1000)
+    handle.kill()
+    assert stopped == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
+    RemoteHandle().kill()  # ends with the trainer's connection

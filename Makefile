@@ -28,7 +28,9 @@ install: $(INSTALLED)  ## Create .venv with pinned versions and install collectx
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	# A new pip takes half as long as Python 3.11's own. Modules are compiled when they are first imported: most never are.
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local workers
@@ -72,15 +74,17 @@ learning: install  ## Train the learning curves of the documentation, five seeds
 docs: install  ## Build the site of the documentation in site/, with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-config: install  ## Write the options in conf/ from the dataclasses of collectx/config/schema
+config: install  ## Write the options in conf/ from the dataclasses, and the tables of docs/reference/network.md from the rules
 	$(BIN)/python .ci/conf.py
+	$(BIN)/python .ci/places.py
 
-check: install  ## Lint, formatting, style, types, conf/, tables of benchmarks
+check: install  ## Lint, formatting, style, types, conf/, generated tables
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/style.py
 	$(BIN)/mypy
 	$(BIN)/python .ci/conf.py --check
+	$(BIN)/python .ci/places.py --check
 	$(BIN)/python -m benchmarks.tables --check
 
 format: install  ## Format, and apply automatic fixes

@@ -36,8 +36,10 @@ from collectx.errors import ConfigError
 from collectx.run import preflight
 from hydra_plugins import collectx as plugins
 
-# The name of the packaged file that composition starts from.
+# The names of the file that composition starts from: the packaged one, and the snapshot of a run. Neither sets
+# `hydra.searchpath`.
 _PACKAGED = "config"
+SNAPSHOT = "_collectx_snapshot"
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
@@ -98,9 +100,9 @@ class Composer:
         sources = loader.get_sources()
 
         def options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
-            if overrides or self.config_name != _PACKAGED:
+            if overrides or self.config_name not in (_PACKAGED, SNAPSHOT):
+                # Such a call copies all sources, and reads the primary file.
                 return loader.get_group_options(group, kind, self.config_name, [*overrides])
-            # Such a call copies all sources, and reads the primary file; the packaged one sets no search path.
             return sorted({name for each in sources if each.is_group(group) for name in each.list(group, kind)})
 
         return {

@@ -14,7 +14,7 @@ from collectx.cli.saved import compose_saved, run_folder
 from collectx.errors import ConfigError
 from collectx.jobs.status import where_running
 from collectx.run.folder import saved_config
-from collectx.run.resume import begins_anew
+from collectx.run.resume import starts_over
 
 _USAGE = """\
 collectx resume RUN_DIR [overrides] [flags]: continue the run in RUN_DIR from its newest checkpoint, in the same folder.
@@ -38,7 +38,7 @@ def _resume(arguments: Arguments) -> int:
         raise ConfigError(f"{files.path} is {where}. Wait until it ends, or stop it: collectx cancel {files.path}")
     saved_config.check_folder(files)
     saved = saved_config.read_config(files.newest_config)
-    if begins_anew(files):
+    if starts_over(files):
         raise ConfigError(
             f"{files.path} contains no checkpoint to continue from. To start over, add resume=auto to the command "
             "that started it, or run.overwrite=true."

@@ -9,14 +9,12 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from collectx.cli.arguments import Arguments, UsageError
-from collectx.cli.compose import Composer
+from collectx.cli.compose import SNAPSHOT, Composer
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
-
-_PRIMARY = "_collectx_snapshot"
 
 
 def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
@@ -55,8 +53,8 @@ def compose_saved(
         choices.append({"logger": []})
         content["logger"] = {"close_timeout_s": saved["logger"]["close_timeout_s"]} if saved.get("logger") else {}
     content["defaults"] = ["_hydra", *choices, "_self_"]
-    ConfigStore.instance().store(_PRIMARY, content)
-    composer = Composer(arguments.config_dir, _PRIMARY)
+    ConfigStore.instance().store(SNAPSHOT, content)
+    composer = Composer(arguments.config_dir, SNAPSHOT)
     checked = composer.check(overrides)
     composed = composer.examine(checked.overrides, checked.broken)
     if problems := [*checked.problems, *composed.problems]:

@@ -29,9 +29,9 @@ from collectx.run.terminal import printing
 _USAGE = """\
 collectx tune [overrides] [tune.minutes=5] [flags]: runs the configuration with different numbers of workers, envs per
 worker, torch threads, slots, with and without overlap and inference server, for some seconds each, drops slow ones
-early, and measures the fastest beside the configuration as given. Options that are overridden on the command line keep
-their value. collector.frames_per_batch is never changed, and with tune.exact=true, the default for a trainer that
-learns, neither are rows, steps and lag of batches. `collectx list tune` documents tune.*.
+early, and measures the fastest beside your settings. Options that are overridden on the command line keep their value.
+collector.frames_per_batch never changes, and with tune.exact=true, the default for a trainer that learns, neither do
+rows, steps and lag of batches. `collectx list tune` documents tune.*.
 
 Writes an experiment file with the overrides and the fastest values, and prints the command that uses it.
 
@@ -112,7 +112,7 @@ def _output(arguments: Arguments) -> Path:
 
 def _row(point: tune.Point, result: tune.SearchResult) -> tuple[str, ...]:
     rates = point.rates
-    marks = [", as given"] * (point is result.points[0]) + [", chosen"] * (point is result.chosen)
+    marks = [", yours"] * (point is result.points[0]) + [", chosen"] * (point is result.chosen)
     status = point.status.partition(":")[0] + "".join(marks)
     rate = f"{fmean(rates):,.0f}" if rates else "-"
     return str(point), status, str(len(rates)), rate, f"{stdev(rates):,.0f}" if len(rates) > 1 else "-"
@@ -121,13 +121,13 @@ def _row(point: tune.Point, result: tune.SearchResult) -> tuple[str, ...]:
 def _verdict(result: tune.SearchResult) -> str:
     if result.best is result.points[0]:
         count = sum(bool(point.rates) for point in result.points)
-        return f"the configuration as given is kept: the fastest of {count} points"
+        return f"keeping your settings: they were the fastest of {count} points"
     if result.gain is None:
-        return f"the configuration as given is kept: {result.best} failed when it was measured beside it"
-    measured = "{:.2f} times as fast as given, in turns (95 %: {:.2f} to {:.2f})".format(*result.gain)
+        return f"keeping your settings: {result.best} failed when it was measured beside them"
+    measured = "{:.2f} times as fast as your settings, in turns (95 % CI {:.2f} to {:.2f})".format(*result.gain)
     if result.chosen is result.best:
         return f"{result.best}: {measured}"
-    return f"the configuration as given is kept: the fastest, {result.best}, was {measured}, which is within the noise"
+    return f"keeping your settings: the fastest, {result.best}, was {measured}, which is within the noise"
 
 
 def _machine() -> str:

@@ -51,8 +51,8 @@ lazy_compiler.install()
 
 __version__ = "0.1.0"
 
-# Whether worker processes of this machine suppress Python's warnings, which the trainer's process prints as well. Read
-# when a worker is started.
+# Whether local worker processes suppress Python's warnings, which the trainer's process prints too. Read when a worker
+# starts.
 filter_warnings_subprocess = True
 
 # The public names of each module.

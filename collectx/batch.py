@@ -1,7 +1,7 @@
-"""The memory of a batch: which leaves it has, where each lies in a slot, and the TensorDict a user receives.
+"""The memory of a batch: its leaves, their places in a slot, and the TensorDict that a user receives.
 
-A slot is one flat run of bytes. Every leaf lies in it as a contiguous array of shape `[rows, steps, *shape]`, rows
-being envs and steps being time, so that a slot is one memcpy in shared memory and one message on a network:
+A slot is one flat run of bytes. It contains every leaf as a contiguous array of shape `[rows, steps, *shape]` (rows are
+envs, steps are time), so a slot is one memcpy in shared memory and one message on a network:
 
     | observation | next.observation | action | next.reward | ... |      each starts on a 64-byte boundary
      [E, T, ...]    [E, T, ...]        [E, T, ...]
@@ -26,18 +26,18 @@ Key = tuple[str, ...]
 
 ALIGNMENT_BYTES = 64
 
-# Every batch has these, as in TorchRL's collectors: done = terminated | truncated. The root ones describe the
+# Every batch contains these, as in TorchRL's collectors: done = terminated | truncated. The root ones describe the
 # observation that the policy saw (always False, as no frame starts from a final state).
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 TRAJ_IDS: Key = ("collector", "traj_ids")
 POLICY_VERSION: Key = ("collector", "policy_version")
-# Earlier frames of the trajectory; in batches with a time limit (`collectx/rollout/wrappers.py`).
+# The number of earlier frames in the trajectory; in batches with a time limit (`collectx/rollout/wrappers.py`).
 STEP_COUNT: Key = ("step_count",)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of a frame: its nested key, its shape without batch dimensions, its dtype."""
+    """One tensor of a frame: its nested key, its shape without batch dimensions, and its dtype."""
 
     key: Key
     shape: tuple[int, ...]
@@ -58,12 +58,12 @@ class Leaf:
 
 
 def as_key(key: Any) -> Key:
-    """A key of TensorDict, a name or a tuple, as a tuple."""
+    """A TensorDict key, a name or a tuple, as a tuple."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
 def clashes(names: Iterable[tuple[str, Key]]) -> dict[str, list[Key]]:
-    """The names that stand for several keys, with these keys: parts of a key may have dots in them."""
+    """The names that stand for several keys, with these keys: parts of a key may contain dots."""
     keys: dict[str, dict[Key, None]] = {}
     for name, key in names:
         keys.setdefault(name, {})[key] = None
@@ -92,11 +92,11 @@ def batch_leaves(
     next_only: Iterable[Leaf] = (REWARD,),
 ) -> tuple[Leaf, ...]:
     """All leaves of a batch: `observation` at the root and below `next`, the actor's outputs, and the rest. An output
-    that overwrites an observation, at the root or below `next`, is one leaf with it.
+    that overwrites an observation, at the root or below `next`, shares its leaf.
 
     Args:
-        omitted: keys of the observation that are not below `next`.
-        next_only: leaves of the env that are below `next` only, such as its rewards.
+        omitted: observation keys that are not below `next`.
+        next_only: env leaves that are only below `next`, such as rewards.
 
     Raises:
         ValueError: two leaves share a key, or one's key is a prefix of another's.
@@ -128,8 +128,8 @@ def batch_leaves(
 
 @functools.cache
 def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
-    """The integer dtype, of the same size, that stands for a dtype that numpy lacks, such as bfloat16; None for a dtype
-    that numpy knows."""
+    """The integer dtype of the same size as a dtype that numpy lacks, such as bfloat16; None for a dtype that numpy
+    knows."""
     try:
         torch.empty(0, dtype=dtype).numpy()
     except TypeError:
@@ -138,19 +138,19 @@ def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor as an array on the CPU, as its `same_size_integer` if it has one. Copies only from another device."""
+    """A tensor as a CPU array, of `same_size_integer` if numpy lacks its dtype. Copies only from another device."""
     dtype = same_size_integer(tensor.dtype)
     return (tensor if dtype is None else tensor.view(dtype)).numpy(force=True)
 
 
 def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse of `as_array`, over the same memory."""
+    """The inverse of `as_array`, sharing memory."""
     tensor = torch.from_numpy(np.asarray(array))  # a numpy scalar is not an array
     return tensor if same_size_integer(dtype) is None else tensor.view(dtype)
 
 
 class Layout:
-    """Where each leaf of `rows x steps` frames lies in a slot.
+    """The place of each leaf in a slot of `rows x steps` frames.
 
     Attributes:
         leaves: the leaves, in the order of their offsets.
@@ -173,7 +173,7 @@ class Layout:
         self.nbytes = offset
 
     def runs(self, first: int, rows: int) -> list[slice]:
-        """The byte ranges of `rows` rows from `first` on, leaf after leaf."""
+        """The byte ranges of `rows` rows from `first` on, one per leaf."""
         offsets = zip(self._offsets, self._row_nbytes, strict=True)
         return [slice(start + first * nbytes, start + (first + rows) * nbytes) for start, nbytes in offsets]
 
@@ -182,7 +182,7 @@ class Layout:
         return Slot(self.tensors(memory, (self.rows, self.steps)))
 
     def tensors(self, memory: torch.Tensor, batch_size: tuple[int, ...]) -> dict[Key, torch.Tensor]:
-        """The leaves as `[*batch_size, *shape]` views of `memory`; `batch_size` is another shape of `[rows, steps]`."""
+        """The leaves as `[*batch_size, *shape]` views of `memory`; `batch_size` reshapes `[rows, steps]`."""
         if memory.dtype != torch.uint8 or memory.numel() != self.nbytes:
             raise ValueError(f"a slot needs {self.nbytes} uint8, got {memory.numel()} {memory.dtype}")
         # One view per dtype and one per leaf: this runs for every batch, and each view costs a microsecond.
@@ -206,7 +206,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Slot:
-    """One batch's leaves as `[rows, steps, *shape]` tensors over the transport's memory."""
+    """One batch's leaves as `[rows, steps, *shape]` tensors in the transport's memory."""
 
     def __init__(self, tensors: dict[Key, torch.Tensor]):
         self.tensors = tensors
@@ -220,13 +220,13 @@ class Slot:
         return Slot({key: tensor.narrow(1, 0, steps) for key, tensor in self.tensors.items()})
 
     def arrays(self) -> dict[Key, np.ndarray]:
-        """The leaves as numpy arrays over the same memory; see `as_array`."""
+        """The leaves as numpy arrays that share the memory; see `as_array`."""
         return {key: as_array(tensor) for key, tensor in self.tensors.items()}
 
 
 def nested_dims(dims: Mapping[Key, tuple[int, ...]], leaves: Collection[Leaf]) -> dict[Key, tuple[int, ...]]:
-    """Batch dimensions that nested TensorDicts of a batch have besides its own, at the root and below `next`: those of
-    `dims`, by key, that all leaves of the nested TensorDict begin with."""
+    """The additional batch dimensions of a batch's nested TensorDicts, at the root and below `next`: the entries of
+    `dims`, by key, with which the shapes of all leaves below that key begin."""
     found: dict[Key, tuple[int, ...]] = {}
     for key, shape in (*dims.items(), *((("next", *key), shape) for key, shape in dims.items())):
         within = [leaf.shape for leaf in leaves if leaf.key[: len(key)] == key]
@@ -241,8 +241,8 @@ def to_tensordict(
     device: torch.device | None = None,
     dims: Mapping[Key, tuple[int, ...]] = MappingProxyType({}),
 ) -> TensorDict:
-    """A TensorDict over `tensors`, each `[*batch_size, *shape]`; the last batch dimension is named "time". A tensor is
-    copied only where it is not on `device`.
+    """A TensorDict of `tensors`, each `[*batch_size, *shape]`; the last batch dimension is named "time". A tensor is
+    copied only if it is not on `device`.
 
     Args:
         batch_size: for example `[steps]`, `[rows, steps]`, `[workers, rows, steps]`.
@@ -261,13 +261,13 @@ def _build(
     key: Key = (),
     outer: tuple[int, ...] = (),
 ) -> TensorDict:
-    """The TensorDict `key` of a batch; `outer` are the dimensions of the one that contains it."""
+    """The TensorDict at `key` of a batch; `outer` are the extra dimensions of the TensorDict that contains it."""
     from tensordict import TensorDict
 
-    own = dims.get(key, outer)
+    extra = dims.get(key, outer)
     children = {
-        name: _build(value, batch_size, device, dims, (*key, name), own) if isinstance(value, dict) else value
+        name: _build(value, batch_size, device, dims, (*key, name), extra) if isinstance(value, dict) else value
         for name, value in nested.items()
     }
-    names = [*[None] * (len(batch_size) - 1), "time", *[None] * len(own)]
-    return TensorDict(children, batch_size=batch_size + own, names=names, device=device)
+    names = [*[None] * (len(batch_size) - 1), "time", *[None] * len(extra)]
+    return TensorDict(children, batch_size=batch_size + extra, names=names, device=device)

@@ -1,10 +1,10 @@
 """Checkpoints: numbered folders of tensors and plain data, complete or absent after a crash, verified when read.
 
-    <number>/manifest.json   facts for readers who load no tensors; size and digest of every other file
+    <number>/manifest.json   facts for readers that load no tensors; size and digest of every other file
     <number>/<name>.pt       a state, by torch.save; read with weights_only=True, which executes no code
 
-A checkpoint is written to a folder of another name, which is renamed when its files are on the disk. Digests detect
-files that were truncated or changed by accident, not on purpose.
+A checkpoint is written to a temporary folder, which is renamed when its files are on the disk. Digests detect files
+that were truncated or changed by accident, not on purpose.
 
 Used for runs (collectx/run/checkpointer.py) and replay buffers (`ReplayBuffer.dumps`). Importing this module does not
 import torch.
@@ -25,7 +25,7 @@ import xxhash
 
 from collectx.errors import DamagedFile
 
-# Begins the names of files and folders that are being written; a process that is killed leaves them.
+# The prefix of files and folders that are being written, and that a killed process leaves behind.
 INCOMPLETE = ".new-"
 STATE = "state.pt"
 _FORMAT = 3
@@ -37,8 +37,8 @@ class Checkpoints:
     """The checkpoints below one folder.
 
     Args:
-        keep: the number of newest checkpoints that `write` leaves, at least 1.
-        prefix: begins the names of the checkpoints' folders; nine digits follow.
+        keep: the number of newest checkpoints that `write` keeps, at least 1.
+        prefix: the beginning of checkpoint folder names; nine digits follow.
     """
 
     def __init__(self, path: Path, keep: int = 1, prefix: str = ""):
@@ -47,16 +47,16 @@ class Checkpoints:
         self._prefix = prefix
 
     def write(self, number: int, facts: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Writes a checkpoint, syncs it to the disk, and removes the oldest ones, and those that a killed process
-        has not completed. Does nothing if there is one of this number. Blocks for the disk. Only the owner may
-        write to the files, whatever the umask.
+        """Writes a checkpoint, syncs it to the disk, and removes the oldest ones, and incomplete ones of killed
+        processes. Does nothing if the number already has a checkpoint. Blocks for the disk. Only the owner may write to
+        the files, whatever the umask.
 
         Args:
             facts: JSON for the manifest.
-            states: by file name; tensors and plain data. Tensors are not copied.
+            states: tensors and plain data, by file name. Tensors are not copied.
 
         Raises:
-            OSError: it could not be written. The earlier checkpoints are left as they are.
+            OSError: the checkpoint could not be written. Earlier checkpoints are left as they are.
         """
         target = self.folder(number)
         if target.exists():
@@ -84,7 +84,7 @@ class Checkpoints:
         return target
 
     def folder(self, number: int) -> Path:
-        """The folder of the checkpoint with a number, whether it exists or not."""
+        """The folder of the checkpoint with this number, whether it exists or not."""
         return self.path / f"{self._prefix}{number:09d}"
 
     def number(self, folder: Path) -> int:
@@ -96,9 +96,8 @@ class Checkpoints:
         return sorted(path for path in self.path.glob(self._prefix + "[0-9]" * 9) if path.is_dir())
 
     def newest(self, load: Callable[[Checkpoint], _Loaded]) -> tuple[_Loaded | None, list[str]]:
-        """Returns what `load` returns for the newest checkpoint whose files are as they were written, None if there is
-        none, and what is wrong with each newer one; `load` raises `DamagedFile` for one that cannot be used. Reads all
-        of its files."""
+        """Returns `load(checkpoint)` for the newest intact checkpoint, or None, and the problems of newer ones, which
+        are damaged. `load` may raise `DamagedFile` to refuse a checkpoint. Reads all files of each checkpoint."""
         problems: list[str] = []
         for path in reversed(self.all()):
             try:
@@ -108,7 +107,7 @@ class Checkpoints:
         return None, problems
 
     def remove_after(self, number: int) -> None:
-        """Removes the checkpoints of greater numbers."""
+        """Removes the checkpoints with greater numbers."""
         for path in self.all():
             if self.number(path) > number:
                 shutil.rmtree(path)
@@ -118,7 +117,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; its files are not read.
 
     Raises:
-        DamagedFile: it cannot be read, or is of another format.
+        DamagedFile: the manifest cannot be read, or has another format.
     """
     file = path / _MANIFEST
     try:
@@ -131,9 +130,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(files, dict) or "format" not in manifest or STATE not in files:
         raise DamagedFile(f"{file}: is not a checkpoint manifest")
     if manifest["format"] != _FORMAT:
-        is_of = f"{file}: uses format {manifest['format']}, but this version of collectx reads format {_FORMAT}"
+        rule = f"uses format {manifest['format']}, but this version of collectx reads format {_FORMAT}"
         advice = "Use the version that wrote it (packages.collectx in snapshot/meta.json), or start a new run"
-        raise DamagedFile(f"{is_of}. {advice}.")
+        raise DamagedFile(f"{file}: {rule}. {advice}.")
     return manifest
 
 
@@ -141,11 +140,11 @@ class Checkpoint:
     """One checkpoint, verified when this object is made.
 
     Attributes:
-        path: its folder.
+        path: the checkpoint's folder.
         manifest: see the module's docstring.
 
     Raises:
-        DamagedFile: a file is missing or differs from what was written; names the file.
+        DamagedFile: a file is missing, or changed since it was written; names the file.
     """
 
     def __init__(self, path: Path):
@@ -159,18 +158,18 @@ class Checkpoint:
                 raise DamagedFile(f"{path / name}: changed since it was written (now {now}, expected {written})")
 
     def __contains__(self, name: str) -> bool:
-        """Whether it contains a file of this name."""
+        """Whether the checkpoint contains a file of this name."""
         return name in self.manifest["files"]
 
     def load(self, name: str = STATE, mmap: bool = False) -> dict[str, Any]:
         """Loads a state; tensors are on the CPU.
 
         Args:
-            mmap: tensors are private mappings of the file: reading them reads the file, writing to them changes no
-                file. False: they are in memory.
+            mmap: whether tensors are private mappings of the file: reading them reads the file, but writing to them
+                does not change it. False: they are in memory.
 
         Raises:
-            DamagedFile: it cannot be loaded.
+            DamagedFile: the file cannot be loaded.
         """
         import torch
 
@@ -183,7 +182,7 @@ class Checkpoint:
 
 
 def sync(path: Path) -> None:
-    """Writes a file, or the entries of a folder, to the disk; blocks until that is done."""
+    """Syncs a file, or the entries of a folder, to the disk; blocks until that is done."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -192,7 +191,7 @@ def sync(path: Path) -> None:
 
 
 class _Hasher:
-    """Size and digest of the bytes that are written, to `file` if there is one."""
+    """Computes size and digest of the written bytes, and passes them on to `file`, if any."""
 
     def __init__(self, file: Any = None):
         self._file = file
@@ -213,18 +212,18 @@ class _Hasher:
 
 
 def _save(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a state to a new file and to the disk; returns the file's description, without reading it."""
+    """Writes a state to a new file and syncs it; returns the file's description, without reading the file."""
     from torch import save, serialization
 
     computes_crc32 = serialization.get_crc32_options()
     with open(path, "wb") as file:
         hasher: Any = _Hasher(file)
         try:
-            # The digest covers all bytes.
+            # Not needed, as the digest covers all bytes.
             serialization.set_crc32_options(False)
             save(dict(state), hasher)
         except RuntimeError as error:
-            # torch.save raises it in place of the OSError of the file.
+            # torch.save raises this instead of the file's OSError.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         finally:
             serialization.set_crc32_options(computes_crc32)

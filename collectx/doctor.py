@@ -1,6 +1,6 @@
-"""Checks of this machine and its cluster: `collectx doctor`. Each is a small function in `CHECKS`.
+"""Checks of this machine and its cluster: `collectx doctor`. Each check is a small function in `CHECKS`.
 
-A check starts no worker and no cluster. Commands of SLURM block for at most a minute.
+Checks start no worker and no cluster. SLURM commands block for at most a minute.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from collectx.run import cores
 from collectx.transport.network.addresses import local_addresses
 
 _GB, _MB = 10**9, 10**6
-# A local run with this number of workers has to be possible.
+# A local run with this number of workers must be possible.
 _NUM_WORKERS = 64
-# Processes of a run with the default number of workers: two, and the trainer.
+# Processes of a run with the default number of workers: two workers, and the trainer.
 _SMALL_RUN = 3
 # Docker's default for a container.
 _SMALL_SHM = 64 * 2**20
@@ -37,11 +37,11 @@ _SKEW_S = 2.0
 
 
 class Finding(NamedTuple):
-    """The result of a check, and the advice for it.
+    """The result of a check, and advice.
 
     Attributes:
-        level: `OK`, `WARNING`, `PROBLEM`, or `ABSENT`: an optional part that is not here.
-        advice: empty where nothing is to do.
+        level: `OK`, `WARNING`, `PROBLEM`, or `ABSENT` for an optional part that is missing.
+        advice: what to do; empty for nothing.
     """
 
     level: str
@@ -53,7 +53,7 @@ OK, ABSENT, WARNING, PROBLEM = "ok", "absent", "warning", "problem"
 
 
 def examine() -> Iterator[tuple[str, Finding]]:
-    """Runs all checks, one after another; yields their names and findings. A check that fails itself is a problem."""
+    """Runs all checks, one after another; yields their names and findings. A check that raises is a problem."""
     for name, check in CHECKS.items():
         try:
             for finding in check():
@@ -72,7 +72,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    """Versions of the dependencies against the bounds of `pyproject.toml`, which the installation has."""
+    """Compares the versions of dependencies with the bounds of `pyproject.toml`, which the installed metadata lists."""
     from packaging.requirements import Requirement
 
     right = []
@@ -107,15 +107,15 @@ def _cores() -> Iterator[Finding]:
     listed = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
     text = f"{usable} usable of {os.cpu_count()} ({listed})"
     if limits.get("SLURM", usable) < min(limits["affinity"], limits.get("control group", limits["affinity"])):
-        advice = "collectx keeps to them; libraries that count the cores of the machine need OMP_NUM_THREADS."
+        advice = "collectx respects them, but libraries that count the machine's cores need OMP_NUM_THREADS."
         yield Finding(WARNING, f"{text}: SLURM does not bind this task to its cores", advice)
     elif shortage := cores.shortage(_SMALL_RUN):
-        yield Finding(WARNING, f"{text}: workers and trainer share it", shortage)
+        yield Finding(WARNING, f"{text}, shared by workers and trainer", shortage)
     else:
         yield Finding(OK, text)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > usable:
-        advice = f"unset it, or use at most {usable}: collectx then leaves the trainer the cores that workers leave."
+        advice = f"unset it, or use at most {usable}: collectx then gives the trainer the cores that the workers leave."
         yield Finding(WARNING, f"OMP_NUM_THREADS={threads} is more than the usable cores", advice)
 
 
@@ -124,13 +124,13 @@ def _memory() -> Iterator[Finding]:
 
     free, limits = psutil.virtual_memory().available, []
     for text in cores.control_group_values("memory", ["memory.max"], ["memory.limit_in_bytes"]):
-        # Version 1 has a huge number for no limit.
+        # Version 1 of control groups uses a huge number for no limit.
         if text != "max" and int(text) < psutil.virtual_memory().total:
             limits.append(int(text))
     limit = f", control group {min(limits) / _GB:.1f} GB" if limits else ""
     text = f"{free / _GB:.1f} GB available{limit}"
     few = min([free, *limits]) < _GB
-    yield Finding(WARNING if few else OK, text, "each worker needs some 0.1 GB and its envs." if few else "")
+    yield Finding(WARNING if few else OK, text, "each worker needs about 0.1 GB, plus its envs." if few else "")
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -142,7 +142,7 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding(OK, "an anonymous file can be mapped; slots need no /dev/shm")
     except OSError as error:
         advice = "allow memfd_create in the container's seccomp profile, or use collector=single."
-        yield Finding(PROBLEM, f"no anonymous file can be mapped: {error}", advice)
+        yield Finding(PROBLEM, f"cannot map an anonymous file: {error}", advice)
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
         text = f"/dev/shm has {free / _MB:,.0f} MB free"
@@ -171,7 +171,7 @@ def _network() -> Iterator[Finding]:
         return
     best, name = addresses[0], socket.gethostname()
     if best == "127.0.0.1":
-        yield Finding(ABSENT, f"{name} has loopback only: workers on other hosts cannot reach a trainer here")
+        yield Finding(ABSENT, f"{name} only has loopback addresses, so workers on other hosts cannot reach a trainer")
         return
     more = f", then {', '.join(addresses[1:])}" if addresses[1:] else ""
     try:
@@ -193,10 +193,10 @@ def _slurm() -> Iterator[Finding]:
     try:
         rows = commands.node_states()
     except LauncherError as error:
-        # SLURM's packages alone make no cluster.
+        # SLURM's packages may be installed without a cluster.
         is_unset = "configuration source" in str(error)
         level = ABSENT if is_unset else PROBLEM
-        advice = "set SLURM_CONF if there is one." if is_unset else "ask the administrator of the cluster."
+        advice = "set SLURM_CONF if there is a cluster." if is_unset else "ask the cluster's administrator."
         yield Finding(level, f"sbatch is here, but {error}", advice)
         return
     by_partition: dict[str, list[str]] = {}
@@ -210,13 +210,13 @@ def _slurm() -> Iterator[Finding]:
         yield Finding(
             WARNING,
             f"no accounting ({reason})",
-            "collectx reads the controller instead, which forgets jobs some minutes after their end; "
-            "hydra/launcher=submitit_slurm may wait for ever for a job that died: use launcher=slurm.",
+            "collectx asks the controller instead, which forgets jobs some minutes after their end. "
+            "hydra/launcher=submitit_slurm may wait forever for a job that died: use launcher=slurm.",
         )
     else:
         yield Finding(OK, "accounting answers")
     if job := os.environ.get("SLURM_JOB_ID"):
-        yield Finding(OK, f"within job {job}: launcher=slurm runs as steps of it")
+        yield Finding(OK, f"inside job {job}, so launcher=slurm runs as its steps")
 
 
 def _ray() -> Iterator[Finding]:
@@ -225,7 +225,7 @@ def _ray() -> Iterator[Finding]:
         return
     address = os.environ.get("RAY_ADDRESS")
     if address is None:
-        yield Finding(OK, "launcher=ray starts a cluster of this machine; for another, set RAY_ADDRESS")
+        yield Finding(OK, "launcher=ray starts a cluster on this machine; to use another one, set RAY_ADDRESS")
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():  # such as "auto"
@@ -235,7 +235,7 @@ def _ray() -> Iterator[Finding]:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
         yield Finding(OK, f"RAY_ADDRESS={address} answers")
     except OSError as error:
-        yield Finding(PROBLEM, f"RAY_ADDRESS={address}: {error}", "start it by `ray start --head`, or unset it.")
+        yield Finding(PROBLEM, f"RAY_ADDRESS={address}: {error}", "start Ray with `ray start --head`, or unset it.")
 
 
 def _gpus() -> Iterator[Finding]:
@@ -248,14 +248,14 @@ def _gpus() -> Iterator[Finding]:
             yield Finding(OK, f"cuda:{index} {name}, {free / _GB:.1f} of {total / _GB:.1f} GB free")
     elif shutil.which("nvidia-smi"):
         rule = f"this machine has nvidia-smi, but torch {torch.__version__} sees no GPU"
-        advice = "install a build of torch with CUDA, check the driver and CUDA_VISIBLE_DEVICES."
+        advice = "install a CUDA build of torch, and check the driver and CUDA_VISIBLE_DEVICES."
         yield Finding(WARNING, rule, advice)
     else:
         yield Finding(ABSENT, "torch sees no GPU: use devices=cpu, the default")
 
 
 def _folders() -> Iterator[Finding]:
-    """The temporary folder, which has the fork server's socket, and the working directory, which gets `outputs`."""
+    """The temporary folder, for the fork server's socket, and the working directory, for `outputs`."""
     temporary = tempfile.gettempdir()
     for name, folder in (("temporary folder", temporary), ("working directory", os.getcwd())):
         try:
@@ -263,20 +263,20 @@ def _folders() -> Iterator[Finding]:
                 skew_s = os.stat(file.name).st_mtime - time.time()
         except OSError as error:
             advice = "set TMPDIR." if folder == temporary else "set hydra.run.dir and hydra.sweep.dir."
-            yield Finding(PROBLEM, f"the {name} {folder} cannot be written to: {error.strerror}", advice)
+            yield Finding(PROBLEM, f"cannot write to the {name} {folder}: {error.strerror}", advice)
             continue
         free = shutil.disk_usage(folder).free
         text = f"{name} {folder}, {free / _GB:.1f} GB free"
         yield (Finding(OK, text) if free > _GB else Finding(WARNING, text, "checkpoints need room: free some."))
         if abs(skew_s) > _SKEW_S:
-            rule = f"the clock of the file system of {folder} differs by {skew_s:+.1f} s"
-            yield Finding(WARNING, rule, "synchronise the clocks (NTP): states of runs are read from times of files.")
+            rule = f"the file system clock of {folder} differs by {skew_s:+.1f} s"
+            yield Finding(WARNING, rule, "synchronise the clocks (NTP): collectx reads run states from file times.")
     if len(os.fsencode(temporary)) > MAX_TEMPORARY_PATH:
-        yield Finding(WARNING, f"{temporary} is too long for sockets: /tmp is used for them", "set a short TMPDIR.")
+        yield Finding(WARNING, f"{temporary} is too long for sockets, which go to /tmp instead", "set a short TMPDIR.")
 
 
 def _clock() -> Iterator[Finding]:
-    """The clock is not before the installed version of this package."""
+    """The clock is not before the installation of this package."""
     now_s, built_s = time.time(), Path(__file__).stat().st_mtime
     text = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
     is_wrong = now_s + _SKEW_S < built_s

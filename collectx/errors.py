@@ -21,8 +21,8 @@ _MAX_TEXT, _MAX_TRACEBACK, _MAX_BYTES = 10_000, 50_000, 2**20
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)`, without its middle where it is long, and with surrogates escaped, so that it can be written to any
-    file. Never raises, even if `error.__str__` does."""
+    """`str(error)`, without its middle if it is long, and with escaped surrogates, so that any file can store it. Never
+    raises, even if `error.__str__` does."""
     try:
         return _shorten(str(error), _MAX_TEXT)
     except Exception as refusal:
@@ -41,14 +41,14 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Escapes control characters but line breaks and tabs, and surrogates: a terminal executes the sequences that they
-    begin, which names, reasons and logs in a folder may contain."""
+    """Escapes surrogates, and control characters except line breaks and tabs: names, reasons and logs in a folder may
+    contain control sequences, which a terminal would execute."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text).encode(errors="backslashreplace").decode()
 
 
 def set_worker(error: BaseException, worker: int) -> None:
-    """Notes in which worker the error was raised."""
-    with contextlib.suppress(AttributeError):  # no attribute can be set
+    """Records which worker raised the error."""
+    with contextlib.suppress(AttributeError):  # the type allows no attributes
         error._collectx_worker = worker  # type: ignore[attr-defined]
 
 
@@ -66,7 +66,7 @@ class ConfigError(CollectxError, ValueError):
     with exit status 2.
 
     Args:
-        problems: a sentence or short paragraph each: the value, the rule, what to do.
+        problems: one sentence or short paragraph each, with the value, the rule and the remedy.
     """
 
     def __init__(self, *problems: str):
@@ -82,7 +82,7 @@ class ConfigError(CollectxError, ValueError):
 
 
 class NotRestorable(CollectxError):
-    """The state of an env cannot be saved, or does not fit the env that is to be restored; the message says why."""
+    """The state of an env cannot be saved, or does not fit the env to restore; the message says why."""
 
 
 class DamagedFile(ConfigError):
@@ -132,7 +132,7 @@ class WorkerTimeout(WorkerError):
 
 @dataclass(frozen=True)
 class _Bare:
-    """An exception's type, arguments and attributes, from which it is rebuilt without its constructor."""
+    """An exception's type, arguments and attributes, to rebuild it without its constructor."""
 
     kind: type[BaseException]
     args: tuple
@@ -144,13 +144,13 @@ def _is_plain(value: object) -> bool:
 
 
 def _arguments(error: BaseException) -> tuple:
-    # `args` of an `OSError` lacks the file's name.
+    # The `args` of an `OSError` lack the file name.
     reduced = error.__reduce__() if type(error).__reduce__ is OSError.__reduce__ else ()
     return reduced[1] if isinstance(reduced, tuple) and reduced else error.args
 
 
 def _lookup(name: str) -> object:
-    """The object "module.Outer.Inner" of a module that is already imported, or None."""
+    """The object named "module.Outer.Inner", if its module is already imported; otherwise None."""
     parts = name.split(".")
     for end in range(len(parts) - 1, -1, -1):
         value: object = sys.modules.get(".".join(parts[:end]) or "builtins")
@@ -162,8 +162,8 @@ def _lookup(name: str) -> object:
 
 
 def _pickled(error: object) -> bytes | None:
-    """A pickle of `error`, with classes by reference; by value where that fails, as for a class of the trainer's main
-    module, which the worker has by value. None where neither can be loaded, or the pickle is too long."""
+    """A pickle of `error`, with classes by reference; or, if that fails, by value, as for a class from the trainer's
+    main module, which the worker got by value. None if neither can be loaded, or the pickle is too long."""
     import cloudpickle
 
     for dumps in (pickle.dumps, cloudpickle.dumps):
@@ -181,10 +181,10 @@ class RemoteFailure:
     Attributes:
         pickled: the exception, or its type, arguments and attributes; None if neither survives pickling.
         type_name: qualified name of the exception's type.
-        message: its text (`text_of`).
+        message: the exception's text (`text_of`).
         traceback: the formatted remote traceback (`traceback_of`).
-        arguments: the exception's arguments where they are plain data, otherwise its message alone.
-        attributes: those of the exception's attributes that are plain data.
+        arguments: the exception's arguments if they are plain data, otherwise only its message.
+        attributes: the exception's attributes that are plain data.
     """
 
     pickled: bytes | None
@@ -196,11 +196,11 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
-        """Packs `error`: as it is, or its type, arguments and plain attributes, or only its text; the first of these
-        that can be pickled."""
+        """Packs `error` in the first form that can be pickled: as it is; its type, arguments and plain attributes; or
+        only its text."""
         attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}
         kind, message = type(error), text_of(error)
-        # The second form is for exceptions with another constructor or with a lock; the third for long ones.
+        # The second form is for exceptions with an unusual constructor or with a lock; the third for long ones.
         forms = error, _Bare(kind, error.args, attributes), _Bare(kind, (message,), attributes)
         pickled = next((pickled for form in forms if (pickled := _pickled(form))), None)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -210,7 +210,7 @@ class RemoteFailure:
         return cls(pickled, name, message, traceback_of(error), arguments, attributes)
 
     def to_json(self) -> bytes:
-        """Returns plain data, for connections on which nothing is unpickled."""
+        """Returns plain data, for connections that unpickle nothing."""
         names = ("type_name", "message", "traceback", "arguments", "attributes")
         return json.dumps({name: getattr(self, name) for name in names}).encode()
 
@@ -227,14 +227,14 @@ class RemoteFailure:
         return cls(pickled, **(fields | {"arguments": tuple(fields["arguments"])}))
 
     def rebuild(self, where: str) -> Exception:
-        """The original exception, with a note of where it was raised and the remote traceback.
+        """The original exception, with a note that contains its origin and the remote traceback.
 
-        An exception that cannot be pickled, or is no `Exception` (a worker's `SystemExit` must not end the trainer), is
-        replaced by a `WorkerError` that names the original type.
+        If it cannot be pickled, or is not an `Exception` (a worker's `SystemExit` must not end the trainer), returns a
+        `WorkerError` that names the original type.
         """
         error: object = None
         if self.pickled is not None:
-            # The trainer may lack a module that the worker has imported.
+            # The trainer may lack a module that the worker imported.
             with contextlib.suppress(Exception):
                 error = pickle.loads(self.pickled)
                 if isinstance(error, _Bare):

@@ -1,7 +1,7 @@
 """Imports tensordict without torch's compiler until something compiles.
 
-When tensordict (0.14) is imported, it calls two functions of `torch.compiler`, which import `torch._dynamo`: that takes
-as long as torch itself, and 70 MB, in the trainer, in the fork server and in each worker that is started alone.
+On import, tensordict (0.14) calls two functions of `torch.compiler`, which import `torch._dynamo`: that takes as long
+as torch itself, and 70 MB, in the trainer, in the fork server and in each worker that starts without it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from types import ModuleType
 from typing import Any
 
 _FUNCTIONS = ("allow_in_graph", "assume_constant_result")
-# What tensordict has marked for the compiler: the functions that mark, and their arguments.
+# The objects that tensordict marked for the compiler, each after the function that marks it.
 _marked: list[tuple[Callable[[Any], Any], Any]] = []
 
 
 def install() -> None:
-    """Makes the next import of tensordict one without the compiler, and the next import of the compiler one that gets
-    what tensordict has marked. Does nothing once tensordict is imported."""
+    """Makes the next import of tensordict skip the compiler, and the next import of the compiler catch up on the marks
+    of tensordict. Does nothing once tensordict is imported."""
     if "tensordict" not in sys.modules:
         sys.meta_path.insert(0, _Around("tensordict", _import_tensordict))
         sys.meta_path.insert(0, _Around("torch._dynamo", _import_compiler))
 
 
 class _Around(MetaPathFinder):
-    """Has `execute` execute the module `name`, once: its arguments are how it is executed otherwise, and the module."""
+    """Makes `execute` run the import of module `name`, once. Its arguments are the function that would otherwise
+    execute the module, and the module."""
 
     def __init__(self, name: str, execute: Callable[[Callable[[ModuleType], None], ModuleType], None]):
         self._name = name
@@ -51,7 +52,7 @@ class _Around(MetaPathFinder):
         return spec
 
     def _run(self, original: Callable[[ModuleType], None], module: ModuleType) -> None:
-        # Not in `find_spec`, which is also called to ask whether there is such a module.
+        # Not in `find_spec`, which is also called to ask whether the module exists.
         sys.meta_path.remove(self)
         self._execute(original, module)
 
@@ -70,7 +71,7 @@ def _import_tensordict(execute: Callable[[ModuleType], None], module: ModuleType
 
 
 def _mark(original: Callable[[Any], Any], function: Any) -> Any:
-    """Stands for `original`, a function of torch.compiler that returns its argument."""
+    """Replaces `original`, a function of torch.compiler that returns its argument."""
     if "torch._dynamo" in sys.modules:
         return original(function)
     _marked.append((original, function))

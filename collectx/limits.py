@@ -1,4 +1,4 @@
-"""Limits the time of code in the main thread: the constructor of the env whose spaces are read, `ray.init`."""
+"""Limits the time of code in the main thread, such as an env's constructor or `ray.init`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# After this time the user is told what the run waits for.
+# After this time, a message says what the run is waiting for.
 _PATIENCE_S = 5.0
-# How often code is interrupted that goes on, and how long it may take to end.
+# Number of interrupts for code that does not stop, and seconds that it may take to end after each.
 _NUM_INTERRUPTS, _END_S = 3, 2.0
-# A process without a handler ignores it, so that one that comes late does no harm.
+# A process without a handler ignores this signal, so a late one does no harm.
 _SIGNAL = signal.SIGURG
 
 
 class _Interrupt(BaseException):
-    """Interrupts the block. Not an `Exception`, because retry loops, as in `ray.init`, would catch it."""
+    """Interrupts the block. Not an `Exception`, which retry loops, as in `ray.init`, would catch."""
 
     def __init__(self, error: TimeoutError):
         super().__init__()
@@ -38,20 +38,20 @@ def limited(
     """Interrupts the block, in the main thread, after `timeout_s`. Does nothing in other threads.
 
     Args:
-        what: names it in messages.
-        option: the option of the limit.
-        say: called, in another thread, with what the block is doing if it takes longer than some seconds.
-        give_up: called with the error, in another thread, if the block cannot be interrupted: C code that never
-            returns, or code that catches the error. Must end the process.
+        what: names the block in messages.
+        option: the option that sets the limit.
+        say: called, in another thread, with the block's stack if it takes longer than some seconds.
+        give_up: called with the error, in another thread, if the block cannot be interrupted, because it is in C code
+            that never returns, or catches the error. Must end the process.
 
     Raises:
-        TimeoutError: the limit is reached. Its note is the stack.
+        TimeoutError: the limit was reached. Its note contains the stack.
     """
     if threading.current_thread() is not threading.main_thread() or math.isinf(timeout_s):
         yield
         return
     main, has_ended = threading.get_ident(), threading.Event()
-    # The frames that called the block, without this one and that of `contextmanager`.
+    # The number of frames that called the block, without this one and the one of `contextmanager`.
     num_outer = len(traceback.extract_stack()) - 2
 
     def stack(frame: FrameType | None) -> str:
@@ -86,7 +86,7 @@ def limited(
     earlier = signal.signal(_SIGNAL, interrupt)
     try:
         try:
-            # It may interrupt at once, before the block.
+            # The thread may interrupt at once, before the block.
             threading.Thread(target=watch, name="collectx-limit", daemon=True).start()
             yield
         finally:

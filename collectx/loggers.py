@@ -1,7 +1,7 @@
-"""Loggers: where the scalars of a run go beside `metrics.jsonl`. Each writes to one well-known tool, whose package is
-imported when the logger is made.
+"""Loggers: they send the scalars of a run to well-known tools, besides `metrics.jsonl`. A tool's package is imported
+when its logger is made.
 
-A run uses those of its section `logger`, see `collectx.run.logger_threads`; any other code may make them:
+A run uses the loggers of its `logger` section, see `collectx.run.logger_threads`; other code may use them too:
 
     logger = TensorBoardLogger("runs/first")
     logger.log({"train/loss": 0.5}, step=1000)
@@ -26,19 +26,19 @@ class Logger(Protocol):
     """Receives scalars. Called from one thread, which need not be the main one; may block."""
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """Adds scalars by name. `step` is the number of frames that were delivered; it rises from call to call."""
+        """Adds scalars by name. `step` is the number of delivered frames; it rises from call to call."""
 
     def close(self) -> None:
-        """Writes what is not written yet. No calls follow."""
+        """Flushes everything. No calls follow."""
 
 
 class TensorBoardLogger:
-    """Writes event files of TensorBoard. Needs the package tensorboard.
+    """Writes TensorBoard event files. Needs the package tensorboard.
 
     Args:
         folder: where the event files go.
-        config: hyperparameters by name; shown as a text, and in the tab HPARAMS once the logger is closed.
-        step: the last step of a resumed run: later ones in the folder are hidden.
+        config: hyperparameters by name; shown as text, and in the HPARAMS tab once the logger is closed.
+        step: the last step of a resumed run: later steps in the folder are hidden.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TensorBoardLogger:
             self._writer.add_text("config", f"| option | value |\n|---|---|\n{rows}")
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        # One event for all scalars: `add_scalar` writes an event for each, which takes three times as long.
+        # One event for all scalars: `add_scalar` writes an event for each scalar, which takes three times as long.
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._writer.file_writer.add_summary(self._summary(value=values), step)
         if MEAN_RETURN in scalars:
@@ -74,11 +74,11 @@ class TensorBoardLogger:
 
 
 class CsvLogger:
-    """Writes one table: a row for each step, a column for each scalar. A new scalar adds a column, for
-    which the file is rewritten.
+    """Writes a CSV table: a row for each step, a column for each scalar. A new scalar adds a column, for which the file
+    is rewritten.
 
     Args:
-        file: the table.
+        file: the table's path.
         step: the last step of a resumed run: later rows are removed. None: the file is replaced.
     """
 
@@ -153,11 +153,11 @@ class MlflowLogger:
     """Writes to MLflow. Needs the package mlflow, or mlflow-skinny.
 
     Args:
-        experiment: its name; it is made if it does not exist. None: "Default".
-        name: the name of the run.
+        experiment: the experiment's name; created if it does not exist. None: "Default".
+        name: the run's name.
         tracking_uri: the server, database or folder; None: MLFLOW_TRACKING_URI, or MLflow's default.
         config: hyperparameters by name.
-        run_id: continues the run that has this text as its tag `collectx`, if there is one.
+        run_id: continues the run whose tag `collectx` is this text, if there is one.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class MlflowLogger:
             tags = {} if run_id is None else {"collectx": run_id}
             self._id = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
             params = [Param(name, str(value)[:500]) for name, value in (config or {}).items()]
-            for begin in range(0, len(params), 100):  # the most that a request may have
+            for begin in range(0, len(params), 100):  # the maximum per request
                 client.log_batch(self._id, params=params[begin : begin + 100])
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
@@ -201,5 +201,5 @@ class MlflowLogger:
 
 
 def _simple(value: Any) -> bool | int | float | str:
-    """A hyperparameter as TensorBoard accepts it."""
+    """Converts a hyperparameter to a type that TensorBoard accepts."""
     return value if isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,7 +1,7 @@
 """Shared memory, and memory for batches.
 
-Shared memory is an anonymous file whose descriptor is sent to other processes in pickles. So a killed process leaves
-nothing behind in /dev/shm or on a disk, and no limit on /dev/shm applies.
+Shared memory is an anonymous file, and pickles send its descriptor to other processes. So a killed process leaves
+nothing behind in /dev/shm or on a disk, and no limit of /dev/shm applies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 
 def anonymous_file(name: str, directory: Path | None = None) -> int:
-    """Returns the descriptor of an anonymous file in memory, or in a folder of a disk."""
+    """Returns the descriptor of an anonymous file in memory, or on the disk of `directory`."""
     if directory is None and hasattr(os, "memfd_create"):
         return os.memfd_create(f"collectx-{name}")
     with tempfile.TemporaryFile(prefix=f"collectx-{name}-", dir=directory) as file:
@@ -28,8 +28,8 @@ def anonymous_file(name: str, directory: Path | None = None) -> int:
 
 
 class SharedMemory:
-    """An anonymous file that processes map. It is freed when the last object and the last mapping are gone. Can be
-    pickled, but only as an argument of a process that is being started, or through a pipe of multiprocessing.
+    """An anonymous file that processes map. It is freed when the last object and the last mapping are gone. It can only
+    be pickled as an argument of a process that is being started, or through a multiprocessing pipe.
 
     Args:
         name: shown in `/proc/PID/fd` and `/proc/PID/maps`.
@@ -55,29 +55,28 @@ class SharedMemory:
         return os.fstat(self._descriptor).st_size
 
     def map(self, nbytes: int) -> torch.Tensor:
-        """Maps the first `nbytes` bytes as `[nbytes]` uint8; grows the file, with zeros, if it is shorter. The mapping
-        ends when the last tensor that views it is freed."""
+        """Maps the first `nbytes` bytes as `[nbytes]` uint8; fills a shorter file up with zeros. The mapping ends when
+        the last tensor that views it is freed."""
         if os.fstat(self._descriptor).st_size < nbytes:
             os.ftruncate(self._descriptor, nbytes)
         return torch.frombuffer(mmap.mmap(self._descriptor, nbytes), dtype=torch.uint8)
 
 
 class BatchMemory:
-    """Allocates CPU memory for batches, and reuses it once the last tensor that views it is freed. The kernel zeroes
-    every page of new memory, which takes longer than the copy of a batch into it.
-    """
+    """Allocates CPU memory for batches, and reuses it once the last tensor that views it is freed: the kernel zeroes
+    every page of new memory, which takes longer than copying a batch into it."""
 
-    # The C library reuses smaller blocks itself (M_MMAP_THRESHOLD_MAX of glibc).
+    # The C library reuses smaller blocks itself (glibc's M_MMAP_THRESHOLD_MAX).
     MIN_BYTES = 32 << 20
-    # The consumer of a batch usually holds it while the next one is made.
+    # The consumer of a batch usually keeps it while the next one is made.
     MAX_FREE = 2
 
     def __init__(self) -> None:
         self._free: deque[torch.Tensor] = deque(maxlen=self.MAX_FREE)
 
     def empty(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Returns `[nbytes]` uint8 of any content. It belongs to the caller, and any thread may free it. Memory of a
-        GPU is torch's own."""
+        """Returns `[nbytes]` uint8 of undefined content. It belongs to the caller, and any thread may free it. GPU
+        memory comes from torch."""
         if nbytes < self.MIN_BYTES or device.type != "cpu":
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         try:
@@ -86,17 +85,17 @@ class BatchMemory:
             block = None
         if block is None or block.numel() != nbytes:
             block = torch.empty(nbytes, dtype=torch.uint8)
-        # Every tensor over this array keeps it alive, and nothing else does.
+        # Only tensors that view this array keep it alive.
         array = block.numpy()
         weakref.finalize(array, self._free.append, block).atexit = False
         return torch.from_numpy(array)
 
     def copy(self, memory: torch.Tensor) -> torch.Tensor:
-        """A copy of `[nbytes]` uint8, on its device."""
+        """A copy of `[nbytes]` uint8, on the same device."""
         return self.empty(memory.numel(), memory.device).copy_(memory)
 
 
-# The memory of the batches of this process.
+# The batch memory of this process.
 batch_memory = BatchMemory()
 
 

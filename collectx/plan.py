@@ -1,10 +1,10 @@
 """Plans of runs (`collectx plan`): their processes, memory, messages, files and requested resources. Starts no run.
 
-Reads the spaces of the env, which makes one env in this process, as `collectx run` does before it starts workers, and
-steps it for a moment. A plan is plain data, by sections; keys that end in `_bytes` are bytes, in `_s` seconds.
+Makes one env in this process to read its spaces, as `collectx run` does before it starts workers, and steps it for a
+moment. A plan is plain data, by sections; keys that end in `_bytes` are bytes, in `_s` seconds.
 
-Not counted: interpreters and libraries, the envs themselves, and what a learning trainer adds to its copy of the
-weights (gradients, the optimizer's state, activations).
+Not counted: interpreters and libraries, the envs themselves, and the memory that a learning trainer needs besides its
+copy of the weights (gradients, optimizer state, activations).
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ _STEPPING_S, _MAX_STEPS = 0.2, 200
 
 
 def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, Any]:
-    """The plans of runs, those that are points of a sweep together. Blocks while envs are made, and for answers of
-    SLURM.
+    """The plans of one run, or of the points of a sweep. Blocks while envs are made, and for SLURM's answers.
 
     Args:
-        num_parallel: how many runs that are no jobs are executed at the same time; None: unknown.
+        num_parallel: how many runs, if they are not jobs, run at the same time; None: unknown.
 
     Returns:
-        `runs`, one mapping for each; `slurm`, the `#SBATCH` lines of each script; and `totals`.
+        `runs`, one mapping per run; `slurm`, the `#SBATCH` lines of each script; and `totals`.
 
     Raises:
         ConfigError, SpaceError, ShapeError: as `collectx run` with these configurations.
@@ -124,7 +123,7 @@ def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: 
     counted = {"slots_bytes": num_slots * part}
     if place.network is None:
         slab = SlabLayout(batch)
-        # Two versions; those of single workers are written by Python's `update_policy_weights_` alone.
+        # Two versions; separate weights of single workers exist only with Python's `update_policy_weights_`.
         counted = {"slots_bytes": slab.nbytes - slab.regions_start, "weights_bytes": 2 * slab.weights_nbytes}
     else:
         counted["slots_of_workers_bytes"] = counted["slots_bytes"]
@@ -157,7 +156,7 @@ def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
         "backend": place.backend,
         "batch_bytes": parts * batch.layout().nbytes,
         "network_to_the_trainer_per_batch_bytes": parts * batch.layout().nbytes * is_network,
-        # Async workers skip versions that come faster than they are sent.
+        # Async workers skip versions that are published faster than they are sent.
         "network_to_the_workers_per_version_bytes": batch.num_workers * batch.weights_nbytes * is_network,
         "schedule": options.schedule,
     }
@@ -214,11 +213,11 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     ]
     written: Section = {
         "folder": str(files.path),
-        ".hydra, snapshot": "the configuration, versions, changes of the code",
-        "metrics.jsonl": f"{'one line for each batch' if num_batches is None else f'{num_batches} lines'}",
+        ".hydra, snapshot": "configuration, versions, uncommitted changes",
+        "metrics.jsonl": "one line per batch" if num_batches is None else f"{num_batches} lines",
         "policy.pt": "the last published weights, at the end",
         "events.jsonl, result.json": "starts, failures, checkpoints; the end",
-        "logs": "one file for each role that prints or fails",
+        "logs": "one file per role that prints or fails",
         "checkpoints": f"{', '.join(times)}; the {options.keep} newest",
         "each_checkpoint_at_least_bytes": weights_nbytes,
         "replay_buffer_in_a_checkpoint_at_most_bytes": replay_nbytes,
@@ -227,12 +226,12 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     if used := [name for name, each in loggers.items() if each is not None]:
         written["loggers"] = ", ".join(used)
     if isinstance(cfg.launcher, SlurmResources):
-        written["jobs"] = "scripts of the jobs, and the task that they run"
+        written["jobs"] = "job scripts, and the task that they run"
     return written
 
 
 def _scripts(runs: Sequence[NamedRun]) -> list[list[str]]:
-    """The `#SBATCH` lines of every script; within an allocation, runs are steps and have none."""
+    """The `#SBATCH` lines of every script; runs that are steps of an allocation have none."""
     if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
         largest = largest_array()
         return [
@@ -250,7 +249,7 @@ def _scripts(runs: Sequence[NamedRun]) -> list[list[str]]:
 
 
 def lines(planned: dict[str, Any]) -> Iterator[str]:
-    """A plan as text, without sizes and counts of 0: of a single run all sections, of a sweep a line for each run; then
+    """A plan as text, without sizes and counts of 0: all sections of a single run, or one line per run of a sweep; then
     SLURM's part and the totals."""
     runs = planned["runs"]
     if len(runs) == 1:

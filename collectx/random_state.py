@@ -1,5 +1,4 @@
-"""Seeds, saves, restores and exchanges the global random state; makes computations independent of the number of
-threads."""
+"""Seeds, saves, restores and swaps the global random state; makes computations independent of the number of threads."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def preserve_random_state(devices: Sequence[torch.device] = ()) -> Iterator[None
     """Restores the global random generators of Python, NumPy and torch at the end of the block.
 
     Args:
-        devices: GPUs whose generators are restored as well.
+        devices: GPUs whose generators are restored too.
     """
     state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=list(devices)):
@@ -36,8 +35,8 @@ def preserve_random_state(devices: Sequence[torch.device] = ()) -> Iterator[None
 @contextlib.contextmanager
 def single_threaded() -> Iterator[None]:
     """Inside the block torch computes with one thread, as results of linear algebra (the QR decomposition of an
-    orthogonal initialisation) may depend on the number of threads. If the block sets another number than one, it
-    stays."""
+    orthogonal initialisation) may depend on the number of threads. If the block sets a number other than one, that
+    number stays."""
     before = torch.get_num_threads()
     if before == 1:
         yield
@@ -51,20 +50,20 @@ def single_threaded() -> Iterator[None]:
 
 
 def save_generators(names: Sequence[str] = GENERATORS) -> dict[str, Any]:
-    """Returns a copy of the states of the global generators, of torch, NumPy and Python or of some of them, by name:
-    tensors and plain data. "cuda" are torch's of the GPUs, if this process has used one."""
+    """Returns a copy of the states of torch's, NumPy's and Python's global generators, or of some of them, by name:
+    tensors and plain data. "cuda" contains the states of the GPU generators, if this process has used a GPU."""
     return {name: _GENERATORS[name][0]() for name in _with_gpus(names)}
 
 
 def load_generators(saved: dict[str, Any]) -> None:
-    """Restores those that were saved."""
+    """Restores the saved states."""
     for name, state in saved.items():
         _GENERATORS[name][1](state)
 
 
 def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
-    """Seeds some of the global generators; `seed` has 32 bits. NumPy gets another bit generator, so that the current
-    one is left unchanged."""
+    """Seeds some of the global generators; `seed` has 32 bits. NumPy gets a new bit generator, so that the current one
+    stays unchanged."""
     if "torch" in names:
         torch.manual_seed(seed)
     if "numpy" in names:
@@ -74,9 +73,9 @@ def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
 
 
 class HeldGenerators:
-    """States of some global generators while these use others: a worker's, while the trainer's code runs in the same
-    process, or the envs', while the policy acts. First, copies of the current states. With torch's also
-    those of the GPUs, if this process has used one before."""
+    """Holds states of global generators that are not in use: a worker's while the trainer's code runs in the same
+    process, or the envs' while the policy acts. Begins with copies of the current states. Includes the GPU generators
+    with torch's, if this process has used a GPU before."""
 
     def __init__(self, names: Sequence[str] = GENERATORS):
         self._states: dict[str, Any] = {}
@@ -87,14 +86,15 @@ class HeldGenerators:
         return [*self._states]
 
     def add(self, names: Sequence[str]) -> None:
-        """Holds the current states of more generators. NumPy's is held until `seed_generators` gives it another."""
+        """Holds the current states of more generators. NumPy's generator is held itself, until `seed_generators`
+        installs a new one."""
         for name in _with_gpus(names):
             take, give = _EXCHANGED[name]
             self._states[name] = take()
             give(self._states[name])
 
     def swap(self) -> None:
-        """Exchanges the states with those in use. Takes 1.4 us for torch, 3 us for NumPy, 16 us for Python."""
+        """Swaps the held states with the ones in use. Takes 1.4 us for torch, 3 us for NumPy, 16 us for Python."""
         for name, state in self._states.items():
             take, give = _EXCHANGED[name]
             self._states[name] = take()
@@ -102,7 +102,7 @@ class HeldGenerators:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Inside the block, the generators use these states."""
+        """Inside the block, the generators use the held states."""
         self.swap()
         try:
             yield
@@ -111,7 +111,7 @@ class HeldGenerators:
 
 
 class SeedWatch:
-    """Notices that code has seeded global generators since this object was made, or since `renew`. Drawing does not
+    """Notices if code has seeded global generators since this object was made, or since `renew`. Drawing does not
     count."""
 
     def __init__(self) -> None:
@@ -141,21 +141,21 @@ class SeedWatch:
         return ["python"]
 
 
-# Blocks of 624 numbers that an env may draw from Python's generator while it is made and reset.
+# How many blocks of 624 numbers an env may draw from Python's generator while it is made and reset.
 _MAX_BLOCKS = 20
 _MT19937_BYTES = 4 * 625
 
 
 def _marked(state: Any) -> np.random.MT19937:
-    """A bit generator with this state, and with a seed sequence."""
+    """A bit generator with this state and a seed sequence."""
     bits = np.random.MT19937(0)
     bits.state = state
     return bits
 
 
 def _take_numpy() -> tuple[Any, float | None]:
-    """Returns NumPy's bit generator, and the second normal number of a pair of which one was drawn, or None. The caller
-    must call `_give_numpy` next. `np.random.get_state` takes 50 us."""
+    """Returns NumPy's bit generator, and the second normal number of a pair if only the first was drawn, or None. The
+    caller must call `_give_numpy` next. `np.random.get_state` would take 50 us."""
     bits: Any = _numpy.get_bit_generator()
     if not isinstance(bits, np.random.MT19937):
         state: Any = np.random.get_state(legacy=False)
@@ -178,7 +178,7 @@ def _give_numpy(taken: tuple[Any, float | None]) -> None:
 
 
 def _with_gpus(names: Sequence[str]) -> list[str]:
-    """`names`, and "cuda" beside "torch" if this process has used a GPU: `torch.manual_seed` seeds both."""
+    """`names`, with "cuda" added to "torch" if this process has used a GPU: `torch.manual_seed` seeds both."""
     has_gpus = "torch" in names and "cuda" not in names and torch.cuda.is_initialized()
     return [*names, "cuda"] if has_gpus else [*names]
 
@@ -190,7 +190,7 @@ def _take_gpus() -> list[torch.Tensor]:
 def _give_gpus(states: list[torch.Tensor]) -> None:
     if torch.cuda.is_available():
         torch.cuda.init()
-    # A checkpoint may be of a machine with other GPUs.
+    # A checkpoint may come from a machine with other GPUs.
     for generator, state in zip(torch.cuda.default_generators, states, strict=False):
         generator.set_state(state)
 

@@ -1,7 +1,7 @@
 """The signal handlers that user code may not replace in this process.
 
-Envs and simulators may install their own handlers when they are made. Those of the trainer write a checkpoint and end
-the run, and those of a worker leave its end to the trainer: both set theirs again afterwards.
+Envs and simulators may install their own handlers when they are made. But the trainer's handlers write a checkpoint and
+end the run, and a worker's leave its end to the trainer, so both processes install theirs again afterwards.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _note: Callable[[str], None] = print
 
 
 def keep(handlers: Mapping[int, Any], note: Callable[[str], None]) -> None:
-    """From now on, `restore` sets these handlers, which are installed now, and calls `note` if they were replaced.
-    Without handlers, it does nothing."""
+    """Makes `restore` reinstall these handlers, which are installed now, and call `note` if they were replaced. Without
+    handlers, `restore` does nothing."""
     global _note
     _kept.clear()
     _kept.update(handlers)
@@ -27,13 +27,14 @@ def keep(handlers: Mapping[int, Any], note: Callable[[str], None]) -> None:
 
 
 def restore(maker: str) -> None:
-    """Called after user code made something, such as an env. Sets the kept handlers again, and notes once that `maker`,
-    such as "env.id=CartPole-v1", replaced them. Does nothing outside the main thread, where no handler can be set."""
+    """Call this after user code made something, such as an env. Installs the kept handlers again, and notes once that
+    `maker`, such as "env.id=CartPole-v1", replaced them. Does nothing outside the main thread, where Python allows no
+    handlers."""
     if threading.current_thread() is not threading.main_thread():
         return
     replaced = [signal.Signals(signum).name for signum, ours in _kept.items() if signal.getsignal(signum) != ours]
     for signum, handler in _kept.items():
-        signal.signal(signum, handler)  # also in place of one that a C library has installed, which Python does not see
+        signal.signal(signum, handler)  # a C library may have installed one that Python does not see
     text = f"{maker} installed handlers of {', '.join(replaced)}; the run needs its own and removed them."
     if replaced and text not in _noted:
         _noted.add(text)

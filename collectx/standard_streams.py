@@ -1,5 +1,5 @@
-"""Makes the standard streams of a process usable, whatever started it: closed ones, as from cron and daemons, become
-/dev/null, and output to a pipe that nobody reads any more is dropped.
+"""Makes the standard streams of a process usable, however it was started: closed streams, as from cron and daemons,
+become /dev/null, and output to a pipe that nobody reads any more is dropped.
 
 Called by the `collectx` command and by collectors, before they open files or start processes.
 """
@@ -15,12 +15,12 @@ from typing import Any
 
 def open_closed() -> None:
     """Opens /dev/null as standard input, output and error if they are closed. Otherwise, the next files and sockets
-    would get these descriptors, and a library's output would be written into them. Leaves open ones alone."""
+    would get these descriptors, and libraries would write their output into them. Leaves open streams alone."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The kernel gives the lowest number that is free: this one.
+            # The kernel uses the lowest free number, which is this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -28,9 +28,9 @@ def open_closed() -> None:
 
 
 def outlive_readers(note: Callable[[str], None]) -> None:
-    """Replaces `sys.stdout` and `sys.stderr`: output after their reader has gone is dropped, instead of raising
-    `BrokenPipeError`. `note` is called once if this happens to standard output. Leaves streams alone that are not this
-    process's own, such as pytest's."""
+    """Replaces `sys.stdout` and `sys.stderr`, so that output after their reader is gone is dropped instead of raising
+    `BrokenPipeError`. Calls `note` once if this happens to standard output. Leaves replaced streams alone, such as
+    pytest's."""
     if sys.stdout is sys.__stdout__:
         sys.stdout = _outliving(
             sys.stdout, lambda: note("standard output was closed, so the command continues without it.")
@@ -40,7 +40,7 @@ def outlive_readers(note: Callable[[str], None]) -> None:
 
 
 class _Output(io.FileIO):
-    """The unbuffered output to a descriptor; `on_closed` is called when its reader has gone."""
+    """Unbuffered output to a descriptor; calls `on_closed` when its reader is gone."""
 
     def __init__(self, descriptor: int, on_closed: Callable[[], None]):
         super().__init__(descriptor, "wb", closefd=False)
@@ -50,7 +50,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            # Also for libraries that write to the descriptor.
+            # Redirects the descriptor, as libraries may write to it too.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Batches of whole trajectories, and masks for padded batches."""
+"""Batches of complete trajectories, and masks for padded batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from collectx.batch import TRAJ_IDS, Key, as_key
 
 MASK = ("collector", "mask")
-# Seconds without a complete batch of trajectories after which a message says so.
+# After this many seconds without a complete batch of trajectories, a message says so.
 _SAY_S = 10.0
 
 
@@ -28,21 +28,21 @@ def split_trajectories(
     """Returns the frames of a batch by trajectory, in order of trajectory ids.
 
     Args:
-        batch: `[*, time]`, of successive frames along time.
-        prefix: where the trajectory ids "traj_ids" and the "mask" are; None: in "collector", if the batch has that,
-            otherwise at the root.
-        trajectory_key: where the ids are, instead of `prefix`; the mask is beside them.
+        batch: `[*, time]`, with successive frames along time.
+        prefix: the parent key of the trajectory ids "traj_ids" and the "mask"; None: "collector", if the batch contains
+            it, otherwise the root.
+        trajectory_key: the key of the ids, instead of `prefix`; the mask is stored beside them.
         done_key: the entry below "next" that ends a trajectory, in a batch without trajectory ids; None: "done".
-            The result then has ids too, from 0.
-        as_nested: whether the leaves are torch's nested tensors.
+            The result then contains ids too, from 0.
+        as_nested: whether to return torch's nested tensors.
 
     Returns:
-        `[trajectories, longest]`, padded with zeros at the end; the mask, `("collector", "mask")`, bool, is True where
-        there is a frame. New memory, on the batch's device. A trajectory in several places of a batch (envs that spend
-        a step on a reset have such) is one of the result. With `as_nested`, `[trajectories, -1]` and no mask.
+        `[trajectories, longest]`, padded with zeros at the end; the bool mask, `("collector", "mask")`, is True for
+        frames. New memory, on the batch's device. A trajectory in several places of a batch (from envs that spend a
+        step on a reset) is joined into one. With `as_nested`, `[trajectories, -1]` and no mask.
 
     Raises:
-        KeyError: the batch contains neither trajectory ids nor the entry that `done_key` names.
+        KeyError: the batch contains neither trajectory ids nor the entry `done_key`.
     """
     if trajectory_key is None:
         prefix = "collector" if prefix is None and "collector" in batch else prefix
@@ -60,26 +60,26 @@ def split_trajectories(
 
 
 def _count_ends(done: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    """Trajectory ids of frames, `[frames]`: every row of a batch of this size begins a trajectory, and so does the
-    frame after one that is done."""
+    """Trajectory ids, `[frames]`: each row of a batch of this size begins a trajectory, and so does each frame after
+    one that is done."""
     begins = torch.ones(size.numel() // size[-1], size[-1], dtype=torch.bool, device=done.device)
     begins[:, 1:] = done.reshape(*begins.shape, -1).any(-1)[:, :-1]
     return begins.flatten().cumsum(0) - 1
 
 
 def _order(traj_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The trajectory ids, sorted; how many frames each has; and the places of the frames, in order of id and time."""
+    """The sorted trajectory ids; their numbers of frames; and the places of the frames, in order of id and time."""
     ids, lengths = torch.unique(traj_ids, return_counts=True)
-    # A stable sort keeps the order of time within a trajectory.
+    # A stable sort keeps the frames of a trajectory in order of time.
     return ids, lengths, torch.argsort(traj_ids, stable=True)
 
 
 def mask(batch: TensorDict, steps: Sequence[int]) -> None:
-    """Adds `("collector", "mask")` to a stacked batch, `[workers, ..., time]`. Zeroes frames that are not filled, and
-    sets their trajectory id to -1.
+    """Adds `("collector", "mask")` to a stacked batch, `[workers, ..., time]`. Zeroes missing frames, and sets their
+    trajectory id to -1.
 
     Args:
-        steps: how many steps of each part are filled.
+        steps: the number of filled steps of each part.
     """
     true = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
     for part, filled, row in zip(batch.unbind(0), steps, true.unbind(0), strict=True):
@@ -91,7 +91,7 @@ def mask(batch: TensorDict, steps: Sequence[int]) -> None:
 
 
 def _pad(frames: TensorDictBase, lengths: torch.Tensor, mask_key: Key = MASK) -> TensorDictBase:
-    """Splits successive frames into trajectories of these lengths, which are padded."""
+    """Splits successive frames into trajectories of these lengths, and pads them."""
     longest = int(lengths.max())
     mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
     place = mask.reshape(-1).nonzero().squeeze(-1)
@@ -107,14 +107,14 @@ class Assembler:
     """Joins the frames of trajectories until they have ended.
 
     Attributes:
-        num_unfinished: frames of trajectories that have not ended.
+        num_unfinished: number of frames of unfinished trajectories.
 
     Args:
         trajs_per_batch, traj_format: see `conf/collector/multi_sync.yaml`.
-        breaks_off: trajectories do not continue in the next batch.
-        post_traj: called with each trajectory that has ended, `[time]`; its result takes its place, None leaves it out.
+        breaks_off: whether trajectories end with their batch.
+        post_traj: called with each ended trajectory, `[time]`; its result replaces the trajectory, None drops it.
         say: called once with a message if no batch is complete after some seconds of adding frames.
-        prefix: stands before options in this message.
+        prefix: stands before option names in this message.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Assembler:
         self._say = say
         self._prefix = prefix
         self._has_said = False
-        # When frames were added first since a batch was taken.
+        # When frames were first added after the last batch was taken.
         self._since_s: float | None = None
         self._post_traj = post_traj
         self._count = trajs_per_batch
@@ -157,7 +157,7 @@ class Assembler:
         self.num_unfinished = sum(len(each) for pieces in self._unfinished.values() for each in pieces)
 
     def add(self, batch: TensorDictBase) -> None:
-        """Copies the frames of a batch, `[*, time]`. The frames of a trajectory must come in order of time."""
+        """Copies the frames of a batch, `[*, time]`. The frames of a trajectory must arrive in order of time."""
         frames = batch.reshape(-1)
         ids, lengths, order = _order(frames[TRAJ_IDS])
         for index, places in zip(ids.tolist(), order.split(lengths.tolist()), strict=True):
@@ -187,8 +187,8 @@ class Assembler:
             self._has_said = True
             self._say(
                 f"{self._prefix}trajs_per_batch={self._count}: {count} trajectories ended in "
-                f"{now_s - self._since_s:.0f} s, and memory holds {self.num_unfinished:,} frames of others. If "
-                f"these never end, cut each after N frames with {self._prefix}max_frames_per_traj=N"
+                f"{now_s - self._since_s:.0f} s, and {self.num_unfinished:,} frames of unfinished ones are in memory. "
+                f"If these never end, cut each after N frames with {self._prefix}max_frames_per_traj=N"
             )
 
     def take(self) -> TensorDictBase | None:
@@ -206,20 +206,20 @@ class Assembler:
         ended, self._ended = [*self._ended], deque()
         return ended
 
-    def take_unfinished(self, least: int) -> list[TensorDictBase]:
-        """Returns the frames of the trajectories that have not ended and have at least `least` of them, `[time]` each,
-        and forgets these frames: when such a trajectory ends, it keeps only its later ones only."""
+    def take_unfinished(self, min_frames: int) -> list[TensorDictBase]:
+        """Returns the unfinished trajectories that have at least `min_frames` frames, `[time]` each, and forgets these
+        frames: when such a trajectory ends, it contains only its later ones."""
         lengths = {index: sum(map(len, pieces)) for index, pieces in self._unfinished.items()}
-        chosen = [index for index, length in lengths.items() if length >= least]
+        chosen = [index for index, length in lengths.items() if length >= min_frames]
         self.num_unfinished -= sum(lengths[index] for index in chosen)
         return [torch.cat(self._unfinished.pop(index)) for index in chosen]
 
     def unfinished(self) -> list[TensorDictBase]:
-        """The frames of the trajectories that have not ended, `[time]` each."""
+        """The unfinished trajectories, `[time]` each."""
         return [torch.cat(pieces) for pieces in self._unfinished.values()]
 
     def writes(self, count: int | None) -> Iterator[TensorDictBase]:
-        """Yields all ended trajectories, at most `count` at a time, or all at once: `[time]`."""
+        """Yields all ended trajectories joined along time, `[time]`, at most `count` at a time; None: all at once."""
         while self._ended:
             self._since_s = None
             size = len(self._ended) if count is None else min(count, len(self._ended))

@@ -1,10 +1,10 @@
-"""The search of `collectx tune`: measures points, each a set of values of some options, and keeps the faster half,
+"""The search of `collectx tune`: measures points, each a set of values for some options, and keeps the faster half,
 until one is left (successive halving).
 
-    grid -- as many points as the time allows --> each is measured, in turns --> the faster half --> measured again ...
-         --> the fastest and the configuration as given, in turns
+    grid -- as many points as time allows --> all are measured in rotation --> the faster half --> measured again ...
+         --> the fastest point and the user's settings, in turns
 
-All points of a round are measured in turns, so that the load of another program does not hit one point alone. A
+The points of a round are measured in rotation, so that the load of another program does not hit a single point. A
 measurement is `collectx run` in a new process group.
 """
 
@@ -34,23 +34,23 @@ from collectx.run import RunFolder, cores
 # Option, or group, -> value.
 Values = dict[str, Any]
 
-# Measurements of a point in one round, at most.
-_MOST = 2
-# Measurements of both sides at the end, and quantiles of Student's distribution for 95 %, two-sided, for each number.
-_FEWEST_TURNS, _MOST_TURNS = 3, 5
+# Maximum number of measurements of a point in one round.
+_MAX_REPEATS = 2
+# Number of measurements of both sides at the end, and the two-sided 95 % quantiles of Student's distribution for each.
+_MIN_TURNS, _MAX_TURNS = 3, 5
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 _POLL_S = 0.05
-# Overrides of a run that is measured.
+# Overrides of a measured run.
 _ENDLESS = (
     *("collector.total_frames=-1", "run.max_batches=null", "run.resume=never", "run.overwrite=false", "logger=[]"),
     *("checkpoint.every_batches=null", "checkpoint.every_min=null", "checkpoint.grace_s=0"),
 )
-# How long a run may take to end before it is killed, and how long two batches may take at least.
+# Seconds that a run may take to end before it is killed, and that two batches may always take.
 _CLOSE_S, _PATIENCE_S = 10.0, 30.0
 
 
 class Failed(Exception):
-    """A run ended, or hung, before it was measured."""
+    """A run ended or hung before it was measured."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Point:
     """A point and its measurements.
 
     Attributes:
-        values: of the options that are searched.
+        values: the values of the searched options.
         rates: the measured frames/s.
         status: "kept", "dropped", "refused" by a rule between options, or "failed: ..." with the reason.
     """
@@ -76,10 +76,10 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
-        points: those that were tried, the configuration as given first.
-        best: the fastest.
-        gain: how many times as fast `best` is as the configuration as given, by measurements in turns: the mean, and
-            the ends of the 95 % CI. None where they are the same, or one of them failed.
+        points: the points that were tried, the user's settings first.
+        best: the fastest point.
+        gain: how many times as fast `best` is as the user's settings, measured in turns: the mean, and the ends of the
+            95 % CI. None if they are the same point, or one of them failed.
     """
 
     points: list[Point]
@@ -88,7 +88,7 @@ class SearchResult:
 
     @property
     def chosen(self) -> Point:
-        """The fastest point if its gain is beyond the noise, otherwise the configuration as given."""
+        """The fastest point if its gain is beyond the noise, otherwise the user's settings."""
         return self.best if self.gain is not None and self.gain[1] > 1 else self.points[0]
 
 
@@ -98,7 +98,7 @@ def words(values: Mapping[str, Any]) -> list[str]:
 
 
 def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
-    """All points, that of `cfg` first. Rules between options are not checked, except that of frames_per_batch.
+    """All points, the one of `cfg` first. Of the rules between options, only the one about frames_per_batch is checked.
 
     Args:
         fixed: options and groups that keep their value.
@@ -109,25 +109,25 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     """
     place = place_of(cfg)
     if not place.is_local:
-        advice = "use launcher=local, within an allocation for a node of a cluster."
-        raise ConfigError(f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs: {advice}")
-    collector, schedule, envs = cfg.collector, cfg.collector.schedule, cfg.env.num_envs
+        advice = "Use launcher=local, for a cluster node inside an allocation."
+        raise ConfigError(f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs. {advice}")
+    collector, envs = cfg.collector, cfg.env.num_envs
     usable, is_spread = cores.num_cores(), not place.is_inline
     powers = [2**power for power in range(16)]
     # The configured value first.
     grid: dict[str, list[Any]] = {
         "env.num_envs": [*(envs * each for each in powers[:4]), *(envs // each for each in powers if each <= envs)]
     }
-    if schedule != "single":
+    if collector.has_workers:
         doubled = (each for each in powers if each <= 2 * usable)
         grid["collector.num_workers"] = [collector.num_workers, *doubled, usable, max(1, usable - 1)]
     if is_spread:
         grid["launcher.num_threads"] = [cfg.launcher.num_threads, *(each for each in (1, 2, 4) if each <= usable)]
     if place.shares_memory and cfg.policy.kind != "random":
         grid["inference"] = [cfg.inference.kind, "local", "server"]
-    if schedule == "sync" and is_spread and not exact:
+    if collector.schedule == "sync" and is_spread and not exact:
         grid["collector.overlap"] = [collector.overlap, 0, 1]
-    if schedule == "async" and not exact:
+    if collector.schedule == "async" and not exact:
         grid["collector.num_slots"] = [collector.num_slots, 1, 2, 4]
     grid = {key: list(dict.fromkeys(values)) for key, values in grid.items() if key not in fixed}
     first, *others = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
@@ -135,16 +135,16 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     def fits(point: Values) -> bool:
         rows, threads = _rows(cfg, point), point.get("launcher.num_threads", 1)
         has_rows = rows == _rows(cfg, {}) if exact else collector.frames_per_batch % rows == 0
-        # Several threads for each worker help only while there are cores for them.
+        # Several threads per worker only help while there are cores for them.
         num_workers = point.get("collector.num_workers", collector.num_workers)
         return has_rows and (threads == 1 or threads * num_workers <= 2 * usable)
 
     points = [first, *filter(fits, others)]
     varied = [key for key in grid if len({point[key] for point in points}) > 1]
     if not varied:
-        left = f"nothing is left to search: {', '.join(map(str, fixed)) or 'no option'} is fixed by the command line"
+        rule = f"nothing is left to search: the command line fixes {', '.join(map(str, fixed)) or 'no option'}"
         more = "tune.exact=false also searches numbers of envs, collector.overlap and collector.num_slots."
-        raise ConfigError(f"{left}: {more if exact else 'leave out some overrides.'}")
+        raise ConfigError(f"{rule}. {more if exact else 'Leave out some overrides.'}")
     return [{key: point[key] for key in varied} for point in points]
 
 
@@ -155,7 +155,7 @@ def _rows(cfg: RunConfig, values: Mapping[str, Any]) -> int:
 
 
 def changes(cfg: RunConfig, values: Values) -> list[str]:
-    """Returns the changes for the trainer with a point, in words."""
+    """Describes what a point changes for the trainer."""
     before, after, frames = _rows(cfg, {}), _rows(cfg, values), cfg.collector.frames_per_batch
     names = ("num_workers", "num_slots", "overlap")
     changed = {name for name in names if values.get(f"collector.{name}", now := getattr(cfg.collector, name)) != now}
@@ -165,7 +165,7 @@ def changes(cfg: RunConfig, values: Values) -> list[str]:
     if "overlap" in changed:
         texts.append(f"the lag of a batch is {values['collector.overlap']}, not {cfg.collector.overlap}")
     if cfg.collector.schedule == "async" and changed & {"num_workers", "num_slots"}:
-        texts.append("more or fewer batches are on their way, and their lag changes with them")
+        texts.append("more or fewer batches are on their way, which changes their lag")
     return texts
 
 
@@ -178,26 +178,26 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     seed: int = 0,
 ) -> SearchResult:
-    """Halves the points until one is left, then measures it beside the first. Blocks.
+    """Halves the points until one is left, then measures it beside the user's settings. Blocks.
 
-    A round ends when half of the time that is left is over. So each has time for half as many points as the one before,
-    and of a large grid the first round tries as many as the time allows, in a random order.
+    A round takes half of the remaining time, so each round has time for half as many points as the one before. If the
+    grid is too large for the first round, this round tries as many points as time allows, in random order.
 
     Args:
-        points: the configuration as given first.
-        is_valid: whether a point may be run; called once for a point.
+        points: all points, the user's settings first.
+        is_valid: whether a point may be run; called once per point.
         measure: returns frames/s. Raises `Failed`.
         say: called with a line for each measurement.
 
     Raises:
-        ConfigError: the configuration as given cannot be measured.
+        ConfigError: the user's settings cannot be measured.
     """
     began_s = clock()
-    # The duration of every measurement, also of those that failed.
+    # The durations of all measurements, including failed ones.
     costs_s: list[float] = []
 
     def left_s(num_more: int) -> float:
-        """What `num_more` measurements leave of the time."""
+        """The time that remains after `num_more` further measurements."""
         return 60 * options.minutes - (clock() - began_s) - num_more * fmean(costs_s)
 
     def measured(point: Point) -> bool:
@@ -211,16 +211,16 @@ def search(
         say(f"{clock() - began_s:5.0f} s  {point}: {text}")
         return point.status == "kept"
 
-    given, *others = map(Point, points)
-    if not measured(given):
-        raise ConfigError(f"the configuration as given cannot be measured: {given.status}")
+    yours, *others = map(Point, points)
+    if not measured(yours):
+        raise ConfigError(f"your settings cannot be measured: {yours.status}")
     Random(seed).shuffle(others)
-    racing = [*others, given]
+    racing = [*others, yours]
     while len(racing) > 1:
-        until_s = left_s(2 * _FEWEST_TURNS) / 2
-        for point in (point for _ in range(_MOST) for point in racing if point.status == "kept"):
-            # One other than the configuration as given is measured in any case.
-            if len(costs_s) > 1 and left_s(2 * _FEWEST_TURNS) < until_s:
+        until_s = left_s(2 * _MIN_TURNS) / 2
+        for point in (point for _ in range(_MAX_REPEATS) for point in racing if point.status == "kept"):
+            # In any case, one other point than the user's settings is measured.
+            if len(costs_s) > 1 and left_s(2 * _MIN_TURNS) < until_s:
                 break
             if point.rates or is_valid(point.values):
                 measured(point)
@@ -230,15 +230,15 @@ def search(
         racing = ranked[: (len(ranked) + 1) // 2]
         for point in ranked[len(racing) :]:
             point.status = "dropped"
-    best = racing[0] if racing else given
-    given.status = "kept"
-    tried = [given, *(point for point in others if point.rates or point.status.startswith("failed"))]
+    best = racing[0] if racing else yours
+    yours.status = "kept"
+    tried = [yours, *(point for point in others if point.rates or point.status.startswith("failed"))]
     ratios: list[float] = []
-    while best is not given and (len(ratios) < _FEWEST_TURNS or (len(ratios) < _MOST_TURNS and left_s(2) > 0)):
-        # The order changes, so that none of the two is always measured first.
-        if not all(map(measured, (given, best) if len(ratios) % 2 == 0 else (best, given))):
+    while best is not yours and (len(ratios) < _MIN_TURNS or (len(ratios) < _MAX_TURNS and left_s(2) > 0)):
+        # The order alternates, so that neither is always measured first.
+        if not all(map(measured, (yours, best) if len(ratios) % 2 == 0 else (best, yours))):
             return SearchResult(tried, best, None)
-        ratios.append(math.log(best.rates[-1] / given.rates[-1]))
+        ratios.append(math.log(best.rates[-1] / yours.rates[-1]))
     if not ratios:
         return SearchResult(tried, best, None)
     mean, half = fmean(ratios), _STUDENT[len(ratios)] * stdev(ratios) / math.sqrt(len(ratios))
@@ -253,8 +253,8 @@ class RunMeasure:
     """Measures a point by `collectx run` in a new process.
 
     Args:
-        words: the user's arguments; the overrides that are added replace what would end or disturb a measurement.
-        folder: for the run folders, which are left there.
+        words: the user's arguments; overrides are added for options that would end or disturb a measurement.
+        folder: where the run folders go, and stay.
     """
 
     def __init__(self, cfg: RunConfig, words: Sequence[str], options: TuneConfig, folder: Path):
@@ -267,7 +267,7 @@ class RunMeasure:
         self._last = [*_ENDLESS, *(["trainer.target_return=null"] if is_learning else [])]
 
     def __call__(self, values: Values) -> float:
-        """Returns frames/s. Blocks; the processes of the run have ended then. Raises `Failed`."""
+        """Returns frames/s. Blocks until the processes of the run have ended. Raises `Failed`."""
         folder = self._folder / str(next(self._numbers))
         output = folder.with_suffix(".txt")
         command = [*self._command, *words(values), *self._last, f"hydra.run.dir={folder}"]
@@ -293,7 +293,7 @@ class RunMeasure:
         """Frames/s; None if the process ended before they could be measured."""
         warmup_s, seconds = self._options.warmup_s, self._options.seconds
         deadline = time.monotonic() + self._limit_s
-        # The metrics are read from then on, as reading them takes time from the run.
+        # Reading the metrics takes time from the run, so they are read only from this time on.
         ready = math.inf
         while (now := time.monotonic()) < deadline:
             is_over = process.poll() is not None
@@ -304,12 +304,12 @@ class RunMeasure:
             if is_over:
                 return None
             time.sleep(_POLL_S)
-        raise Failed(f"no two batches in {self._limit_s:g} s: use a higher tune.seconds")
+        raise Failed(f"fewer than two batches in {self._limit_s:g} s: use a higher tune.seconds")
 
 
 def window_rate(lines: Iterable[Mapping[str, Any]], warmup_s: float, seconds: float) -> float | None:
-    """Frames/s from the first line of `metrics.jsonl` that is `warmup_s` after the first one to the last line; None
-    if these two are not `seconds` and two batches apart."""
+    """Frames/s between the first line of `metrics.jsonl` that is `warmup_s` after the start and the last line; None
+    while these are not `seconds` and two batches apart."""
     rows = [(line["time"], line["frames"]) for line in lines]
     measured = [row for row in rows if row[0] >= rows[0][0] + warmup_s]
     if len(measured) < 3 or (passed_s := measured[-1][0] - measured[0][0]) < seconds:

@@ -1,6 +1,5 @@
-"""Objects of the user. YAML names them by import paths (`resolve`). Python passes env factories, policies, hooks and
-collectors themselves: they are pickled by value (cloudpickle) when a worker is started, and never sent over a
-connection to a peer.
+"""User objects. YAML names them by import paths (`resolve`). Python passes env factories, policies, hooks and
+collectors themselves: they are pickled by value (cloudpickle) when a worker starts, and never sent over a network.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.errors import ConfigError
 
-# Extras of collectx, by the packages that making an env may lack.
+# The extras of collectx, by packages that an env may need.
 _EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
 
 
@@ -30,14 +29,14 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     """The callable at the import path `name` ("package.module:object", or with dots only), or `name` if callable.
 
     Raises:
-        ConfigError: there is none; the message names the option `where`.
+        ConfigError: there is no such callable; the message names the option `where`.
     """
     if callable(name):
         return name
     if not isinstance(name, str) or not re.fullmatch(r"[\w.]*\w[.:]\w[\w.]*", name):
         raise ConfigError(f"{where}={name} is not an import path. Write package.module:Name.")
     path, (module_name, _, attribute) = name, name.rpartition(".")
-    # With a colon, an error of the module itself is not taken for the lack of that module.
+    # With a colon, an error inside the module is not mistaken for a missing module.
     with contextlib.suppress(ModuleNotFoundError):
         if ":" not in name and find_spec(module_name) is not None:
             path = f"{module_name}:{attribute}"
@@ -58,11 +57,11 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
 
 
 def named_call(item: Any) -> tuple[Any, Any]:
-    """The callable that an entry of env.wrappers names, and its keyword arguments.
+    """The callable named by an entry of env.wrappers, and its keyword arguments.
 
     Args:
         item: a name, `{name: {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a
-            dot or colon is a class of gymnasium.wrappers.
+            dot or colon means a class of gymnasium.wrappers.
     """
     name, arguments = item, None
     if isinstance(item, Mapping):
@@ -75,7 +74,7 @@ def named_call(item: Any) -> tuple[Any, Any]:
 
 
 def place_of(error: SyntaxError) -> str:
-    """The file and the line of an error in the source of a module, with its text."""
+    """The file, line and text of a syntax error in a module."""
     return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}: {(error.text or '').strip()}"
 
 
@@ -83,7 +82,7 @@ def call(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str) -> A
     """Returns `target(**kwargs)`.
 
     Raises:
-        ConfigError: it needs arguments that `kwargs` lack; the message names them as options below `where`.
+        ConfigError: `target` needs arguments that `kwargs` lack; the message names them as options below `where`.
     """
     try:
         return target(**kwargs)
@@ -107,7 +106,7 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
 
 
 def extra_advice(error: Exception) -> str:
-    """The end of a message about a missing package: the command that installs it, if an extra has it."""
+    """The end of a message about a missing package: the command that installs it, if an extra contains it."""
     package = re.search(rf"\b({'|'.join(_EXTRAS)})\b", str(error), re.IGNORECASE)
     return f": pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
 
@@ -116,8 +115,8 @@ _T = TypeVar("_T")
 
 
 class Sealed(Generic[_T]):
-    """An object on its way to another process, where `open` unpickles it. Arguments of a process are unpickled before
-    its first line, when no error can be reported to the trainer.
+    """An object on its way to another process, where `open` unpickles it. Process arguments are unpickled before the
+    process's first line, when it cannot report an error to the trainer.
 
     Args:
         open: returns the object.
@@ -150,7 +149,7 @@ class _ByValue:
         return _rebuild, (type(self), content.getvalue(), [self._keyword(name) for name in self._users()])
 
     def _users(self) -> list[str]:
-        """The attributes that hold objects of the user."""
+        """The attributes that contain user objects."""
         return [name for name, value in vars(self).items() if callable(value) or (value and type(value) is dict)]
 
     def _keyword(self, name: str) -> str:
@@ -158,7 +157,7 @@ class _ByValue:
 
     def _why(self, name: str, error: Exception) -> str:
         keyword, value = self._keyword(name), repr(getattr(self, name))
-        # The representation of a torch module has many lines.
+        # The representation of a torch module spans many lines.
         shown = value.partition("(")[0] if "\n" in value else value
         return (
             f"{keyword}={shown} cannot be pickled for the worker processes ({type(error).__name__}: {error}). Create "
@@ -166,7 +165,7 @@ class _ByValue:
         )
 
 
-# The library's keywords.
+# The library's names for these attributes.
 _KEYWORDS = {
     ("UserEnvConfig", "create"): "create_env_fn",
     ("UserEnvConfig", "kwargs"): "create_env_kwargs",
@@ -202,10 +201,10 @@ class UserEnvConfig(_ByValue, EnvConfig):
     """An env as a callable.
 
     Attributes:
-        create: `create(**kwargs)` returns a Gymnasium env or vector env, or an env of TorchRL; or is such an env. May
-            name `env_index` and `worker_index` (`collectx.env.numbers`).
-        num_envs: size of the group; 0: whatever one call makes, a single env without a batch dimension.
-        info_keys, exclude_keys: as of the other kinds.
+        create: `create(**kwargs)` returns a Gymnasium env or vector env, or a TorchRL env; or `create` is such an env.
+            May have the parameters `env_index` and `worker_index` (`collectx.env.numbers`).
+        num_envs: group size; 0: the group is the result of one call, for a single env without a batch dimension.
+        info_keys, exclude_keys: as for other kinds of envs.
     """
 
     create: Callable[..., Any]
@@ -222,7 +221,7 @@ class UserPolicyConfig(_ByValue, PolicyConfig):
         policy: the policy; None if `factory` makes it.
         factory: called without arguments in every process.
         compile, cudagraph: see `collectx.policy.fast_call.Acceleration`.
-        skip_signature_check: it is called with a TensorDict, without a check of its signature and its keys.
+        skip_signature_check: whether to call the policy with a TensorDict without checking its signature and keys.
     """
 
     policy: Any = None
@@ -233,7 +232,7 @@ class UserPolicyConfig(_ByValue, PolicyConfig):
 
 
 def is_object(policy: PolicyConfig) -> bool:
-    """Whether the policy is one object, the same wherever it is built in this process."""
+    """Whether the policy is a single object, shared by everything in this process that builds it."""
     return isinstance(policy, UserPolicyConfig) and policy.factory is None
 
 
@@ -242,9 +241,9 @@ class Hooks(_ByValue):
     """Functions that workers call.
 
     Attributes:
-        pre_collect_hook, post_collect_hook: called before and after every batch that a worker makes, the second one
-            with the batch, which it may change in place.
-        init_fn: called before a worker's env is made.
+        pre_collect_hook, post_collect_hook: called before and after every batch of a worker; the latter gets the batch,
+            and may change it in place.
+        init_fn: called before a worker makes its env.
         write_batch: called with every batch `[envs, steps]` after `post_collect_hook`, to write it elsewhere.
     """
 
@@ -256,12 +255,12 @@ class Hooks(_ByValue):
 
 @dataclass(frozen=True)
 class UserCollector(_ByValue):
-    """A class of the user, which a worker runs as its collector.
+    """A user class that a worker runs as its collector.
 
     Attributes:
         create: the class, called as `create(create_env_fn, policy, frames_per_batch=..., total_frames=-1, **kwargs)`.
-        kwargs: its other keyword arguments.
-        num_workers: `create_env_fn` is a list of as many callables; None: one callable.
+        kwargs: further keyword arguments.
+        num_workers: the length of the list `create_env_fn`; None: `create_env_fn` is a single callable.
     """
 
     create: Callable[..., Any]
@@ -276,7 +275,7 @@ class UserCollector(_ByValue):
 
 @dataclass
 class UserObjects:
-    """The parts of a worker's spec that are not plain data; None for those that are, or are missing."""
+    """The parts of a worker's spec that are not plain data; None for parts that are, or are missing."""
 
     env: UserEnvConfig | None = None
     policy: UserPolicyConfig | None = None

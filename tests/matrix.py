@@ -179,7 +179,7 @@ def values() -> list[Value]:
             word = f"{group}={choice}"
             # An experiment or `debug` would replace what the others of a run say.
             found.append(Value(word, _needs(word), is_alone=group in ("experiment", "debug")))
-    _, usual = _of_choices(BASE)
+    usual = pickle.loads(_of_choices(BASE)[0])
     for group in GROUPS:
         # The usual kind first: an option of several kinds is tried with the first one that accepts it.
         kinds = sorted(schemas(group), key=lambda kind: kind != usual[group].get("kind"))
@@ -341,12 +341,11 @@ def _composed(words: Sequence[str]) -> tuple[Any, Any, list[str]]:
 
     in_choices = tuple(word for word in words if "." not in word.partition("=")[0] and not word.startswith("seed="))
     try:
-        composer, node = _of_choices(in_choices)
+        bare, hydra = _of_choices(in_choices)
+        composer, node = _composer(), pickle.loads(bare)
         others = composer.check([word for word in words if word not in in_choices])
         if others.problems:
             return None, None, list(others.problems)
-        hydra = node.hydra
-        node = OmegaConf.masked_copy(node, [key for key in node if key != "hydra"])
         try:
             for override in parsed(others.overrides):
                 OmegaConf.update(node, override.key_or_group, override.value(), force_add=True)
@@ -359,14 +358,18 @@ def _composed(words: Sequence[str]) -> tuple[Any, Any, list[str]]:
 
 
 @functools.cache
-def _of_choices(words: tuple[str, ...]) -> tuple[Any, Any]:
+def _of_choices(words: tuple[str, ...]) -> tuple[bytes, Any]:
+    """The composition of choices: without Hydra's part, pickled, and Hydra's part."""
+    from composed_overrides import with_choices
+    from omegaconf import OmegaConf
+
     from collectx.errors import ConfigError
 
-    composer = _composer()
-    checked = composer.check(words)
+    checked = _composer().check(words)
     if checked.problems:
         raise ConfigError(*checked.problems)
-    return composer, composer.load(checked.overrides)
+    node = with_choices(checked.overrides)
+    return pickle.dumps(OmegaConf.masked_copy(node, [key for key in node if key != "hydra"])), node.hydra
 
 
 @functools.cache

@@ -65,7 +65,6 @@ UNCOVERED = {
     "collectx/place/ray.py",
     "collectx/place/ray_cluster.py",
     "collectx/library/slurm.py",
-    "collectx/library/submitit.py",
     "collectx/rollout/inference.py",
     *(f"collectx/transport/network/{name}.py" for name in ("mpi", "nccl", "rpc", "ucc")),
 }

@@ -16,19 +16,18 @@ from collectx.transport.base import Arrival, SlotSpec
 
 
 def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
-    """Returns the dimensions of the envs in one worker's part of a batch, without time: `[]` for a single env, `[E]` or
-    the env's batch size for a group of envs, `[P * E]` for a worker with P processes.
-    """
+    """Returns the env dimensions of one worker's part of a batch, without time: `[]` for a single env, `[E]` or the
+    env's batch size for an env group, `[P * E]` for a worker with P processes."""
     rows = rows_per_env(collector)
     return spec.policy_shape if rows == 1 else (rows * spec.num_envs,)
 
 
 @dataclass(frozen=True)
 class WrittenBatch:
-    """A batch that a worker has written to a replay buffer.
+    """A batch that a worker wrote to a replay buffer.
 
     Attributes:
-        frames: how many frames it has.
+        frames: the number of its frames.
     """
 
     frames: int
@@ -39,14 +38,14 @@ class DeliverySpec:
     """The form of batches.
 
     Attributes:
-        slots: each holds one worker's part.
-        shape: of the envs in a part; see `part_shape`.
-        nested_dims: batch dimensions of nested TensorDicts besides those of the batch, by key.
-        stacked: whether a batch of several parts is `[parts, *shape, steps]`; otherwise it is one part, `[*shape,
-            steps]`.
-        total_frames: frames of the whole run, or -1.
+        slots: each contains one worker's part.
+        shape: the env dimensions of a part; see `part_shape`.
+        nested_dims: additional batch dimensions of nested TensorDicts, by key.
+        stacked: whether a batch is a stack of parts, `[parts, *shape, steps]`, or a single part, `[*shape, steps]`.
+        total_frames: frames of the complete run, or -1.
         zero_copy: whether batches are views of the transport's memory, valid until the next batch is requested.
-        storing_device: the device of batches; None: as the transport's memory, and batches have no device.
+        storing_device: the device of batches; None: the tensors stay where the transport's memory is, and TensorDicts
+            name no device.
         is_written: whether the workers write batches to a replay buffer (`Hooks.write_batch`), so that only their
             number of frames is delivered.
     """
@@ -61,7 +60,7 @@ class DeliverySpec:
     is_written: bool = False
 
     def batch(self, memory: torch.Tensor, num_parts: int) -> TensorDict:
-        """A batch of `num_parts` parts over its bytes."""
+        """A batch of `num_parts` parts, as a view of `memory`."""
         size = (*((num_parts,) if self.stacked else ()), *self.shape, self.slots.steps)
         tensors = self.slots.layout(num_parts).tensors(memory, size)
         return to_tensordict(tensors, size, self.storing_device, self.nested_dims)
@@ -81,7 +80,7 @@ class BatchInfo:
         parts: one per worker that contributed, in batch order.
         version: newest published policy version at the time of delivery; `version - part.report.policy_version` is the
             lag.
-        waited_s: how long `next()` blocked.
+        waited_s: seconds for which `next()` blocked.
     """
 
     index: int

@@ -26,14 +26,14 @@ from collectx.worker.spec import env_seed
 
 
 class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
-    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), until `total_frames` are delivered; where
-    workers write them elsewhere, a `WrittenBatch` for each. A sync batch is smaller while workers are missing. A part
-    that ended early has undefined values in its last steps.
+    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), until `total_frames` are delivered; or, if
+    workers write their batches elsewhere, a `WrittenBatch` for each. A sync batch is smaller while workers are missing.
+    If a part ended early, the values of its last steps are undefined.
 
     Attributes:
         delivery: the metadata of the last batch.
         pool: the workers.
-        owner: the process that may use it. Others cannot collect, publish or ask.
+        owner: the process that may use the collector. Others cannot collect, publish or ask.
         policy_version: the newest published version.
         leaves: the tensors of one frame.
         num_frames, num_batches: delivered so far.
@@ -46,7 +46,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self.owner = Owner()
         self._schedule = schedule
         self._spec = spec
-        # Where batches are copied: into other memory of the transport's device, to another device, or nowhere.
+        # Whether batches are copied within the transport's device, and the device to which they are copied instead.
         is_elsewhere = spec.storing_device is not None and spec.storing_device.type != "cpu"
         self._copies = not spec.zero_copy and not is_elsewhere
         self._copy_to = spec.storing_device if is_elsewhere and not spec.zero_copy else None
@@ -57,22 +57,22 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self._failure: Exception | None = None
         # The parts of the next batch, from when they are complete until they are counted as delivered.
         self._next_parts: tuple[Arrival, ...] | None = None
-        # Parts that were delivered and whose slots are not released.
+        # Delivered parts whose slots are not released yet.
         self._delivered: tuple[Arrival, ...] = ()
         # Undelivered batches of a loaded state, by the negative slot number of their parts.
         self._restored: dict[int, torch.Tensor] = {}
         self.policy_version = -1
         self.total_frames = spec.total_frames
         self.leaves = spec.slots.leaves
-        # Also runs at exit, before multiprocessing joins its processes: a collector that was not closed leaves none
-        # behind and does not block. Does not run in a forked process.
+        # Also runs at exit, before multiprocessing joins its processes: an unclosed collector leaves no process behind
+        # and does not block. Does not run in a forked process.
         self._finalizer = Finalize(self, transport.close, exitpriority=0)
 
     def __next__(self) -> Any:
         """Blocks until the next batch is complete.
 
         Raises:
-            RuntimeError: the collector is closed, of another process, or in use by another thread.
+            RuntimeError: the collector is closed, belongs to another process, or is in use by another thread.
             WorkerTimeout, WorkerDied, Exception: a worker is gone, and `collector.on_worker_failure` ends the run.
         """
         spec = self._spec
@@ -102,13 +102,13 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def _grant_next(self) -> None:
         self._release_slots()
-        # After an interrupted call the complete batch may not be read yet, and its slots not be granted.
+        # After an interrupted call, a complete batch may not have been read yet, so its slots cannot be granted.
         if self._next_parts is None and not self.pool.must_wait_for_workers:
             self._grant(self._schedule.batch_requested())
 
     def wait_until_idle(self) -> None:
-        """Where workers write batches elsewhere: waits until they have filled their granted slots, and counts these
-        batches as delivered. `next` grants slots again. Raises what `next` raises."""
+        """For workers that write their batches elsewhere: waits until they have filled their granted slots, and counts
+        these batches as delivered. `next` grants slots again. Raises the errors of `next`."""
         with self.owner:
             while (parts := self._take_parts()) or self._has_granted_slots:
                 if parts:
@@ -117,14 +117,14 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                     self._handle_event()
 
     def wait_until_filled(self) -> None:
-        """Waits until the workers have filled their granted slots, whose batches are delivered later. Raises what
-        `next` raises."""
+        """Waits until the workers have filled their granted slots, whose batches are delivered later. Raises the errors
+        of `next`."""
         with self.owner:
             while self._has_granted_slots:
                 self._handle_event()
 
     def _wait_for_parts(self) -> tuple[tuple[Arrival, ...], float]:
-        """Blocks until the next batch is complete; returns its parts, and for how many seconds it has blocked."""
+        """Blocks until the next batch is complete; returns its parts, and the seconds for which it blocked."""
         if 0 <= self._spec.total_frames <= self.num_frames:
             raise StopIteration
         self._check_usable()
@@ -145,7 +145,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise self._failure
 
     def _take_parts(self) -> tuple[Arrival, ...] | None:
-        """The parts of the next batch if it is complete, the same ones until they are counted."""
+        """The parts of the next batch if it is complete; returns the same parts until they are counted."""
         if self._next_parts is None:
             self._next_parts = self._schedule.next_batch()
         return self._next_parts
@@ -176,7 +176,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self.transport.grant(index, slot, worker.take_reset(), self._schedule.version_of(slot))
 
     def _handle_event(self) -> None:
-        """Blocks until the transport has an event."""
+        """Blocks until the next event of the transport, and handles it."""
         event = self.transport.receive()
         if isinstance(event, Arrival):
             self.pool.records[event.worker].num_granted -= 1
@@ -195,7 +195,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     @contextmanager
     def _final_errors(self) -> Iterator[None]:
-        """Keeps an error of the block, which each later use of the collector raises again."""
+        """Keeps an error of the block, so that each later use of the collector raises it again."""
         try:
             yield
         except Exception as failure:
@@ -208,23 +208,23 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return [part.report.frames // self._spec.slots.rows for part in self.delivery.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
-        """Makes the current weights of the policy the newest; returns their version, 0 the first time. They are copied
-        before this returns. A worker takes them before its next batch, with `collector.overlap=1` before the one after
-        it; an async worker over a network does not wait for them. When a run is reproduced, blocks until all batches of
-        the previous version have arrived, and raises what `next` raises."""
+        """Publishes the current weights of the policy as the newest; returns their version, 0 the first time. They are
+        copied before this returns. A worker uses them from its next batch on, with `collector.overlap=1` from the one
+        after it; an async worker over a network does not wait for them. When a run is reproduced, blocks until all
+        batches of the previous version have arrived, and raises the errors of `next`."""
         return self.publish_weights({None: FlatWeights(policy).write})
 
     def publish_weights(self, writes: Writes) -> int:
-        """Publishes weights that functions write, for all workers or for some, as `publish` does; see
+        """Like `publish`, but with functions that write the weights, for all workers or for some; see
         `Transport.publish`.
 
         Raises:
             NotImplementedError: for some workers, with `collector.overlap=1` or `inference=server`.
         """
         if self.pool.server is not None and None not in writes:
-            raise NotImplementedError("one policy acts for all workers, so its weights are published for all of them")
+            raise NotImplementedError("one policy acts for all workers, so publish its weights for all of them")
         if self._schedule.grants_name_version and None not in writes:
-            raise NotImplementedError("with overlap=1 all workers act with the same weights: use overlap=0")
+            raise NotImplementedError("with overlap=1 all workers act with the same weights. Use overlap=0")
         self.owner.check_process()
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.before_publish())
@@ -244,7 +244,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return Counter({worker.index: worker.num_frames for worker in self.pool.records if worker.num_frames})
 
     def zeros(self) -> TensorDict:
-        """A batch of all workers, of zeros."""
+        """A batch of zeros, with the parts of all workers."""
         return self._spec.zeros(self.pool.num_ready if self._schedule.stacked else 1)
 
     @property
@@ -264,8 +264,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         and have replied.
 
         Args:
-            wait_for_workers: if False, does not block while a slot is being filled; the state then has no states of
-                workers.
+            wait_for_workers: if False and a slot is being filled, does not block, and leaves out the worker states.
         """
         everyone = dict.fromkeys(self.pool.askable, ())
         replies = self.ask("state", per_worker=everyone) if wait_for_workers or not self._has_granted_slots else {}
@@ -282,15 +281,17 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         }
 
     def load(self, state: CollectorState, seed: int) -> dict[int, str]:
-        """Continues the counts and the undelivered batches of a state, and restores the workers. Blocks until those
-        have replied that take part; the others are restored before they do (`saved_state.first_requests`).
+        """Continues the counts and the undelivered batches of a state, and restores the workers. Blocks until all ready
+        workers have replied; workers that are still starting are restored before they take part
+        (`saved_state.first_requests`).
 
         Args:
-            state: of a collector with the same configuration. Its weights are not published, and may be missing.
-            seed: the run's; workers that are not restored begin new episodes with seeds derived from it.
+            state: the state of a collector with the same configuration. Its weights are not published, and may be
+                missing.
+            seed: the run's seed; workers that are not restored begin new episodes with seeds derived from it.
 
         Returns:
-            For each worker that is known to begin new episodes, the reason.
+            the reason for each worker that is known to begin new episodes.
         """
         self.count_from(state["frames"], state["batches"], state["frames_by_worker"])
         for number, saved in enumerate(state["undelivered"], start=1):
@@ -315,7 +316,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return reasons
 
     def can_ask(self, name: str) -> bool:
-        """Whether the transport carries this request."""
+        """Whether the transport can carry this request."""
         return self.transport.carries_objects or name in PLAIN_REQUESTS
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
@@ -327,7 +328,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
         Raises:
             NotImplementedError: the workers are on other hosts, or may be.
-            Exception: a worker is gone, as in `next`, or its answer is an error.
+            Exception: a worker is gone, as in `next`, or answers with an error.
         """
         if not self.can_ask(name):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
@@ -343,16 +344,16 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._handle_event()
 
     def wait_until_ready(self) -> None:
-        """Blocks until the workers have made their envs and policies. Raises what `next` raises."""
+        """Blocks until the workers have made their envs and policies. Raises the errors of `next`."""
         with self.owner:
             # The error of a worker that was replaced or dropped has been handled.
             while new := [worker.index for worker in self.pool.unanswered]:
                 self._ask_and_wait("ready", dict.fromkeys(new, ()))
 
     def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:
-        """Resets the envs of all workers, or of some, before the next slot that they are granted; batches of slots that
-        are granted already come first. Does not block. The replacement of a worker that is restarted before is reset
-        too. A later reset without a seed does not replace one with a seed."""
+        """Resets the envs of all workers, or of some, before their next granted slot; batches of slots that are already
+        granted come first. Does not block. If a worker is restarted before, its replacement is reset too. A later reset
+        without a seed does not replace one with a seed."""
         if reset.seed is not None and workers is None:
             self.pool.tell_server("seed", reset.seed)
         for index in self.pool.ready if workers is None else workers:
@@ -361,12 +362,12 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 worker.reset = reset
 
     def add(self) -> None:
-        """Starts one more worker, of the next index, which takes part from the next batch on. Does not block. For
-        network transports only, as the other ones allocate all slots at once."""
+        """Starts one more worker, with the next index, which takes part from the next batch on. Does not block. For
+        network transports only, as the others allocate all slots at once."""
         self.pool.add()
 
     def handles(self) -> dict[int, Any]:
-        """The launcher's handles of the workers' processes, by worker; empty if workers are not processes."""
+        """The launcher's process handles, by worker; empty if workers are not processes."""
         workers = [worker for worker in self.pool.records if worker.state is not RecordState.DROPPED]
         return {
             worker.index: worker.handle
@@ -375,18 +376,18 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         }
 
     def interrupt(self) -> None:
-        """Tells the workers to stop, between two of their steps, and does not wait: `next` then raises that they are
-        gone. May be called from any thread."""
+        """Tells the workers to stop between two of their steps; does not wait for them. `next` then raises that the
+        workers are gone. May be called from any thread."""
         self._is_interrupted = True
         self.transport.interrupt()
 
     def close(self) -> None:
-        """Stops the workers; kills those that have not stopped within `collector.close_timeout_s`. Idempotent."""
+        """Stops the workers; kills workers that do not stop within `collector.close_timeout_s`. Idempotent."""
         self._finalizer()
 
     def close_by(self, call: Callable[[Callable[[], None]], None]) -> None:
-        """Has `call` call what closes the envs and the workers, also where this object is dropped or Python ends: in
-        the thread that steps the envs. `call` must not refer to this object."""
+        """Makes `call` run the function that closes envs and workers, in the thread that steps the envs; also if this
+        object is dropped or Python ends. `call` must not refer to this object."""
         self._finalizer.cancel()
         self._finalizer = Finalize(self, call, args=(self.transport.close,), exitpriority=0)
 

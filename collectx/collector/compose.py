@@ -1,4 +1,4 @@
-"""Composes a collector from a configuration: a schedule, and workers in a place, each chosen by itself."""
+"""Composes a collector from a configuration: a schedule, and workers in a place, chosen independently."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def build(
 
     Args:
         policy: the trainer's policy (see `collectx.policy.build`); its weights become version 0.
-        spec: of one worker's group of envs.
+        spec: the spec of one worker's env group.
         events: called as `events(name, **fields)` when workers have started, joined, or failed.
         log_dir: where worker processes write their logs; None leaves their output on the terminal.
-        launcher: None: the one of `cfg.launcher`, whose workers this process starts.
-        overrides: what differs from `cfg`, for each worker; empty: nothing. All workers must make equally many envs, of
+        launcher: None: the launcher of `cfg.launcher`, whose workers this process starts.
+        overrides: each worker's differences from `cfg`; empty for none. All workers must make equally many envs with
             the same spaces.
-        recorded: the batches of another run, for an async collector that delivers the same.
+        recorded: the batches of another run, for an async collector that delivers the same ones.
         resume: the state of a collector that this one continues (`collectx.collector.saved_state`); its weights are
-            published in place of the policy's. `CollectorCore.load` has to be called next.
-        outer: the worker that runs this collector; None: it is the run's collector.
+            published instead of the policy's. Call `CollectorCore.load` next.
+        outer: the worker that runs this collector; None for the run's collector.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` asks.
@@ -85,22 +85,22 @@ def build(
     devices = resolve_devices(cfg.devices)
     is_joining = is_elastic(options) and recorded is None
     is_written = any(each.hooks.write_batch is not None for each in overrides)
-    # A batch that a worker has written elsewhere has to be delivered.
+    # Every batch that a worker wrote elsewhere must be delivered.
     schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all=is_written)
     ends_early = any(each.should_end is not None for each in overrides)
     spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
     if options.max_policy_lag is not None and spec.ragged:
         raise ConfigError(
-            f"collector.max_policy_lag={options.max_policy_lag}: this vector env spends steps on resets, so that a "
-            "batch may begin with frames that were collected with earlier batches: make it with "
+            f"collector.max_policy_lag={options.max_policy_lag}: this vector env spends steps on resets, so a batch "
+            "may begin with frames that were collected during earlier batches. Make the env with "
             "autoreset_mode=disabled or same_step, or use null."
         )
     if isinstance(cfg.inference, ServerInferenceConfig) and spec.ragged:
         raise ConfigError(
-            "inference=server: this vector env spends steps on resets, so the frames that are acted for have no place "
-            "in the batch yet: make it with autoreset_mode=disabled or same_step, or use inference=local."
+            "inference=server: this vector env spends steps on resets, so its frames have no place in the batch yet "
+            "when the server acts. Make the env with autoreset_mode=disabled or same_step, or use inference=local."
         )
-    # Only the leaves and the layout of the weights of this actor are used.
+    # This actor only shows the leaves and the weight layout.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     _check_env_device(cfg, spec, actor)
     batch = _batch_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
@@ -145,29 +145,29 @@ def build(
 
 
 def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
-    """Envs step on the CPU, or return tensors of the device of policy and batches (`EnvSpec.device`)."""
+    """Envs step on the CPU, or return tensors on the device of policy and batches (`EnvSpec.device`)."""
     devices, there = resolve_devices(cfg.devices), spec.device
     if there is None:
         if (named := cfg.devices.env_device) is not None and not named.startswith("cpu"):
-            raise ConfigError(f"devices.env_device={named}: the env returns arrays, so it steps on the CPU: use null.")
+            raise ConfigError(f"devices.env_device={named}: the env returns arrays, so it steps on the CPU. Use null.")
         return
     for name in ("policy_device", "env_device", "storing_device"):
         value = getattr(devices, name) or ("cpu" if name == "policy_device" else there)
         if with_index(torch.device(value)) != there:
             raise ConfigError(
-                f"devices.{name}={value}: the env returns tensors on {there}, where policy and batches must be too: "
-                f"use {there} for all, as devices.device={there} with the others null, in Python device='{there}'."
+                f"devices.{name}={value}: the env returns tensors on {there}, where policy and batches must be too. "
+                f"Use devices.device={there} with the others null, in Python device='{there}'."
             )
-    if there.type != "cpu" and cfg.collector.schedule != "single":
+    if there.type != "cpu" and cfg.collector.has_workers:
         raise ConfigError(
-            f"collector={cfg.collector.kind}: the env returns tensors on {there}, which only this process steps: use "
-            "collector=single, in Python Collector."
+            f"collector={cfg.collector.kind}: the env returns tensors on {there}, so only this process can step it. "
+            "Use collector=single, in Python Collector."
         )
     if isinstance(cfg.inference, ServerInferenceConfig):
-        raise ConfigError(f"inference=server: the env returns tensors on {there}: use inference=local.")
+        raise ConfigError(f"inference=server: the env returns tensors on {there}. Use inference=local.")
     if actor.states:
         raise ConfigError(
-            f"the policy is recurrent, and the env returns tensors on {there}: let the env keep its state."
+            f"the policy is recurrent, and the env returns tensors on {there}. Let the env keep the policy's state."
         )
 
 
@@ -181,13 +181,13 @@ def batch_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> SlotSpec
 
 
 class SpecMaker:
-    """Makes the specs of the workers of one collector.
+    """Makes the worker specs of one collector.
 
     Args:
-        cfg: the run's.
-        overrides: one for each worker, of those that are added too; empty: none.
-        num_envs: of every worker's process.
-        outer: the worker that runs the collector; None: it is the run's collector.
+        cfg: the run's configuration.
+        overrides: one for each worker, including workers that are added later; empty for none.
+        num_envs: number of envs in each process.
+        outer: the worker that runs the collector; None for the run's collector.
         served: see `ProcessSpec`.
     """
 
@@ -200,7 +200,7 @@ class SpecMaker:
         served: ServedActor | None = None,
     ):
         self._served = served
-        self._cfg = _config_of_workers(cfg)
+        self._cfg = _worker_config(cfg)
         self._overrides = overrides
         self._num_envs = num_envs
         self._num_workers = num_workers_of(cfg.collector)
@@ -214,7 +214,7 @@ class SpecMaker:
         return self._served is not None
 
     def make(self, worker: int, incarnation: int) -> ProcessSpec:
-        """The spec of a new process of a worker."""
+        """The spec of a worker's new process."""
         overrides = self._overrides[worker] if self._overrides else ConfigOverrides()
         collector = self._cfg.collector
         if overrides.exploration_type is not None:
@@ -247,9 +247,9 @@ class SpecMaker:
         )
 
 
-def _config_of_workers(cfg: RunConfig) -> RunConfig:
-    """`ProcessSpec.cfg` without overrides: plain data, and the user's env and policy, whatever the trainer's process
-    has in its configuration."""
+def _worker_config(cfg: RunConfig) -> RunConfig:
+    """`ProcessSpec.cfg` without overrides: plain data and the user's env and policy, and nothing else of the trainer's
+    configuration."""
     launcher = LauncherConfig(kind="local", num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores)
     policy_device = resolve_devices(cfg.devices).policy_device
     return RunConfig(
@@ -266,7 +266,7 @@ def _config_of_workers(cfg: RunConfig) -> RunConfig:
 
 
 def _served(cfg: RunConfig, actor: Actor) -> ServedActor | None:
-    """Returns the policy as workers know it if the inference server calls it; None if they act themselves."""
+    """The workers' stand-in for a policy that the inference server calls; None if the workers act themselves."""
     is_served = isinstance(cfg.inference, ServerInferenceConfig) and not isinstance(actor, RandomActor)
     return ServedActor(actor.leaves, actor.states) if is_served else None
 
@@ -293,13 +293,13 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
 
 
 def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> None:
-    """The slots fit in the memory of this machine, which over a network receives as many bytes."""
+    """The slots fit in this machine's memory; over a network, it receives as many bytes."""
     nbytes, available = SlabLayout(batch).nbytes, psutil.virtual_memory().total
     if spec.device is None and nbytes > available:
         fewer = f", or collector.num_slots below {batch.num_slots}" if options.schedule == "async" else ""
         raise ConfigError(
-            f"collector.frames_per_batch={options.frames_per_batch}: the slots of these batches take "
-            f"{nbytes / 1e9:,.0f} GB, and this machine has {available / 1e9:,.0f} GB of memory: use fewer frames"
+            f"collector.frames_per_batch={options.frames_per_batch}: the slots of these batches need "
+            f"{nbytes / 1e9:,.0f} GB, but this machine has {available / 1e9:,.0f} GB of memory. Use fewer frames"
             f"{fewer}."
         )
 

@@ -7,7 +7,7 @@ import threading
 
 
 class Owner:
-    """The process that has made a collector. As a context manager: a block that raises if another thread is in it."""
+    """The process that made a collector. As a context manager, raises if another thread is in the block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -15,18 +15,18 @@ class Owner:
 
     @property
     def is_this_process(self) -> bool:
-        """Whether this process has made the collector, and is not one forked from it."""
+        """Whether this process made the collector, and is not a fork of that process."""
         return os.getpid() == self._pid
 
     def check_process(self) -> None:
         """
         Raises:
-            RuntimeError: another process has made the collector.
+            RuntimeError: another process made the collector.
         """
         if not self.is_this_process:
             raise RuntimeError(
-                f"this collector belongs to process {self._pid}, from which this one ({os.getpid()}) was forked: both "
-                "would take frames of the same workers. Make another collector in this process, or send it the batches."
+                f"this collector belongs to process {self._pid}, from which this one ({os.getpid()}) was forked. "
+                "Both would consume the same frames. Make a collector in this process, or send it the batches."
             )
 
     def __enter__(self) -> None:
@@ -34,7 +34,7 @@ class Owner:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this collector is in use by another thread, which waits for a batch or an answer, or by the hook or "
-                "env that calls it: take its batches in one thread, and pass them to others through a queue.Queue"
+                "env that called it. Take its batches in one thread, and pass them to others through a queue.Queue"
             )
 
     def __exit__(self, *_: object) -> None:

@@ -1,12 +1,11 @@
-"""The workers of a collector: one record for each, from its first process to its last. Workers are started, become
-ready, are asked, fail, and are replaced or dropped.
+"""The workers of a collector: one record per worker, from its first process to its last. Workers start, become ready,
+answer requests, fail, and are replaced or dropped.
 
     STARTING --replies to its first requests--> READY        STARTING, READY --dropped--> DROPPED
 
-Where a run waits for all workers, they are ready as soon as they are started, and there are no first requests. Where it
-begins with some of them (`collector.min_workers`), each is sent requests, the next one after the reply to the one
-before, as a worker that has not started reads nothing. It is ready when it has replied to all. A worker whose job is
-submitted another time is sent a request too.
+If a run waits for all workers, they are ready as soon as they are started, without first requests. If it begins with
+some of them (`collector.min_workers`), each worker gets first requests, one after the other, and is ready when it has
+replied to all: a worker that has not started reads nothing. A worker whose job is submitted again gets a request too.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ class WorkerPool:
 
     Args:
         events: called as `events(name, **fields)` when a worker has joined or failed.
-        num_workers: how many workers the run begins with.
-        min_workers: how many workers have to be ready before a batch is requested, as long as others are starting.
-        first_incarnations: the incarnations with which workers begin, by index; 0 where there is none.
+        num_workers: number of workers with which the run begins.
+        min_workers: number of workers that must be ready before a batch is requested, as long as others are starting.
+        first_incarnations: the first incarnation of each worker, by index; 0 for workers without an entry.
         first_requests: returns the first requests to a worker, at least one. `None` if workers are ready as soon
             as they are started.
 
     Attributes:
-        records: of all workers that were ever started, by index, and of the inference server.
+        records: the records of all workers that were ever started, by index, and of the inference server.
         server: the record of the inference server; `None` if there is none.
         num_ready, num_starting: how many workers are in these states.
-        num_awaited: replies to come to the last `request`.
+        num_awaited: number of missing replies to the last `request`.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class WorkerPool:
         self._first_requests = first_requests
 
     def start_all(self) -> None:
-        """Starts the workers that the run begins with. Does not wait for them."""
+        """Starts the workers with which the run begins. Does not wait for them."""
         # All are expected before any of them can find the trainer: another program may have started them already.
         for _ in range(self._num_workers):
             self._expect_next()
@@ -77,8 +76,8 @@ class WorkerPool:
             self._set_state(self.server, RecordState.SERVING)
 
     def add(self) -> None:
-        """Starts one more worker, with the envs of one of the first workers, in incarnations that no other worker has.
-        Only for a run that waits for all."""
+        """Starts one more worker, with the envs of one of the first workers and incarnations that no other worker uses.
+        Only for a run that waits for all workers."""
         worker = self._expect_next()
         try:
             self._start_first(worker)
@@ -89,7 +88,7 @@ class WorkerPool:
         self._schedule.joined(worker.index)
 
     def _expect_next(self) -> WorkerRecord:
-        """Makes the record of the next worker, of the lowest unused index."""
+        """Makes the record of the next worker, with the lowest unused index."""
         index = len(self.records)
         incarnation = index // self._num_workers * self._failure_policy.max_incarnations
         worker = WorkerRecord(index, self._first_incarnations.get(index, incarnation))
@@ -109,7 +108,7 @@ class WorkerPool:
             self._wait_for(worker, self._first_requests(worker.index))
 
     def _start(self, worker: WorkerRecord) -> None:
-        """Starts the process that is expected."""
+        """Starts the expected process."""
         restarts = worker.num_restarts + worker.num_requeues
         worker.handle = self._workers.start(worker.index, worker.spec, restarts, worker.handle, worker.is_server)
         worker.has_replied = False
@@ -131,7 +130,7 @@ class WorkerPool:
 
     @property
     def starting(self) -> set[int]:
-        """The workers that have not replied to their first requests."""
+        """The workers that have not replied to all their first requests."""
         return {worker.index for worker in self.records if worker.state is RecordState.STARTING}
 
     @property
@@ -141,7 +140,7 @@ class WorkerPool:
 
     @property
     def unanswered(self) -> list[WorkerRecord]:
-        """The ready workers, and the inference server, whose newest process has not replied to any request, so may
+        """The ready workers, and the inference server, if their newest process has not replied to any request: it may
         still be making its envs or its policy."""
         return [worker for worker in self.records if worker.index in self.askable and not worker.has_replied]
 
@@ -152,28 +151,29 @@ class WorkerPool:
 
     @property
     def ready_of_started(self) -> tuple[int, int] | None:
-        """How many workers are ready and how many were started; None if all are ready."""
+        """Number of ready workers, and number of started ones; None if all are ready."""
         num_started = len(self.records) - (self.server is not None)
         return None if self.num_ready == num_started else (self.num_ready, num_started)
 
     @property
     def must_wait_for_workers(self) -> bool:
-        """Whether the next batch has to wait for workers that are starting."""
+        """Whether the next batch must wait for workers that are starting."""
         return self.num_starting > 0 and self.num_ready < self._min_workers
 
     def handle_joined(self, joined: Joined) -> None:
-        """Reports the connection of a worker."""
+        """Reports that a worker has connected."""
         self._events("worker_joined", worker=joined.worker, **joined.info)
 
     def handle_first_reply(self, reply: Reply, num_batches: int) -> None:
-        """Sends a starting worker its next request, or lets it take part after the last one. Raises the reply's error.
+        """Sends a starting worker its next request; after the last reply, the worker takes part. Raises the reply's
+        error.
 
         Args:
-            num_batches: how many batches the run has delivered.
+            num_batches: number of batches that the run has delivered.
         """
         if reply.error is not None:
-            # Final with every `on_worker_failure`, as in `CollectorCore.load`: the worker is not gone. Envs that cannot
-            # be restored begin new episodes without an error, so the code that loads the saved state has raised.
+            # Final with every `on_worker_failure`, as in `CollectorCore.load`: the worker is not gone. As envs that
+            # cannot be restored begin new episodes without an error, the code that loads a saved state raised this.
             set_worker(reply.error, reply.worker)
             raise reply.error
         worker = self.records[reply.worker]
@@ -182,7 +182,7 @@ class WorkerPool:
             self._workers.request(worker.index, worker.first_requests[0])
             return
         if reply.value is None:
-            worker.reset = None  # its envs are restored, or new
+            worker.reset = None  # the envs are restored, or new
         self._set_state(worker, RecordState.READY)
         self._schedule.joined(worker.index)
         counts = {"num_workers": self.num_ready, "of": len(self.records), "batches": num_batches}
@@ -192,7 +192,7 @@ class WorkerPool:
         """Replaces or drops a worker that is gone; returns the slots that its replacement may fill.
 
         Args:
-            is_final: the run ends in any case.
+            is_final: whether the run ends in any case.
 
         Raises:
             Exception: the worker's error, which ends the run.
@@ -252,21 +252,20 @@ class WorkerPool:
 
         Args:
             name: a method of `collectx.worker.requests.RequestHandler`.
-            arguments: by worker; those that do not take part are not asked.
+            arguments: the arguments by worker; workers that do not take part are not asked.
         """
         for worker in self.records:
             worker.is_awaited, worker.reply = False, None
         self.num_awaited = 0
         for worker in [self.records[index] for index in sorted(self.askable & arguments.keys())]:
-            # Raises for arguments that cannot be pickled; a worker without the request owes no reply.
+            # Raises for arguments that cannot be pickled, before a reply is counted as missing.
             self._workers.request(worker.index, Request(name, arguments[worker.index]))
             worker.num_pending += 1
             worker.is_awaited = True
             self.num_awaited += 1
 
     def replies(self) -> dict[int, Any]:
-        """The results of the last `request` by worker. Raises the first error of a method, or of a worker that is
-        gone."""
+        """The results of the last `request`, by worker. Raises the first error of a method or of a lost worker."""
         replies = [worker.reply for worker in self.records if worker.reply is not None]
         for reply in replies:
             if reply.error is not None:
@@ -276,7 +275,7 @@ class WorkerPool:
         return {reply.worker: reply.value for reply in replies}
 
     def handle_reply(self, reply: Reply) -> None:
-        """Takes a reply of a worker that takes part; one to an interrupted call is discarded."""
+        """Records the reply of a worker that takes part; discards replies to interrupted calls."""
         worker = self.records[reply.worker]
         worker.has_replied = True
         worker.num_pending -= 1

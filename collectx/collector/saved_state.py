@@ -1,9 +1,9 @@
 """The state of a collector, which `CollectorCore.state` returns and `CollectorCore.load` takes: tensors and plain data.
 
-A worker whose process is still starting is saved with the state that waits for that process, if there is one. A worker
-that was never ready has no entry in `incarnations`. At resume, a worker with an entry in `workers` continues in the
-same incarnation: its envs continue their episodes or, where envs cannot be saved, begin new ones with the next
-trajectory ids. A worker without an entry begins the next incarnation.
+A worker whose process is still starting is saved with the state that is waiting for the process, if any. A worker that
+was never ready has no entry in `incarnations`. On resume, a worker with an entry in `workers` continues in the same
+incarnation: its envs continue their episodes or, if envs cannot be saved, begin new ones with the next trajectory ids.
+A worker without an entry begins the next incarnation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collectx.transport.base import Arrival, Request, SlotReport
 
 
 class SavedRecords(TypedDict):
-    """The part of the state that is about the workers.
+    """The part of the state about the workers.
 
     Attributes:
-        incarnations: of the workers, by index; see `Placement`.
-        workers: by worker: what `RequestHandler.state` returns.
+        incarnations: the workers' incarnations, by index; see `Placement`.
+        workers: the results of `RequestHandler.state`, by worker.
     """
 
     incarnations: dict[int, int]
@@ -37,7 +37,7 @@ class CollectorState(SavedRecords):
     Attributes:
         frames, batches, frames_by_worker: delivered so far.
         version, weights: the newest weights that were published for all workers. `CollectorCore.load` needs neither.
-        undelivered: the batches that are full and were not delivered, see `save_batch`.
+        undelivered: the full batches that were not delivered, see `save_batch`.
     """
 
     frames: int
@@ -49,8 +49,8 @@ class CollectorState(SavedRecords):
 
 
 def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> SavedRecords:
-    """Returns the entries `incarnations` and `workers`; `replies` are those to the request "state"."""
-    # The states in requests to load one.
+    """Returns the entries `incarnations` and `workers`; `replies` are the answers to the request "state"."""
+    # The states that wait in "load" requests.
     kept = {worker.index: arguments[0] for worker in records for _, arguments in worker.first_requests if arguments}
     incarnations = {
         worker.index: worker.incarnation
@@ -67,7 +67,7 @@ def first_incarnations(state: CollectorState) -> dict[int, int]:
 
 
 def first_requests(state: CollectorState | None, worker: int) -> list[Request]:
-    """The requests to a worker before it takes part; see `WorkerPool`. `state` is that of the collector to continue, or
+    """The requests to a worker before it takes part; see `WorkerPool`. `state` is the state to continue from, or
     None."""
     requests = [Request("ready")]
     if state is not None and worker in state["workers"]:
@@ -76,7 +76,7 @@ def first_requests(state: CollectorState | None, worker: int) -> list[Request]:
 
 
 def save_batch(parts: Iterable[Arrival], memory: torch.Tensor) -> dict[str, Any]:
-    """Returns a batch: its bytes, and the worker and the report of each part."""
+    """Returns a batch as its bytes, and the worker and report of each part."""
     saved = []
     for part in parts:
         report = {field.name: getattr(part.report, field.name) for field in fields(SlotReport)}
@@ -87,7 +87,7 @@ def save_batch(parts: Iterable[Arrival], memory: torch.Tensor) -> dict[str, Any]
 
 
 def load_batch(saved: Mapping[str, Any], slot: int) -> tuple[tuple[Arrival, ...], torch.Tensor]:
-    """The inverse of `save_batch`; `slot` is that of the arrivals."""
+    """The inverse of `save_batch`; `slot` becomes the slot of the arrivals."""
     arrivals = []
     for part in saved["parts"]:
         arrays = {name: part["report"][name].numpy() for name in ("returns", "lengths")}

@@ -1,4 +1,4 @@
-"""The batches of a collector as their consumer takes them: a trainer's run, or the user of a Python collector."""
+"""The batches of a collector as its consumer gets them: a run's trainer, or the user of a Python collector."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from collectx.trajectories import Assembler, mask
 
 
 class Stream:
-    """Batches of the collector `core`, or whole trajectories of them (`collector.trajs_per_batch`).
+    """Batches of the collector `core`, or complete trajectories from them (`collector.trajs_per_batch`).
 
     Args:
         say: called with messages for the user.
-        prefix: of options in these messages.
+        prefix: stands before option names in these messages.
         post_traj: see `Assembler`.
-        is_concatenated: no batch has places without a frame, which a mask would mark.
+        is_concatenated: whether parts are joined without missing frames, so that no mask is needed.
 
     Attributes:
         assembler: joins the frames of trajectories; None if batches are delivered as they were collected.
-        version_offset: is added to the policy versions in batches, so that they continue those of a loaded state.
+        version_offset: added to the policy versions in batches, so that they continue those of a loaded state.
     """
 
     def __init__(
@@ -56,12 +56,13 @@ class Stream:
         return batch
 
     def mask(self, batch: TensorDict, steps: Sequence[int]) -> None:
-        """Adds the mask to a batch that may have places without a frame; see `collectx.trajectories.mask`."""
+        """Adds the mask to a batch in which frames may be missing; see `collectx.trajectories.mask`."""
         if self._has_gaps:
             mask(batch, steps)
 
     def next(self, collect: Callable[[], Any]) -> Any:
-        """Returns what the consumer gets. `collect` returns a batch of `Stream.collect`, perhaps converted."""
+        """Returns the consumer's next batch, or trajectories. `collect` returns a batch of `Stream.collect`, perhaps
+        converted."""
         if self.assembler is None:
             return collect()
         while (trajectories := self.assembler.take()) is None:
@@ -69,7 +70,7 @@ class Stream:
         return trajectories
 
     def forget(self) -> None:
-        """Drops the frames of trajectories that were not delivered yet."""
+        """Drops the frames of trajectories that are not delivered yet."""
         if self.assembler is not None:
             self.assembler.forget()
 

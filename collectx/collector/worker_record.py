@@ -1,5 +1,5 @@
-"""The trainer's record of one worker, from its first process to its last, and the decision about what follows when the
-worker is gone (`collector.on_worker_failure`). `WorkerPool` keeps the records, and carries the decisions out.
+"""The trainer's record of one worker, from its first process to its last, and the decision about what happens when the
+worker is gone (`collector.on_worker_failure`). `WorkerPool` keeps the records and carries out the decisions.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class WorkerRecord:
     """A worker: its newest process, and what the trainer's process expects of it.
 
     Attributes:
-        index: among the workers of the collector.
-        incarnation: of its newest process; see `collectx.worker.spec.Placement`.
-        spec: of its newest process.
-        handle: its newest process; None if its end cannot be observed.
-        num_restarts: how many of its processes replaced a process that had failed.
-        num_requeues: how many replaced a process that a scheduler had ended.
-        num_granted: slots that are granted and not full.
-        num_frames: frames delivered, in all of its incarnations.
-        first_requests: requests without a reply, to which it has to reply before it is ready. They hold the saved state
-            that waits for it.
-        num_pending: replies to come to other requests; more than one after a call that was interrupted.
-        is_awaited: whether its reply to the last `WorkerPool.request` is still to come.
-        reply: its reply to that request; None while it is awaited.
-        has_replied: whether its newest process has replied to any request: it has made its envs and policy.
-        reset: goes with the next slot that it is granted.
-        is_server: whether it is the inference server.
+        index: the worker's index in the collector.
+        incarnation: the newest process's incarnation; see `collectx.worker.spec.Placement`.
+        spec: the newest process's spec.
+        handle: the newest process; None if its end cannot be observed.
+        num_restarts: number of processes that replaced a failed one.
+        num_requeues: number of processes that replaced one whose job a scheduler had ended.
+        num_granted: number of granted slots that are not full.
+        num_frames: frames delivered, in all incarnations.
+        first_requests: unanswered requests to which the worker must reply before it is ready. They contain the saved
+            state that waits for the worker.
+        num_pending: number of missing replies to other requests; more than one after an interrupted call.
+        is_awaited: whether the reply to the last `WorkerPool.request` is missing.
+        reply: the reply to this request; None while it is missing.
+        has_replied: whether the newest process has replied to any request, and so has made its envs and policy.
+        reset: a reset that is sent with the worker's next granted slot.
+        is_server: whether this is the inference server.
     """
 
     index: int
@@ -69,16 +69,16 @@ class WorkerRecord:
         return "inference server" if self.is_server else f"worker {self.index}"
 
     def take_reset(self) -> Reset | None:
-        """The reset that goes with a slot which is granted now."""
+        """Returns the reset to send with the slot that is being granted, and forgets it."""
         reset, self.reset = self.reset, None
         return reset
 
 
 class Action(Enum):
-    """The reaction to a worker that is gone.
+    """The reaction to a lost worker.
 
     RESTART: start a replacement, which counts as a restart.
-    REQUEUE: start a replacement; a scheduler has ended the worker's job, which is not a failure.
+    REQUEUE: start a replacement; a scheduler ended the worker's job, which is not a failure.
     DROP: continue without it.
     END_RUN: raise the error.
     """
@@ -95,9 +95,9 @@ class FailurePolicy:
 
     Attributes:
         on_worker_failure: "raise", "restart" or "drop".
-        max_restarts: the number of restarts of one run, of all workers together.
+        max_restarts: maximum number of restarts in a run, for all workers together.
         min_workers: no worker is dropped if fewer would be left.
-        max_requeues: how often each worker is started again after a scheduler has ended its job.
+        max_requeues: how often each worker is started again after a scheduler ended its job.
     """
 
     on_worker_failure: str
@@ -114,25 +114,25 @@ class FailurePolicy:
         """Returns the action. Adds a note to the error if a limit is the reason for ending the run.
 
         Args:
-            num_others: how many workers are left.
-            num_restarts: how many restarts the run has had.
+            num_others: number of workers that are left.
+            num_restarts: number of restarts in the run so far.
         """
         if isinstance(error, JobEnded) and self.max_requeues:
             if worker.num_requeues < self.max_requeues:
                 return Action.REQUEUE
-            error.add_note(f"{worker.name} was submitted launcher.max_requeues={self.max_requeues} times again.")
+            error.add_note(f"{worker.name} was already requeued {self.max_requeues} times (launcher.max_requeues).")
         if self.on_worker_failure == "drop":
             if num_others >= self.min_workers:
                 return Action.DROP
             error.add_note(
-                f"{worker.name} was not dropped: {num_others} workers would be left, and "
+                f"{worker.name} was not dropped: only {num_others} workers would be left, and "
                 f"collector.min_workers={self.min_workers}."
             )
         elif self.on_worker_failure == "restart":
             if num_restarts < self.max_restarts:
                 return Action.RESTART
             error.add_note(
-                f"{worker.name} was not restarted: collector.max_restarts={self.max_restarts} "
-                "is the number of restarts of one run, of all workers together."
+                f"{worker.name} was not restarted: the run used all {self.max_restarts} restarts "
+                "(collector.max_restarts, for all workers together)."
             )
         return Action.END_RUN

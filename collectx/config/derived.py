@@ -33,13 +33,13 @@ def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
 
 def is_elastic(collector: CollectorConfig) -> bool:
     """Whether a run begins as soon as `min_workers` of its workers are ready, and the others join later."""
-    least, is_free = collector.min_workers, collector.order_of is None
-    return collector.on_worker_failure == "drop" and is_free and least is not None and least < collector.num_workers
+    minimum, is_free = collector.min_workers, collector.order_of is None
+    return collector.on_worker_failure == "drop" and is_free and minimum is not None and minimum < collector.num_workers
 
 
 def num_workers_of(collector: CollectorConfig) -> int:
     """Number of workers."""
-    return 1 if collector.schedule == "single" else collector.num_workers
+    return collector.num_workers if collector.has_workers else 1
 
 
 def frames_per_part(collector: CollectorConfig) -> int:

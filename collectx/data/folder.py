@@ -196,7 +196,7 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
     if names and not names & {"_runs", "_new", "_lock"}:
         raise ConfigError(f"{path}: contains files that do not belong to a collectx data set. Choose another folder.")
     if position is None and [*known] == [run.name]:
-        # All of it is of an earlier run in the same run folder.
+        # The data set only contains an earlier run of the same run folder.
         for each in (*path.glob(f"{run.name}-*"), *(path / name for name in ("data", "meta", "_new", "_runs"))):
             _remove(each)
         known = {}
@@ -206,10 +206,10 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
     writer = kind(path, run)
     try:
         writer.open()
-        own, end = known.get(run.name), writer.position
+        earlier, end = known.get(run.name), writer.position
         if isinstance(writer, SequentialWriter):
-            first = end if own is None else own.first
-            later = [each for each in known.values() if own is not None and each.time > own.time and each.first < end]
+            first = end if earlier is None else earlier.first
+            later = [each for each in known.values() if earlier and each.time > earlier.time and each.first < end]
             start = first if position is None else position
             if later and start < end:
                 rule = f"contains later episodes of {later[-1].folder}, so those of {run.folder} cannot be replaced"
@@ -220,7 +220,7 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
         if start > end:
             raise ConfigError(f"{path}: {start} were recorded before the checkpoint, but the data set contains {end}.")
         writer.rewind(start)
-        began = own.time if own is not None and position is not None else time.time()
+        began = earlier.time if earlier is not None and position is not None else time.time()
         writer.run = replace(run, time=began, first=first)
         writer.write_json(path / "_runs" / f"{run.name}.json", writer.run.to_json())
     except BaseException:

@@ -79,8 +79,8 @@ class UnfinishedEpisodes:
             tensors[leaf.key] = flat.view(leaf.dtype).view(length, *leaf.shape)
         return to_tensordict(tensors, [length], dims=self._run.dims)
 
-    def whole(self, frames: TensorDictBase) -> TensorDictBase | None:
-        """All frames of the episode that ends with `frames`; None if none are here."""
+    def completed(self, frames: TensorDictBase) -> TensorDictBase | None:
+        """All frames of the episode that ends with `frames`; None if no earlier ones are stored here."""
         index = int(frames[TRAJ_IDS][0])
         if index not in self._lengths:
             return None

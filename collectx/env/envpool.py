@@ -31,7 +31,7 @@ from collectx.errors import CollectxError, ConfigError, SpaceError
 
 # Arguments that the adapter sets: a batch_size below num_envs would make steps asynchronous.
 _RESERVED_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "env_type")
-_LARGEST_SEED = 2**31
+_MAX_SEED = 2**31
 
 
 class EnvPoolEnv(Env):
@@ -91,7 +91,7 @@ class EnvPoolEnv(Env):
             entropy = np.random.SeedSequence([int(s) for s in seeds] if seeds is not None else None)
             derived = entropy.generate_state(self._num_members).tolist()
             firsts = derived[: self._num_envs] if seeds is None else [int(s) for s in seeds]
-            self._make([s % _LARGEST_SEED for s in (*firsts, *derived[self._num_envs :])])
+            self._make([s % _MAX_SEED for s in (*firsts, *derived[self._num_envs :])])
         members = np.arange(self._num_members, dtype=np.int32)
         for leaf, first, value in zip(self._observation.leaves, self._first, self._reset_members(members), strict=True):
             first[:] = checked_values(leaf, value, first)

@@ -1,3 +1,3 @@
-"""The process that forks workers (`start`), what they inherit (`inherited`), their script (`script`), and how it ends
-(`end`) with all that workers have started (`descendants`).
+"""The process that forks workers (`start`), the state that they inherit (`inherited`), their script (`script`), and how
+it ends (`end`) with everything that workers started (`descendants`).
 """

@@ -1,5 +1,5 @@
-"""What a worker's process inherits. The fork server is older than the workers that it forks: without this module, they
-would have the environment that the trainer's process had when the server was started.
+"""The state that a worker's process inherits. The fork server is older than its workers: without this module, they
+would get the environment that the trainer's process had when the server started.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 
 class Inherited:
-    """What a process that the calling thread started now would inherit, apart from its working directory, which
-    multiprocessing passes on: environment, umask, resource limits, niceness, cores, blocked and ignored signals.
+    """The state that a process would inherit if the calling thread started it now: environment, umask, resource limits,
+    niceness, cores, blocked and ignored signals. multiprocessing passes on the working directory.
 
-    A process that unpickles it takes all of this over. Values that it may not take over stay as they are.
+    A process that unpickles this object adopts all of it. Values that it may not set stay as they are.
 
     Args:
-        environment: its environment variables.
+        environment: the process's environment variables.
     """
 
     def __init__(self, environment: Mapping[str, str]):
@@ -29,7 +29,7 @@ class Inherited:
         limits = {}
         for name in dir(resource):
             if name.startswith("RLIMIT_"):
-                with contextlib.suppress(OSError, ValueError):  # the system does not have it
+                with contextlib.suppress(OSError, ValueError):  # the system lacks this limit
                     limits[name] = resource.getrlimit(getattr(resource, name))
         self._values = {
             "environment": dict(environment),
@@ -43,10 +43,10 @@ class Inherited:
         }
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        return _take_over, tuple(self._values.values())
+        return _adopt, tuple(self._values.values())
 
 
-def _take_over(
+def _adopt(
     environment: dict[str, str],
     umask: int,
     limits: dict[str, tuple[int, int]],
@@ -74,7 +74,7 @@ def _take_over(
     for signum in ignored:
         with contextlib.suppress(OSError):
             signal.signal(signum, signal.SIG_IGN)
-    # A signal that the trainer handles may come before this process ignores it: it stays as the fork server has it.
+    # A signal that the trainer handles stays as in the fork server: it may come before this process ignores it.
     for signum in {*_with(signal.SIG_IGN)}.intersection(default):
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -1,8 +1,8 @@
-"""The memory and the end of the trainer's fork server, which imports this module last (`collectx.place.processes`); no
-other process does.
+"""Memory and exit of the trainer's fork server, which imports this module last (`collectx.fork_server.start`); no other
+process imports it.
 
-The server listens on a socket in a temporary folder of the trainer's process, which removes it when it exits. Of a
-trainer that is killed, the server removes it.
+The server listens on a socket in a temporary folder of the trainer's process, which removes the folder when it exits.
+If the trainer is killed, the server removes the folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = os.getpid()
-# A garbage collection writes to all objects that it knows, 80 MB, which a worker would no longer share with the server.
+# A garbage collection writes to all objects that it tracks, 80 MB, and a worker would then not share them with the
+# server.
 gc.collect()
 gc.freeze()
 
@@ -24,7 +25,7 @@ gc.freeze()
 def _remove_socket() -> None:
     server: Any = forkserver._forkserver
     folder = Path(os.fsdecode(server._forkserver_address or "")).parent
-    # Processes that the server has forked end without calling this, unless an env forks others that do.
+    # Processes forked by the server end without calling this, unless an env forks further ones that do.
     if os.getpid() == _SERVER and folder.name.startswith("pymp-"):
         shutil.rmtree(folder, ignore_errors=True)
 

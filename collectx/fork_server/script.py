@@ -1,8 +1,8 @@
-"""How worker processes begin: what they inherit, and the user's script.
+"""How worker processes begin: the state that they inherit, and the user's script.
 
-multiprocessing imports the script, `__main__` of the trainer, in every process that it starts, so that a script without
-`if __name__ == "__main__":` would start its collector in each worker once more. Such a script is not imported:
-collectors pickle functions and classes of `__main__` by value (`collectx.user_objects`), and need no import.
+multiprocessing imports the trainer's `__main__` script in every process that it starts, so a script without
+`if __name__ == "__main__":` would start its collector again in each worker. Such a script is not imported: collectors
+pickle functions and classes of `__main__` by value (`collectx.user_objects`), and need no import.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _replacing = threading.Lock()
 
 @functools.cache
 def is_guarded() -> bool:
-    """Whether the script compares `__name__` with anything. True where there is no script, or its source cannot be
+    """Whether the script compares `__name__` with anything. True if there is no script, or its source cannot be
     read."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     try:
@@ -38,9 +38,9 @@ def is_guarded() -> bool:
 
 @contextmanager
 def usable_preparation(inherited: Inherited) -> Iterator[None]:
-    """Processes that are started within this block take over what is `inherited` before they import anything of the
-    user. They do not import the script, unless it is guarded, and do not get the start method of joblib's processes,
-    which only joblib knows."""
+    """Processes that start within this block adopt the `inherited` state before they import user code. They do not
+    import the script, unless it is guarded, and do not get the start method of joblib's processes, which only joblib
+    knows."""
     left_out: tuple[str, ...] = () if is_guarded() else ("init_main_from_name", "init_main_from_path")
     if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
         left_out += ("start_method",)

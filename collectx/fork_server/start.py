@@ -1,8 +1,8 @@
-"""Python's fork server, which forks workers. It has imported torch, tensordict and gymnasium: imports take seconds, a
+"""Python's fork server, which forks workers after importing torch, tensordict and gymnasium: imports take seconds, a
 fork takes milliseconds.
 
 `collectx run` imports in the trainer and forks the server from it (`preload`). A process that has already used torch
-must not be forked, as threads and locks of libraries do not survive it: there, the server is a new Python that imports.
+must not be forked, as threads and locks of libraries would not survive: its server is a new Python that imports again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from collectx.fork_server import descendants
 
 # Modules that the fork server imports when it starts.
 PRELOAD = ["collectx.env.gym", "collectx.policy.mlp", "collectx.policy.user_actor", "collectx.worker.entry"]
-# Bytes of the path of a Unix socket (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
+# Maximum bytes of a Unix socket path (104 on BSD, 108 on Linux), without `/pymp-xxxxxxxx/listener-xxxxxxxx`.
 MAX_TEMPORARY_PATH = 103 - 32
-# OpenMP and BLAS size their thread pools by these variables when they are loaded; `num_threads` sets torch's threads.
+# OpenMP and BLAS read the size of their thread pools from these variables when they are loaded; `num_threads` sets
+# torch's threads.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# The id of this process while the fork server can be forked from it.
+# Contains the id of this process while the fork server can be forked from it.
 _preloaded: list[int] = []
 _spawn = util.spawnv_passfds
 
 
 def _choose_socket_folder() -> None:
-    """Has multiprocessing create its temporary folder, which has the fork server's socket: in `/tmp` where the path of
-    `TMPDIR` is too long for a socket, as that of a SLURM job may be."""
+    """Makes multiprocessing create its temporary folder, which contains the fork server's socket, in `/tmp` if the path
+    of `TMPDIR` is too long for a socket, as in some SLURM jobs."""
     if len(os.fsencode(tempfile.gettempdir())) <= MAX_TEMPORARY_PATH:
         return
     long, tempfile.tempdir = tempfile.tempdir, "/tmp"
@@ -62,8 +63,8 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 def preload() -> None:
-    """Imports what workers need, with one thread of NumPy's BLAS. The next `warm_up` then forks the server from this
-    process. Does nothing where torch is imported already, or on other systems than Linux."""
+    """Imports the modules that workers need, with one thread for NumPy's BLAS. The next `warm_up` then forks the server
+    from this process. Does nothing if torch is already imported, or on systems other than Linux."""
     if sys.platform == "linux" and "torch" not in sys.modules:
         with environment(OPENBLAS_NUM_THREADS="1"):
             for module in PRELOAD:
@@ -72,20 +73,20 @@ def preload() -> None:
 
 
 def reuse_imports() -> None:
-    """Has the next `warm_up` fork the server from this process, which has imported what workers need. Does nothing on
-    other systems than Linux."""
+    """Makes the next `warm_up` fork the server from this process, which has imported the modules that workers need.
+    Does nothing on systems other than Linux."""
     if sys.platform == "linux":
         _preloaded.append(os.getpid())
 
 
 def warm_up() -> None:
-    """Starts the fork server, which imports in the background unless `preload` has. Does not block. Later calls do
+    """Starts the fork server, which imports in the background unless `preload` did. Does not block. Later calls do
     nothing."""
     variables = {**ONE_THREAD, descendants.VARIABLE: str(descendants.own_marks()[0])}
     with environment(**variables), _forked_if_preloaded():
-        # The server of a worker uses the temporary folder of the trainer, and must not remove it.
-        is_trainers = multiprocessing.parent_process() is None
-        modules = [*PRELOAD, "collectx.fork_server.end", *["collectx.fork_server.last_import"] * is_trainers]
+        # A worker's server uses the trainer's temporary folder, and must not remove it.
+        is_in_trainer = multiprocessing.parent_process() is None
+        modules = [*PRELOAD, "collectx.fork_server.end", *["collectx.fork_server.last_import"] * is_in_trainer]
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         _choose_socket_folder()
         try:
@@ -98,8 +99,8 @@ def warm_up() -> None:
 
 @contextlib.contextmanager
 def _forked_if_preloaded() -> Iterator[None]:
-    """Within the block, multiprocessing starts a process as a fork of this one, if `preload` has just imported here and
-    no library has started a thread."""
+    """Within the block, multiprocessing starts the server as a fork of this process, if `preload` just imported here
+    and no library has started a thread."""
     spawn = util.spawnv_passfds
     if _preloaded == [os.getpid()] and len(os.listdir("/proc/self/task")) == 1:
         util.spawnv_passfds = _fork_server  # type: ignore[assignment]
@@ -111,7 +112,7 @@ def _forked_if_preloaded() -> Iterator[None]:
 
 
 def _fork_server(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -> int:
-    """Starts `python -c COMMAND` as `multiprocessing.util.spawnv_passfds` does, without a new Python."""
+    """Runs `python -c COMMAND` like `multiprocessing.util.spawnv_passfds`, but in a fork instead of a new Python."""
     if not arguments[-1].startswith("from multiprocessing.forkserver import main"):
         return _spawn(path, arguments, passed)  # the resource tracker
     sys.stdout.flush()
@@ -132,27 +133,28 @@ def _fork_server(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -
 
 
 def _renew_multiprocessing() -> None:
-    """Gives this fork multiprocessing's state in a new Python. Its workers inherit this state, and their envs may start
-    processes of their own: a lock that the trainer's thread holds while it forks would never be released."""
+    """Resets multiprocessing in this fork to its state in a new Python. Workers inherit this state, and their envs may
+    start processes of their own: a lock held by a trainer's thread during the fork would never be released."""
     util.spawnv_passfds = _spawn
     for state in (forkserver._forkserver, resource_tracker._resource_tracker):
         state.__init__()  # type: ignore[misc]
 
 
 def _close_all_but(*kept: int) -> None:
-    """Closes what other descriptors refer to, such as the lock of the run folder; their numbers stay in use, because
+    """Closes the files of all other descriptors, such as the run folder's lock. The numbers stay in use, because
     objects that were copied with this process may close them."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing
+        with contextlib.suppress(OSError):  # the descriptor of the listing
             if int(name) not in kept:
                 os.fstat(int(name))
                 os.dup2(nowhere, int(name))
 
 
 def _forget_server() -> None:
-    """Forgets a fork server that is no child of this process: it is that of the process from which this one was forked,
-    and ends with it. Its temporary folder is not used either, unless multiprocessing has made this process."""
+    """Forgets a fork server that is not a child of this process: it belongs to the process from which this one was
+    forked, and ends with that process. Its temporary folder is not used either, unless multiprocessing started this
+    process."""
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)
     server.__init__()
@@ -162,12 +164,12 @@ def _forget_server() -> None:
 
 @functools.cache
 def _end_server_at_exit(trainer: int) -> None:
-    """Has the exit of this process end the fork server at once, also while it imports: it would end by itself
-    afterwards, and keep the standard output open until then. Not while processes are left that it has forked."""
+    """Makes the exit of this process end the fork server at once, even while it imports: by itself it would end later,
+    and keep standard output open until then. Does not end it while processes that it forked are left."""
 
     def end() -> None:
         server: Any = forkserver._forkserver
-        # A process that was forked from this one may run its exit handlers.
+        # A fork of this process may run its exit handlers.
         if os.getpid() == trainer and server._forkserver_pid is not None and not multiprocessing.active_children():
             descendants.end([descendants.own_marks()])
             with contextlib.suppress(ProcessLookupError, ChildProcessError):

@@ -1,5 +1,5 @@
-"""Runs that are jobs, and runs of other processes: submitted, watched, cancelled, and their states read from outside;
-the processes of a job, and workers that are jobs.
+"""Runs as seen from outside: submitted, watched, cancelled, and their states; the processes of a job, and workers that
+are jobs.
 
     submit.run_jobs(runs, ...)     submits runs as SLURM jobs and watches them           (submit.py)
     status.status_of(run, ...)     the state of a run, from its folder and from SLURM    (status.py)
@@ -7,9 +7,9 @@ the processes of a job, and workers that are jobs.
     cancel.cancel(runs, ...)       ends runs and waits for their end                     (cancel.py)
     logs.print_logs(run, ...)      prints the logs of a run                              (logs.py)
     submitted_workers(cfg, ...)    workers that are jobs, for a trainer in this process  (submitted_workers.py)
+    submit_and_follow(files, ...)  a script and its workers, submitted together          (presubmitted.py)
     python -m collectx.jobs.entry  the process of a job: trainer or worker               (entry.py)
 
-Runs in the process of the command or of the user's script, or in the processes of a job where the table says so.
-`collectx.run` imports nothing from here. It only has the names of the files of jobs in a run folder, the messages of
-their events, and the handling of the signals that SLURM sends.
+`collectx.run` imports nothing from here. It only names the files of jobs in a run folder, formats their events, and
+handles the signals that SLURM sends.
 """

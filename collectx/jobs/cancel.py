@@ -1,7 +1,7 @@
 """Ends runs, and waits for their end.
 
-A run of this host ends by the first signal of its trainer's process, whose id is in the lock file, a job by SIGINT to
-its tasks, and by scancel where that is not enough.
+A signal ends the trainer of a run on this host, whose process id is in the lock file. A job ends by SIGINT to its
+tasks, or by scancel if that does not suffice.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from collectx.run.folder.layout import holder
 from collectx.run.terminal import printing
 
 _POLL_S = 0.5
-# SLURM's KillWait is 30 s, and its accounting takes a while.
+# SLURM's KillWait is 30 s, and its accounting is slow.
 _MARGIN_S = 60.0
 
 
 def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
-    """Blocks until the runs have ended, or have taken too long; prints how each has ended.
+    """Ends runs; blocks until they have ended, or take too long. Prints how each run ended.
 
     Args:
-        is_now: ends them at once, without a checkpoint.
+        is_now: whether to end them at once, without a checkpoint.
 
     Returns:
-        whether each was one that this process may end, and whether those have ended.
+        Whether this process may end each of the runs, and whether those that it may end have ended.
     """
-    # All is read before the first signal, which may end a run before it has written its configuration.
+    # Everything is read before the first signal, which may end a run before it writes its configuration.
     living = [run for run, status in zip(runs, statuses(runs), strict=True) if not status.has_ended]
-    # The jobs of workers whose trainer is gone.
+    # Jobs of workers whose trainer is gone.
     orphans = [job for run in runs if run not in living for job in _jobs_of_workers(run)]
     if ended := len(runs) - len(living):
-        printing.say(f"{ended} of {len(runs)} runs had ended" if len(runs) > 1 else f"{runs[0].path} had ended")
+        finished = f"{ended} of {len(runs)} runs have" if len(runs) > 1 else f"{runs[0].path} has"
+        printing.say(f"{finished} already finished{'; nothing to cancel' if not living else ''}")
     jobs: list[str] = []
     processes: list[int] = []
     mine: list[NamedRun] = []
@@ -61,12 +62,12 @@ def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
                 os.kill(pid, signal.SIGTERM)
             time.sleep(_POLL_S)
     are_orphans_ended = end_jobs(commands.cancel, orphans)
-    end_jobs(commands.cancel if is_now else commands.interrupt, jobs)  # `_wait` sees what is left
+    end_jobs(commands.cancel if is_now else commands.interrupt, jobs)  # `_wait` reports failures
     return len(mine) == len(living), _wait(mine) and are_orphans_ended
 
 
 def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
-    """Ends jobs by `commands.cancel` or `commands.interrupt`; returns whether it did not fail, which is printed."""
+    """Ends jobs by `commands.cancel` or `commands.interrupt`; returns whether that succeeded, and prints why not."""
     try:
         if jobs:
             end(jobs)
@@ -77,8 +78,7 @@ def end_jobs(end: Callable[[Sequence[str]], None], jobs: Sequence[str]) -> bool:
 
 
 def _wait(named: Sequence[NamedRun]) -> bool:
-    """Waits until the runs have ended, and cancels the jobs of those that take too long; returns whether all have
-    ended."""
+    """Waits for the end of runs, and cancels jobs that take too long; returns whether all runs have ended."""
     grace_s = max((run.grace_s for run in named), default=0.0)
     runs = [run.files for run in named]
     begin_s, is_cancelled = time.monotonic(), False
@@ -102,17 +102,17 @@ def _wait(named: Sequence[NamedRun]) -> bool:
 
 
 def _process(run: RunFolder) -> int | None:
-    """The id of the trainer's process; None where the run has ended meanwhile."""
+    """Returns the id of the trainer's process; None if the run ended meanwhile."""
     pid, host = holder(run)
     if pid is None and statuses([run])[0].has_ended:
         return None
     if pid is None and host == socket.gethostname():
-        why = "it is not running here, or it is one of another user"
-        raise ConfigError(f"{run.path}: no process of this host is seen to hold its lock: {why}.")
+        why = "its process does not run here, or belongs to another user"
+        raise ConfigError(f"{run.path}: no visible process of this host holds its lock: {why}.")
     if pid is None:
-        raise ConfigError(f"{run.path}: no process of this host holds its lock: cancel it on {host}.")
+        raise ConfigError(f"{run.path}: no process of this host holds its lock. Cancel the run on {host}.")
     if (user := psutil.Process(pid).uids().real) != os.getuid():
-        raise ConfigError(f"{run.path}: process {pid} is one of user {user}: cancel it as that user.")
+        raise ConfigError(f"{run.path}: process {pid} belongs to user {user}. Cancel the run as that user.")
     return pid
 
 

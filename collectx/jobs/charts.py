@@ -1,4 +1,4 @@
-"""Curves in a terminal: charts of braille dots, of which a character has two columns and four rows, and sparklines."""
+"""Curves in a terminal: charts of braille dots, two columns and four rows per character, and sparklines."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from collectx.run.terminal.display import clock, number
 
 _DOTS = np.array([[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]])
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# The column of the numbers at a chart's left side.
+# Width of the numbers at a chart's left side.
 _LABELS = 7
 
 
 def chart(
     title: str, points: Sequence[tuple[float, float]], width: int, height: int, style: str, low: float | None = None
 ) -> Text:
-    """A curve with its title and newest value, the values at the ends of its axis, and the times at its ends.
+    """Draws a curve with its title and newest value, and the limits of both axes.
 
     Args:
-        points: times in seconds, which rise, and values; two at least.
-        width, height: of the whole chart, in characters; the curve has two rows less.
-        low: where the axis begins; None: at the least value.
+        points: at least two pairs of an ascending time in seconds and a value.
+        width, height: size of the whole chart, in characters; two rows contain text.
+        low: where the axis begins; None: at the minimum.
     """
     times, values = np.array(points, float).T
     width, rows = width - _LABELS - 1, height - 2
@@ -47,7 +47,7 @@ def chart(
 
 
 def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int) -> Table | None:
-    """The charts of the mean return and of the frames per second, beside each other; None before there is a curve.
+    """Draws mean return and frames per second beside each other; None before there is a curve.
 
     Args:
         curve: `MetricsTail.curve`.
@@ -62,7 +62,7 @@ def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int) -
 
 
 def rates(curve: Sequence[tuple[float, int, float]], most: int = 40) -> list[tuple[float, float]]:
-    """Frames per second, each over a part of the time."""
+    """Returns frames per second for at most `most` parts of the time."""
     if len(curve) < 3:
         return []
     times, frames, _ = np.array(curve, float).T
@@ -74,7 +74,7 @@ def rates(curve: Sequence[tuple[float, int, float]], most: int = 40) -> list[tup
 
 
 def sparkline(curve: Sequence[tuple[float, int, float]], width: int = 16) -> str:
-    """The mean return over the time in one line of blocks; empty before there is a curve."""
+    """Returns the mean return over time as a line of blocks; empty before there is a curve."""
     points = [(time, value) for time, _, value in curve if value == value]
     if len(points) < 2:
         return ""

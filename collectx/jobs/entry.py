@@ -1,11 +1,11 @@
 """`python -m collectx.jobs.entry [--wait S] [--worker INDEX] RUN`: the process of a job, trainer or worker.
 
-    RUN              a run folder with `jobs/task.json` in it, on a file system that all nodes share
+    RUN              a run folder that contains `jobs/task.json`, on a file system that all nodes share
     --wait S         how long that file may take to appear, in seconds
-    --worker INDEX   which worker this process is; without it, srun's rank decides: 0 is the trainer, r worker r - 1
+    --worker INDEX   index of this worker; without it, srun's rank decides: 0 is the trainer, r is worker r - 1
 
-Exit status: that of the run (trainer), 0 after the trainer has closed its workers, 1 for a worker that failed or found
-no trainer, 2 for a wrong configuration.
+Exit status: the run's (trainer), 0 after the trainer closed its workers, 1 for a worker that failed or found no
+trainer, 2 for a wrong configuration.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collectx.place.processes import leave_signals_to_trainer
 from collectx.place.slurm import commands, requeue
 from collectx.place.slurm.array import note_of_end
 from collectx.place.slurm.job import JobTasksLauncher
-from collectx.place.slurm.script import WORKERS
+from collectx.place.slurm.jobs import SlurmJob
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
@@ -43,7 +43,7 @@ from collectx.user_objects import Sealed, UserObjects
 
 _POLL_S = 0.25
 _ASK_S = 5.0
-# Ends of workers that may be the loss of their nodes.
+# Errors of workers whose node may be lost.
 _SILENT_ENDS = {f"{kind.__module__}.{kind.__qualname__}" for kind in (WorkerDied, WorkerTimeout)}
 
 
@@ -70,11 +70,11 @@ def main(argv: Sequence[str]) -> int:
     rank = int(os.environ["SLURM_PROCID"]) if arguments.worker is None else arguments.worker + 1
     if rank == 0:
         return _run_trainer(spec, files, token, arguments.folder)
-    # SLURM signals all tasks of a job; the death of a worker would look like a failure.
+    # SLURM signals all tasks of a job; a worker that ends would look like a failure.
     leave_signals_to_trainer(signal.SIGTERM, signal.SIGINT)
     status = _run_worker(spec.cfg, files, rank - 1, token)
     # Ranks of one MPI job wait for each other at their exit.
-    if arguments.worker is None and status == 0 and place_of(spec.cfg).backend != "mpi":
+    if arguments.worker is None and status == 0 and not place_of(spec.cfg).has_ranks:
         _wait_for_trainer(spec.cfg, files)
     return status
 
@@ -85,8 +85,8 @@ def _wait_for_spec(files: RunFolder, timeout_s: float) -> bool:
         time.sleep(_POLL_S)
     if not files.job_spec.exists():
         print(
-            f"no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {files.job_spec} does not exist: the "
-            "trainer's job waits in the queue, has failed before it made its collector, or sees another file system.",
+            f"no trainer within {timeout_s:g} s (queue_timeout_s={timeout_s:g}): {files.job_spec} does not exist. The "
+            "trainer's job waits in the queue, failed before it made its collector, or uses another file system.",
             file=sys.stderr,
         )
         return False
@@ -94,16 +94,17 @@ def _wait_for_spec(files: RunFolder, timeout_s: float) -> bool:
 
 
 def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> int:
-    """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder as the script names it."""
+    """Runs the trainer of a job whose other tasks are workers; `folder` is the run folder's name in the script."""
     from collectx.run.execution import execute
 
-    cfg, slurm = spec.cfg, spec.cfg.launcher
+    cfg, slurm, place = spec.cfg, spec.cfg.launcher, place_of(spec.cfg)
     assert isinstance(slurm, SlurmLauncherConfig)
+    assert isinstance(place, SlurmJob)
     if requeue.num_requeues(os.environ):
         resume = "auto" if files.has_checkpoint else "never"
         cfg = replace(cfg, run=replace(cfg.run, resume=resume))
     _begin_mpi(cfg)
-    # SLURM's state of the job has to agree with the result, also where it signals a run that has just ended.
+    # The job's state must agree with the result, even if SLURM signals a run that has just ended.
     signal.signal(signal.SIGTERM, lambda signum, frame: _end_without_result(files, signum))
     launcher = JobTasksLauncher(
         slurm,
@@ -113,7 +114,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
         int((files.jobs / "log_begin").read_text()),
         files.worker_log,
         folder,
-        WORKERS if slurm.kind == "submitit_delayed" else None,
+        place.workers_part,
         lambda endpoint: announce_trainer(files, endpoint, token),
     )
     try:
@@ -136,8 +137,8 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
 
 
 def _cancel_job(files: RunFolder) -> None:
-    """Cancels the job of this process, so that SLURM does not record it as failed; not an allocation in which the run
-    is a step, which has no batch script."""
+    """Cancels this process's job, so SLURM does not record it as failed; but not an allocation in which the run is a
+    step, without a batch script."""
     job = requeue.job_id(os.environ)
     if not files.node_note(job).exists():
         return
@@ -148,17 +149,17 @@ def _cancel_job(files: RunFolder) -> None:
 
 
 def _report(files: RunFolder, name: str, reason: str) -> None:
-    """Writes the event that the job is "requeued" or "cancelled", which SLURM ends meanwhile."""
+    """Writes the event "requeued" or "cancelled" of the job, which SLURM ends meanwhile."""
     print(f"collectx: the job is {name}: {reason}", file=sys.stderr)
     with closing(EventLog(files)) as events:
         events(name, reason=reason)
 
 
 def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
-    """The reason why a run has failed, if it is the loss of a worker with its node; otherwise empty. Blocks while only
-    SLURM can tell."""
+    """Returns the reason if a run failed because a worker's node is lost, otherwise an empty string. Blocks until SLURM
+    knows."""
     failure = result.failures[0] if result.status is Status.FAILED and result.failures else None
-    # A worker that has reported an error is on a node that lives.
+    # A worker that reported an error is on a live node.
     if failure is None or failure.worker is None or failure.type not in _SILENT_ENDS:
         return ""
     try:
@@ -172,7 +173,7 @@ def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
 def _run_worker(
     cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: Sealed[UserObjects] | None = None
 ) -> int:
-    """Runs a worker until the trainer closes it; its output goes to its log in the run folder."""
+    """Runs a worker until the trainer closes it; writes its output to its log in the run folder."""
     log = files.worker_log(worker)
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -197,11 +198,11 @@ def _run_worker(
 
 
 def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
-    """Waits, after the end of a worker, for the end of the trainer, or until SLURM has noticed the loss of its node."""
+    """Waits in an ended worker's task until the trainer ends, or SLURM notices that the trainer's node is lost."""
     assert isinstance(cfg.launcher, SlurmLauncherConfig)
     node = files.node_note(requeue.job_id(os.environ))
     ended = files.jobs / f"exit_status.{os.environ['SLURM_JOB_ID']}"
-    # Together, the workers of a run ask SLURM every few seconds.
+    # All workers of a run together ask SLURM every few seconds.
     period_s = _ASK_S * num_workers_of(cfg.collector)
     next_s = time.monotonic() + random.uniform(0, period_s)
     while node.exists() and not ended.exists():
@@ -219,28 +220,29 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
 
 
 def _begin_mpi(cfg: RunConfig) -> None:
-    """Initialises MPI where srun made the tasks ranks of one MPI job. The preflight check reports what is missing."""
-    if place_of(cfg).backend == "mpi" and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
+    """Initialises MPI if srun started the tasks as ranks of one MPI job. The preflight check reports what is
+    missing."""
+    if place_of(cfg).has_ranks and "PMIX_NAMESPACE" in os.environ and find_spec("mpi4py") is not None:
         from collectx.transport.network.mpi import initialize_ranks
 
         initialize_ranks(cfg.collector.start_timeout_s, "collector.start_timeout_s")
 
 
 def _end_without_result(files: RunFolder, signum: int) -> None:
-    """Handles a signal before and after a run: ends this process, unless the result is written."""
+    """Handles a signal before and after a run: ends this process unless the result is written."""
     if not files.result.exists():
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
 
 
 def _end_job(files: RunFolder) -> None:
-    """Handles SIGTERM in a worker's job: raises the reason, which the worker's loop reports; for a worker that has not
-    joined, a file says it."""
+    """Handles SIGTERM in a worker's job: raises the reason, which the worker's loop reports. Also writes it to a file,
+    for a worker that has not joined."""
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         with suppress(OSError):
             note_of_end(files.jobs, requeue.job_id(os.environ)).touch()
     raise JobEnded(
-        "SLURM ends the job of this worker (SIGTERM): it is preempted, cancelled (scancel) or at its time limit."
+        "SLURM ends this worker's job (SIGTERM): the job is preempted, cancelled (scancel) or at its time limit."
     )
 
 

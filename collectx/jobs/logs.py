@@ -1,4 +1,4 @@
-"""Prints the logs of a run, and what is added to them until it has ended."""
+"""Prints the logs of a run, and follows them until the run ends."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from collectx.run.folder.files import LinesTail
 from collectx.run.terminal import printing
 
 _POLL_S = 0.25
-# Seconds between two looks for the end of the run, which may ask SLURM.
+# Seconds between two checks for the end of the run, which may ask SLURM.
 _STATUS_S = 2.0
 
 
 def roles(run: RunFolder) -> list[str]:
-    """The roles of a run, by its configuration and its logs. One that has written nothing has no log."""
+    """Returns the roles of a run, from its configuration and its logs. A role without output has no log."""
     workers = [f"worker-{worker}" for worker in range(place_of(named_run(run).cfg).num_tasks - 1)]
     job = ["job"] if run.job_note.exists() else []
     return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))
 
 
 def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
-    """Prints the log of a role, or of all roles, each line with its role. Returns whether there was a line.
+    """Prints the log of a role, or of all roles with the role before each line. Returns whether it printed a line.
 
     Args:
-        follows: blocks until the run has ended, and prints what is added.
+        follows: whether to print new lines until the run ends; blocks.
     """
     tails: dict[Path, LinesTail] = {}
     has_printed = False
     while True:
-        # The status comes first: what the run writes last is printed.
+        # The status is read first, so the run's last lines are printed.
         has_ended = not follows or statuses([run])[0].has_ended
         until_s = time.monotonic() + _STATUS_S
         while True:

@@ -1,9 +1,7 @@
 """How the processes of a run find each other on a shared file system: the trainer's address, and the task of a job.
 
-    <run>/rendezvous.json, secret     written by the trainer when it listens, read by workers
-    <run>/jobs/task.json, task.pkl    written before jobs are submitted, read by every process of a job (entry.py)
-
-Used by the command line, the trainer and workers.
+<run>/rendezvous.json, secret     written by the trainer when it listens, read by workers
+<run>/jobs/task.json, task.pkl    written before jobs are submitted, read by every process of a job (entry.py)
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ class JobSpec:
     """`jobs/task.json`: what the processes of a SLURM job run.
 
     Attributes:
-        argv: the command line as typed, for the snapshot.
-        token: identifies this attempt of the run (see `announce_trainer`); None in a job that runs trainer and workers,
-            where the number of the job identifies it.
+        argv: the typed command line, for the snapshot.
+        token: identifies this attempt of the run, see `announce_trainer`; None in a job that runs trainer and workers,
+            whose job id identifies it.
     """
 
     cfg: RunConfig
@@ -46,7 +44,7 @@ class JobSpec:
     token: str | None = None
 
     def write(self, files: RunFolder, objects: Sequence[UserObjects] | None = None) -> None:
-        """Writes the file; `objects`, one for each worker, are pickled into a file beside it that only the user can
+        """Writes the file. Pickles `objects`, one for each worker, into a file beside it that only the user can
         read."""
         cfg = self.cfg
         files.jobs.mkdir(parents=True, exist_ok=True)
@@ -57,20 +55,20 @@ class JobSpec:
 
     @classmethod
     def read(cls, files: RunFolder) -> JobSpec:
-        """Raises `OSError`, `ValueError`, `KeyError` or `TypeError` where the file cannot be read."""
+        """Reads the file. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` if that fails."""
         content = json.loads(files.job_spec.read_text())
         return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"])
 
 
 def read_objects(files: RunFolder, worker: int) -> Sealed[UserObjects] | None:
-    """The objects of a worker; None where its configuration is plain data. See `read_private`."""
+    """Returns the objects of a worker; None if its configuration is plain data. See `read_private`."""
     return pickle.loads(read_private(files.job_objects))[worker] if files.job_objects.exists() else None
 
 
 def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
-    """Writes the address at which the trainer listens. `token` is the same for all processes of one attempt of the run,
-    so that workers ignore the address of an earlier attempt."""
-    # The secret is on the disk before the address.
+    """Writes the trainer's address. All processes of one attempt of the run share `token`, so workers ignore the
+    address of an earlier attempt."""
+    # The secret is on disk before the address.
     write_private(files.secret, endpoint.secret)
     write_json(files.rendezvous, {"addresses": list(endpoint.addresses), "port": endpoint.port, "token": token})
 
@@ -78,8 +76,11 @@ def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
 def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
     """Blocks until the trainer listens; returns its address.
 
+    Args:
+        timeout_name: the option of `timeout_s`, for the message.
+
     Raises:
-        RendezvousError: no address within `timeout_s`; `timeout_name` is the option in the message.
+        RendezvousError: no address appeared within `timeout_s`.
         PermissionError: another user may have written the secret.
     """
     from collectx.transport.network.handshake import Endpoint
@@ -94,7 +95,7 @@ def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: flo
             raise RendezvousError(
                 f"no trainer within {timeout_s:g} s ({timeout_name}={timeout_s:g}): on this host the run "
                 f"folder {files.path} {reason}. It must be on a file system that all nodes share: choose one with "
-                "hydra.run.dir or hydra.sweep.dir; or the trainer failed before it listened: see its log."
+                "hydra.run.dir or hydra.sweep.dir. Or the trainer failed before it listened: see its log."
             )
         time.sleep(_POLL_S)
 

@@ -1,7 +1,4 @@
-"""The runs in folders and their status, from the folder and, for a job, from SLURM.
-
-A run whose process is dead is never "running".
-"""
+"""The status of runs, from their folders and, for jobs, from SLURM. A run whose process is dead is never "running"."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ JobStates: TypeAlias = Mapping[str, JobState] | LauncherError
 _NUM_LOG_LINES = 40
 # How long a worker may take to exit after collector.close_timeout_s.
 _EXIT_S = 5.0
-# How long a process that has locked a folder may take to write its snapshot.
+# How long a process that locked a folder may take to write its snapshot.
 _SNAPSHOT_S = 10.0
-# States of a job that has started, is not running, and has not ended.
+# States of a started job that neither runs nor has ended.
 _TRANSITIONS = {
     "COMPLETING": "SLURM ends its processes",
     "SUSPENDED": "SLURM has stopped it for a while",
@@ -47,10 +44,10 @@ _TRANSITIONS = {
     "STAGE_OUT": "SLURM copies its files",
 }
 _END_REASONS = {
-    "TIMEOUT": "its time limit was reached: ask for more with launcher.time",
-    "OUT_OF_MEMORY": "it had too little memory: ask for more with launcher.mem",
+    "TIMEOUT": "it reached its time limit: ask for more with launcher.time",
+    "OUT_OF_MEMORY": "it ran out of memory: ask for more with launcher.mem",
     "NODE_FAIL": "it lost a node; with launcher.requeue=true SLURM restarts it",
-    "PREEMPTED": "it was preempted by another job; with launcher.requeue=true SLURM restarts it",
+    "PREEMPTED": "another job preempted it; with launcher.requeue=true SLURM restarts it",
     "DEADLINE": "its deadline has passed",
     "BOOT_FAIL": "a node did not boot",
 }
@@ -58,7 +55,7 @@ _END_REASONS = {
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run, with the reason or the place; `detail` may be empty, or have several lines."""
+    """The status of a run. `detail` is the reason or the host; it may be empty, or several lines."""
 
     status: Status
     detail: str = ""
@@ -78,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run with its name among the runs of a sweep, its absolute folder and its configuration."""
+    """A run: its name within the sweep, absolute folder and configuration."""
 
     name: str
     folder: Path
@@ -107,8 +104,8 @@ class NamedRun:
 
 
 def named_run(run: RunFolder) -> NamedRun:
-    """Returns a run with the configuration that it was begun or resumed with last, see `readable_config`. Waits for the
-    configuration of a run that is starting, for at most `_SNAPSHOT_S` seconds."""
+    """Returns a run with the configuration of its last start or resume, see `readable_config`. Waits up to
+    `_SNAPSHOT_S` seconds for the configuration of a starting run."""
     deadline = time.monotonic() + _SNAPSHOT_S
     while not run.meta.exists() and is_locked(run) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -116,8 +113,8 @@ def named_run(run: RunFolder) -> NamedRun:
 
 
 def begin_submitted(run: NamedRun, argv: Sequence[str]) -> None:
-    """Prepares the folder of a run that a job will begin, or continue (`run.resume=auto`) where it has a checkpoint;
-    prints that an earlier run in the folder begins anew."""
+    """Prepares the folder of a run that a job will begin, or, with a checkpoint and `run.resume=auto`, continue. Prints
+    a message if an earlier run in the folder begins again."""
     files, is_auto = run.files, run.cfg.run.resume == "auto"
     resumes = is_auto and files.has_checkpoint
     if is_auto and files.has_run and not resumes:
@@ -133,7 +130,7 @@ def write_job(files: RunFolder, job: str) -> None:
 
 
 def read_job(files: RunFolder) -> str | None:
-    """The job that runs, or ran, in the folder, submitted by collectx or by submitit; None where the run is no job."""
+    """Returns the job of a run, submitted by collectx or by submitit; None if the run is no job."""
     for path in (files.job_note, files.meta):
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(path.read_text())["job"])
@@ -141,7 +138,7 @@ def read_job(files: RunFolder) -> str | None:
 
 
 def query_slurm(jobs: Iterable[str]) -> JobStates:
-    """Asks SLURM for the states of jobs; does not ask for no job."""
+    """Asks SLURM for the states of jobs, if there are any."""
     try:
         return commands.states(list(jobs))
     except LauncherError as error:
@@ -149,28 +146,27 @@ def query_slurm(jobs: Iterable[str]) -> JobStates:
 
 
 def query_workers(files: RunFolder) -> JobStates:
-    """The states of the jobs that a trainer outside of SLURM has submitted for its workers. Asks SLURM if there are
-    any."""
+    """Returns the states of the worker jobs of a trainer outside SLURM. Asks SLURM if there are any."""
     return query_slurm(_worker_jobs(files))
 
 
 def _worker_jobs(files: RunFolder) -> dict[str, str]:
-    """The index of the worker by job."""
+    """Returns the worker's index by job."""
     lines = files.worker_jobs.read_text().splitlines() if files.worker_jobs.exists() else []
     jobs = (line.partition(" ") for line in lines)
-    # Runs of earlier versions have the job alone, which ends with the index.
+    # Earlier versions wrote the job alone, which ends with the index.
     return {job: worker or job.rpartition("_")[2] for job, _, worker in jobs}
 
 
 def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
-    """The status of each run. Asks SLURM if some are jobs."""
+    """Returns the status of each run. Asks SLURM if some are jobs."""
     jobs = [read_job(run) for run in runs]
     states = query_slurm(job for job in jobs if job is not None)
     return [status_of(run, job, states) for run, job in zip(runs, jobs, strict=True)]
 
 
 def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus:
-    """The status of a run; `job` is from `read_job`, `states` are from `query_slurm`."""
+    """Returns the status of a run, with `job` of `read_job` and `states` of `query_slurm`."""
     try:
         return status_of_process(files) if job is None else status_of_job(files, job, states)
     except DamagedFile as error:
@@ -178,7 +174,7 @@ def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus
 
 
 def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
-    """The status of a run that is a job; `states` are from `query_slurm`."""
+    """Returns the status of a run that is a job, with `states` of `query_slurm`."""
     result = files.read_result()
     state = None if isinstance(states, LauncherError) else states.get(job)
     if state is not None and not state.is_over and not state.has_started:
@@ -186,7 +182,7 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
         return RunStatus(Status.QUEUED, ": ".join(filter(None, (_requeue_reason(files), word, state.reason))))
     if result is not None:
         run = _from_result(result)
-        # The trainer knows only which signal ended it.
+        # The trainer only knows which signal ended it.
         it = "it" if re.search(rf"\bjob {job}\b", run.detail) else f"job {job}"
         if run.status is Status.INTERRUPTED and state is not None and state.word in _END_REASONS:
             return RunStatus(run.status, f"{run.detail}: {it} ended as {state.word}: {_END_REASONS[state.word]}")
@@ -194,15 +190,15 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
             return RunStatus(run.status, f"{run.detail}: {it} is {_transition(state)}")
         return run
     if isinstance(states, LauncherError):
-        return RunStatus(Status.UNKNOWN, f"{_last_batch(files)}; SLURM does not say: {states}")
+        return RunStatus(Status.UNKNOWN, f"{_last_batch(files)}; SLURM does not answer: {states}")
     if state is None and files.job_note.exists() and not files.log("job").exists():
-        # A job of collectx opens its log before anything else.
+        # A job of collectx opens its log first.
         reason = f"job {job} was cancelled in the queue: SLURM no longer knows it, and it has no log"
         return RunStatus(Status.INTERRUPTED, reason)
     if state is None:
-        return _failed(files, f"SLURM knows no job {job} any more, and it left no result")
+        return _failed(files, f"SLURM no longer knows job {job}, which left no result")
     where = f"on {state.node}" if state.node else ""
-    # SLURM takes nodes out of a job that may lose them, and out of one that is ending.
+    # SLURM removes lost nodes from a job that may lose them, and nodes from an ending job.
     if state.word != "COMPLETING" and (lost := _lost_node(files, job, state)):
         return _failed(files, f"{lost}, the node of the trainer, is gone: job {job} is {state}")
     if not state.is_over:
@@ -216,7 +212,7 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
 
 
 def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
-    """The node of the trainer where it is not one of the job; otherwise empty."""
+    """Returns the trainer's node if it no longer belongs to the job, otherwise an empty string."""
     try:
         node = files.node_note(job).read_text().strip()
         return "" if node in commands.hostnames(state.node) else node
@@ -225,7 +221,7 @@ def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
 
 
 def _requeue_reason(files: RunFolder) -> str:
-    """Returns why the job has been requeued by its last processes; empty where it was not."""
+    """Returns why the run requeued its job last; an empty string if it did not."""
     *_, last = ({}, *files.read_events())
     return f"requeued ({last['reason']})" if last.get("event") == "requeued" else ""
 
@@ -243,8 +239,8 @@ def _down_nodes(state: JobState) -> list[str]:
 
 
 def status_of_process(files: RunFolder) -> RunStatus:
-    """The status of a run that is no job. Only its host knows whether its process is running; elsewhere, it is running
-    while jobs of its workers exist."""
+    """Returns the status of a run that is no job. Only its host knows whether its process is alive; on other hosts, the
+    run counts as running while it has unfinished worker jobs."""
     if (result := files.read_result()) is not None:
         return _from_result(result)
     if (host := files.read_meta().get("host")) is None:
@@ -254,20 +250,20 @@ def status_of_process(files: RunFolder) -> RunStatus:
     if host == socket.gethostname():
         if is_locked(files):
             return RunStatus(Status.RUNNING, f"on {host}")
-        return _failed(files, "its process has ended without leaving a result")
-    unknown = f"it was started on {host} and has left no result: ask there"
+        return _failed(files, "its process ended without a result")
+    unknown = f"it was started on {host} and has no result: ask there"
     states = query_workers(files)
     if isinstance(states, LauncherError):
-        return RunStatus(Status.UNKNOWN, f"{unknown}; SLURM does not say: {states}")
+        return RunStatus(Status.UNKNOWN, f"{unknown}; SLURM does not answer: {states}")
     if num_jobs := sum(not state.is_over for state in states.values()):
         where = f"on {host}, {_last_batch(files)}"
-        return RunStatus(Status.RUNNING, f"{where}; of its workers' jobs {num_jobs} wait or run")
+        return RunStatus(Status.RUNNING, f"{where}; {num_jobs} worker jobs wait or run")
     return RunStatus(Status.UNKNOWN, unknown)
 
 
 def where_running(files: RunFolder) -> str:
-    """The job of a run that has not ended, such as "queued as job 7", or its process; empty where it has ended, or
-    that is not known."""
+    """Returns where an unfinished run is, such as "queued as job 7" or "running as process 8 on n1"; an empty string if
+    it has ended, or is unknown."""
     job, (status,) = read_job(files), statuses([files])
     if status.has_ended or status.status is Status.UNKNOWN:
         return ""
@@ -278,10 +274,10 @@ def where_running(files: RunFolder) -> str:
 
 
 def waiting_workers(files: RunFolder) -> list[str]:
-    """A line for each reason why jobs of the run's workers wait in the queue. Asks SLURM if the run has such jobs."""
+    """Returns a line for each reason why worker jobs wait in the queue. Asks SLURM if the run has worker jobs."""
     states = query_workers(files)
     if isinstance(states, LauncherError):
-        return [f"whether its workers' jobs wait is not known: {states}"]
+        return [f"collectx cannot tell whether worker jobs wait: {states}"]
     waiting: dict[str, list[str]] = {}
     workers = _worker_jobs(files)
     for job, state in states.items():
@@ -291,7 +287,7 @@ def waiting_workers(files: RunFolder) -> list[str]:
 
 
 def numbers_of(files: RunFolder) -> dict[str, Any] | None:
-    """The numbers of a run, named as in `result.json`; None before its first batch."""
+    """Returns the numbers of a run, by their names in `result.json`; None before its first batch."""
     if (result := files.read_result()) is not None:
         return result
     numbers = MetricsTail(files.metrics, -1)
@@ -310,7 +306,7 @@ def _failed(files: RunFolder, reason: str) -> RunStatus:
 
 
 def _log_tail(files: RunFolder) -> str:
-    """The end of the trainer's log, or of its job's; or the reason why there is none."""
+    """Returns the end of the trainer's or the job's log, or why there is none."""
     job = files.log("job")
     for log in (files.log("trainer"), job):
         try:
@@ -320,10 +316,10 @@ def _log_tail(files: RunFolder) -> str:
         if lines:
             return "\n".join([f"{log} ends:", *(f"  {line}" for line in lines[-_NUM_LOG_LINES:])])
     if not files.job_note.exists() or job.exists():
-        return f"{files.logs} has nothing from it: it was killed (kill -9, or by the kernel as memory ran out)"
+        return f"{files.logs} contains no output of it: it was killed (kill -9, or by the kernel as memory ran out)"
     return (
-        f"{job} does not exist: all nodes must share that file system: choose another with hydra.run.dir or "
-        "hydra.sweep.dir"
+        f"{job} does not exist: all nodes must share that file system. Choose another with hydra.run.dir or "
+        "hydra.sweep.dir."
     )
 
 
@@ -332,6 +328,6 @@ def _last_batch(files: RunFolder) -> str:
         ago_s = time.time() - files.metrics.stat().st_mtime
     except OSError:
         return "no batch yet"
-    # The file's time is that of another host's clock.
+    # The clock of another host set the file's time.
     ahead = f"the clock of its host is {-ago_s:.0f} s ahead of this one's"
-    return f"last batch {ago_s:.0f} s ago" if ago_s > -1 else f"when its last batch came is not known ({ahead})"
+    return f"last batch {ago_s:.0f} s ago" if ago_s > -1 else f"time of the last batch unknown ({ahead})"

@@ -1,8 +1,7 @@
-"""`launcher=slurm` inside an allocation (`salloc`): runs are steps of the allocation's job, one after another; no job
-is submitted.
+"""`launcher=slurm` inside an allocation (`salloc`): runs are steps of the allocation's job, one after another.
 
-    bash jobs/step.sh --- srun --jobid=17 --overlap --- task 0: the trainer
-                                                   \\-- task r: worker r - 1
+bash jobs/step.sh --- srun --jobid=17 --overlap --- task 0: the trainer
+                                               \\-- task r: worker r - 1
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ _POLL_S = 0.1
 
 
 def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: list[Outcome]) -> None:
-    """Runs the steps of the allocation of `job`. Blocks until all have ended or one was interrupted; adds to `results`.
+    """Runs all runs as steps of the allocation `job`. Blocks until all have ended or one was interrupted. Appends to
+    `results`.
 
     Args:
-        argv: the command line as typed, for the snapshot.
+        argv: the typed command line, for the snapshot.
 
     Raises:
         ConfigError: the allocation is too small; nothing was started.
@@ -51,7 +51,7 @@ def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: 
 
 
 class _Step:
-    """One run as a step, started at construction; its states and `cancel` are those of its job for `Watcher`."""
+    """One run as a step, which the constructor starts; for `Watcher`, the step stands for its job."""
 
     def __init__(self, run: NamedRun, job: str, argv: Sequence[str]):
         launcher, files = run.launcher, run.files
@@ -67,7 +67,7 @@ class _Step:
         options = {
             **launcher.srun,
             "jobid": job,
-            # A shell of `srun --pty` is a step too, and occupies the cores.
+            # A shell of `srun --pty` is a step too, which occupies the cores.
             "overlap": True,
             "ntasks": place_of(run.cfg).num_tasks,
             "nodes": launcher.nodes,
@@ -90,7 +90,7 @@ class _Step:
             )
 
     def states(self, jobs: Iterable[str]) -> Mapping[str, JobState]:
-        """The state of the step, under the id of the job. Does not block."""
+        """Returns the state of the step by the id of its job. Does not block."""
         code = self._process.poll()
         if code is not None:
             word = "CANCELLED" if self._is_cancelled else "FAILED" if code else "COMPLETED"
@@ -102,7 +102,7 @@ class _Step:
         return {self._job: JobState("RUNNING", False, True)}
 
     def join(self) -> None:
-        """Waits until all tasks have ended after the run, at most the grace time: the end of the allocation would kill
+        """Waits until all tasks have ended, for at most the grace time, because the end of the allocation would kill
         them."""
         self._ended_s = self._ended_s or time.monotonic()
         while not self.states(())[self._job].is_over:

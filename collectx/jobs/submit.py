@@ -1,6 +1,5 @@
-"""Submits runs as SLURM jobs, runs with equal resources as one job array, and watches them.
-
-A run whose job is still queued or running is only watched.
+"""Submits runs as SLURM jobs, and watches them. Runs with equal resources are one job array. A run whose job is already
+queued or running is only watched.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from collectx.run.terminal import printing
 
 
 def run_jobs(runs: Sequence[NamedRun], argv: Sequence[str], sweep: Path | None, results: list[Outcome]) -> bool:
-    """Submits runs, and watches them to their end, unless `launcher.wait=false`; adds to `results`. Returns whether
-    jobs keep running when the command ends.
+    """Submits runs, and watches them to their end unless `launcher.wait=false`. Appends to `results`. Returns whether
+    jobs continue after the end of the command.
 
     Args:
-        argv: the command line as typed, for the snapshot.
-        sweep: the folder of the sweep that they belong to.
+        argv: the typed command line, for the snapshot.
+        sweep: folder of the sweep of these runs.
 
     Raises:
-        ConfigError: SLURM refused all jobs (the message has its words), or a folder has a run in it; nothing was
+        ConfigError: SLURM refused all jobs (the message quotes SLURM), or a folder already contains a run. Nothing was
             started.
         KeyboardInterrupt: Ctrl-C or SIGTERM before the jobs were watched; submitted jobs are cancelled.
     """
@@ -109,7 +108,8 @@ def _submit_and_watch(
 
 
 def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
-    """The runs with `launcher.requeue` true or false; `is_inside` an allocation, null stands for false."""
+    """Returns the runs with `launcher.requeue` as true or false. Null stands for false if the command `is_inside` an
+    allocation."""
     preempts = functools.cache(commands.preempts)
     decided = []
     for run in runs:
@@ -121,11 +121,11 @@ def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
 
 
 def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
-    """Returns the jobs of earlier submissions that have not ended, by run folder; prints a line for each."""
+    """Returns unfinished jobs of earlier submissions by run folder; prints a line for each."""
     submitted = {run.folder: job for run in runs if (job := read_job(run.files)) is not None}
     states = query_slurm(submitted.values())
     if isinstance(states, LauncherError):
-        raise ConfigError(f"cannot tell whether earlier jobs still run: {states}")
+        raise ConfigError(f"collectx cannot tell whether earlier jobs still run: {states}")
     unfinished = {}
     for run in runs:
         job = submitted.get(run.folder)
@@ -138,8 +138,8 @@ def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
         printing.say(f"{run.name}: job {job} of an earlier submission is {status.status}")
         if run.cfg.run.overwrite:
             printing.note(
-                f"{run.name}: run.overwrite=true does not replace a job that has not ended: this is the run of job "
-                f"{job}. To replace it: collectx cancel {shlex.quote(str(run.folder))}, then this command again."
+                f"{run.name}: run.overwrite=true does not replace job {job}, which has not ended. To replace it: "
+                f"collectx cancel {shlex.quote(str(run.folder))}, then this command again."
             )
     return unfinished
 
@@ -152,7 +152,7 @@ def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
 
 
 def _folder_problems(run: NamedRun) -> Sequence[str]:
-    """Reasons why the run's folder cannot be written to."""
+    """Returns reasons why the run's folder cannot be written."""
     try:
         with locked(run.files, run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
             return ()
@@ -163,8 +163,8 @@ def _folder_problems(run: NamedRun) -> Sequence[str]:
 def _submit(
     runs: Sequence[NamedRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
 ) -> dict[Path, str]:
-    """Submits all; adds to `jobs`. Returns the refusals by run folder. `unfinished` are jobs of the same sweep. Folders
-    are begun when their jobs are accepted, which are held until then: a refusal leaves an earlier run as it was."""
+    """Submits all runs; adds to `jobs`. Returns refusals by run folder. A job is held until its folder is begun, so a
+    refusal leaves an earlier run unchanged. `unfinished` are jobs of the same sweep."""
     refusals: dict[Path, str] = {}
     limits: dict[int | None, ParallelLimit] = {}
     for group in arrays(runs):
@@ -189,19 +189,19 @@ def _submit(
 
 
 def _remove_traces(runs: Iterable[NamedRun]) -> None:
-    """Removes what Hydra has written to the folders of refused runs, unless they have an earlier run."""
+    """Removes Hydra's files from the folders of refused runs, unless they contain an earlier run."""
     for files in (run.files for run in runs):
         if not files.has_run:
             shutil.rmtree(files.hydra, ignore_errors=True)
             files.lock.unlink(missing_ok=True)
-            with suppress(OSError):  # it has something else in it
+            with suppress(OSError):  # it contains other files
                 files.path.rmdir()
 
 
 class ParallelLimit:
-    """Limits all arrays of a sweep together to `launcher.max_parallel` runs at the same time; SLURM limits each array
-    alone. There are as many places, each for one run at a time. An array takes as many places as it runs tasks at the
-    same time, and depends on the jobs that were in them before.
+    """Limits all arrays of a sweep together to `launcher.max_parallel` concurrent runs; SLURM limits each array alone.
+    There are that many places, for one run each. An array takes a place for each of its concurrent tasks, and depends
+    on the jobs that held these places before.
 
     Args:
         limit: number of places; None: no limit.
@@ -209,13 +209,13 @@ class ParallelLimit:
     """
 
     def __init__(self, limit: int | None, unfinished: Collection[str]):
-        # The jobs after which each place is free, the place that was taken first in front.
+        # The jobs that each place waits for; the place that was taken first is in front.
         self._places: deque[frozenset[str]] = deque([frozenset()] * (limit or 0))
         for job in unfinished if limit else ():
             self._places.append(self._places.popleft() | {job})
 
     def before(self, num_runs: int) -> frozenset[str]:
-        """The jobs that must end before an array of `num_runs` runs starts."""
+        """Returns the jobs that must end before an array of `num_runs` runs starts."""
         return frozenset().union(*itertools.islice(self._places, num_runs))
 
     def add(self, num_runs: int, job: str) -> None:
@@ -226,7 +226,7 @@ class ParallelLimit:
 
 
 def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
-    """The script of runs with equal resources; `after` are jobs that must end before."""
+    """Returns the script of runs with equal resources; the jobs `after` must end first."""
     run, folders = group[0], [run.folder for run in group]
     survives_nodes = run.cfg.collector.on_worker_failure != "raise"
     return slurm_script.script(
@@ -235,7 +235,7 @@ def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
 
 
 def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
-    """Groups runs with equal resources. Blocks for the size of SLURM's arrays if there are several."""
+    """Groups runs with equal resources. Asks SLURM for its maximum array size if a group has several runs."""
     equal: dict[str, list[NamedRun]] = {}
     for run in runs:
         collector = run.cfg.collector
@@ -250,7 +250,7 @@ def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:
 
 
 def _script_path(runs: Sequence[NamedRun]) -> Path:
-    """The path of a new script; scripts of earlier submissions are kept."""
+    """Returns the path of a new script; scripts of earlier submissions are kept."""
     if len(runs) == 1:
         return runs[0].files.jobs / "run.sh"
     paths = (runs[0].folder.parent / "jobs" / f"array-{number}.sh" for number in itertools.count())

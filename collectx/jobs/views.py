@@ -1,4 +1,4 @@
-"""The runs that a `Watcher` watches, and their display."""
+"""The runs of a `Watcher`, and their display."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from collectx.run.statistics import MetricsTail, Sampler
 from collectx.run.terminal.display import NUM_WORKERS_SHOWN, PLAIN_S, clock, format_line, number, render_panel
 from collectx.run.terminal.printing import print_line, table
 
-# Width and height of both charts together at most, the least height, and the other lines of a panel.
+# Maximum width and height of both charts together, their minimum height, and the number of other lines of a panel.
 _CHART = 120, 9
 _LEAST_HEIGHT = 5
 _MOST_LINES = 8
 
 
 class WatchedRun:
-    """A run that is a job, or a process (`job` is None), and the state read from its folder.
+    """A run that is a job, or a process (`job` is None), and the state that its folder shows.
 
     Attributes:
-        shows_events: whether the user sees events, such as a restarted worker, when they happen.
+        shows_events: whether the user sees events, such as a restarted worker, at once.
         may_requeue: whether SLURM may restart the job.
-        since_s: when it last started to wait or to run.
+        since_s: when the run last began to wait or to run.
         ended_s: when its end was first seen; None before.
-        result_ns: modification time of the result at the last query of SLURM; None before.
+        result_ns: modification time of the result at the last query; None before.
     """
 
     def __init__(self, run: NamedRun, job: str | None):
@@ -40,7 +40,7 @@ class WatchedRun:
         target_return = getattr(run.cfg.trainer, "target_return", None)
         self.statistics = MetricsTail(self.files.metrics, run.cfg.collector.total_frames, target_return)
         self.events = JsonLinesTail(self.files.events)
-        # With "raise" the error is shown at the end.
+        # With "raise", the error is shown at the end.
         self.shows_events = run.cfg.collector.on_worker_failure != "raise"
         self.may_requeue: bool = getattr(run.cfg.launcher, "requeue", False)
         self.status = RunStatus(Status.QUEUED if job else Status.RUNNING)
@@ -49,14 +49,14 @@ class WatchedRun:
         self.begin(time.monotonic())
 
     def begin(self, now_s: float) -> None:
-        """Begins the time and the rate at `now_s`: what was there before is no part of them."""
+        """Restarts time and rate at `now_s`, without earlier batches."""
         self.statistics.update()
-        self.statistics.rate = None  # the rate of the last batch of an earlier start
+        self.statistics.rate = None  # of the last batch before
         self.since_s = now_s
         self.sampler = Sampler(self.statistics, now_s)
 
     def result_time_ns(self) -> int | None:
-        """When the result was written; None where there is none."""
+        """Returns when the result was written; None without one."""
         try:
             return self.files.result.stat().st_mtime_ns
         except OSError:
@@ -64,8 +64,8 @@ class WatchedRun:
 
 
 class RunsDisplay:
-    """Shows runs while the `with` block lasts. One run: its progress, as on this machine; its last state stays. Several
-    runs: a table on a terminal, elsewhere a line with the sums every few seconds."""
+    """Shows runs within a `with` block. One run: its progress, whose last state remains. Several runs: a table on a
+    terminal, elsewhere a line of totals every few seconds."""
 
     def __init__(self, runs: Sequence[WatchedRun]):
         self._runs = runs
@@ -104,9 +104,9 @@ class RunsDisplay:
     def _panel(self, run: WatchedRun) -> RenderableType:
         now_s = time.monotonic()
         if run.status.status is Status.QUEUED:
-            return Text(f"job {run.job} is in the queue for {clock(now_s - run.since_s)}")
+            return Text(f"job {run.job} has been in the queue for {clock(now_s - run.since_s)}")
         view, size = run.sampler.view(now_s), self._console.size
-        # The lines that are left below the others of the panel.
+        # The lines that the rest of the panel leaves free.
         height = min(_CHART[1], size.height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
         is_drawn = height >= _LEAST_HEIGHT and self._console.encoding.startswith("utf")
         drawn = charts(run.statistics.curve, min(size.width, _CHART[0]), height) if is_drawn else None

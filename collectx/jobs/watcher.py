@@ -1,8 +1,7 @@
-"""Watches runs that are jobs: in the queue, then with the live progress of a run on this machine, read from the run
-folders.
+"""Watches runs: their state in the queue, then their live progress, read from the run folders.
 
-Ctrl-C asks once whether to end the jobs, where the input is a terminal; without an answer it ends them, as SIGTERM does
-at once: they write a checkpoint. A second time, and where they take too long, it cancels them.
+Ctrl-C in a terminal asks once whether to end the jobs. Without a terminal it ends them, as SIGTERM does: they write a
+checkpoint. The second time, or if they take too long, it cancels them.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from collectx.run.terminal import printing
 from collectx.run.terminal.display import REFRESH_S
 from collectx.run.terminal.notices import Notices
 
-# Seconds between two queries: short at first, longer while a job waits or runs for long.
+# Seconds between two queries: short at first, longer the longer a job waits or runs.
 _MIN_QUERY_S = 1.0
 _MAX_QUERY_S = 10.0
-# After the end of a job, its result may take some seconds to be visible on this host, and SLURM to report its state.
+# How long after a job's end its result may take to appear on this host, and SLURM to report its state.
 _SETTLE_S = 5.0
-# How long SLURM may take to end cancelled jobs, or interrupted ones after their grace: its KillWait is 30 s.
+# How long SLURM may take to end cancelled jobs, or interrupted ones after their grace time: its KillWait is 30 s.
 _CANCEL_S = 90.0
 
 
@@ -58,8 +57,15 @@ def sigterm_raises() -> Iterator[None]:
 class Watcher:
     """Watches some runs until all have ended.
 
+    Args:
+        runs: each run with its job id; None for a process.
+        states: returns the states of jobs.
+        interrupt, cancel: end jobs, with and without a checkpoint.
+        may_leave: whether the jobs may outlive this process.
+        is_owner: whether this command started the jobs, so Ctrl-C may end them.
+
     Attributes:
-        is_detached: the user has left while jobs were running.
+        is_detached: whether the user left while jobs were running.
     """
 
     def __init__(
@@ -71,9 +77,6 @@ class Watcher:
         may_leave: bool = True,
         is_owner: bool = True,
     ):
-        """`runs` have the id of each job, None for a process, whose states `states` reports and which `interrupt` ends
-        with a checkpoint, `cancel` without; `may_leave`: the jobs may outlive this process; `is_owner`: this command
-        has started them, and Ctrl-C may end them."""
         self.is_detached = False
         self._runs = [WatchedRun(run, job) for run, job in runs]
         self._states = states
@@ -88,8 +91,8 @@ class Watcher:
         self._has_outage = False
 
     def watch(self) -> list[Outcome]:
-        """Blocks until all runs have ended, or the user leaves; shows them meanwhile, and their failures at the end. To
-        be called within `sigterm_raises` where the runs are to end with this process."""
+        """Blocks until all runs have ended, or the user leaves. Shows the runs meanwhile, and their failures at the
+        end. Call it within `sigterm_raises` if the runs are to end with this process."""
         while self._unfinished():
             try:
                 self._watch()
@@ -126,7 +129,7 @@ class Watcher:
                 time.sleep(REFRESH_S)
 
     def _limit_end(self) -> None:
-        """Cancels jobs that take too long to end, and raises KeyboardInterrupt where SLURM takes too long as well."""
+        """Cancels jobs that take too long to end; raises KeyboardInterrupt if SLURM takes too long too."""
         if self._interrupted_s is None:
             return
         waited_s = time.monotonic() - self._interrupted_s
@@ -140,7 +143,7 @@ class Watcher:
             run.statistics.update()
             self._show_events(run, display)
         now_s = time.monotonic()
-        # A requeued job in the queue keeps the result of its earlier attempt, which is no reason for a query.
+        # An unchanged result, as of a requeued job's earlier attempt, is no reason for a query.
         changed = [(run, time_ns) for run in self._unfinished() if (time_ns := run.result_time_ns()) != run.result_ns]
         if now_s >= self._next_query_s or any(time_ns is not None for _, time_ns in changed):
             for run, time_ns in changed:
@@ -163,7 +166,7 @@ class Watcher:
         runs = self._unfinished()
         states = self._states([run.job for run in runs if run.job is not None])
         if isinstance(states, LauncherError) and not self._has_outage:
-            display.say(f"whether the jobs are still running is not known for now: {states}")
+            display.say(f"collectx cannot tell for now whether the jobs are still running: {states}")
         self._has_outage = isinstance(states, LauncherError)
         for run in runs:
             status = status_of(run.files, run.job, states)
@@ -178,7 +181,7 @@ class Watcher:
 
     @staticmethod
     def _may_change(run: WatchedRun, status: RunStatus, states: JobStates, now_s: float) -> bool:
-        """Whether the run has ended by `status`, but SLURM may still restart it or report a better reason."""
+        """Whether `status` says that the run has ended, but SLURM may restart it or report a better reason."""
         if not status.has_ended:
             run.ended_s = None
             return False
@@ -193,12 +196,13 @@ class Watcher:
         return may_restart or now_s < run.ended_s + _SETTLE_S
 
     def _ask_to_leave(self) -> bool:
-        """Asks the user once whether to cancel; cancels unless the answer is no. Returns whether the user leaves."""
+        """Asks the user once whether to end the jobs, and ends them without an answer. Returns whether the user
+        leaves."""
         if sys.stdin.isatty() and self._may_leave:
             self._may_leave = False
             jobs = self._describe_jobs()
             try:
-                answer = input(f"end {jobs}? y ends, n leaves and lets them run, Enter keeps watching [y/n]: ")
+                answer = input(f"cancel {jobs}? y: cancel, n: leave running, Enter: keep watching [y/n]: ")
             except (EOFError, KeyboardInterrupt):
                 answer = "y"
             if not answer.strip().lower().startswith("y"):
@@ -207,7 +211,7 @@ class Watcher:
         return False
 
     def _interrupt_or_cancel(self) -> None:
-        """Ends the jobs with a checkpoint; the second time without."""
+        """Ends the jobs with a checkpoint, the second time without."""
         if self._interrupted_s is not None:
             self._cancel()
             return
@@ -247,7 +251,7 @@ class Watcher:
 
 
 def _failure_text(run: WatchedRun) -> str:
-    """Returns why a run has failed; where it has left a result, with the last traceback of the trainer's log."""
+    """Returns why a run failed; if it has a result, with the last traceback of the trainer's log."""
     try:
         log = run.files.log("trainer").read_text(errors="replace").rstrip() if run.files.result.exists() else ""
     except OSError:

@@ -21,7 +21,7 @@ from collectx.env.base import EnvSpec
 from collectx.library import refused
 from collectx.library.background import Background
 from collectx.library.delivery import Delivery
-from collectx.library.keywords import Keywords
+from collectx.library.keywords import Keywords, RemoteKeywords
 from collectx.library.values import for_each
 from collectx.policy.random import RandomPolicy
 from collectx.worker.requests import resolve
@@ -144,9 +144,9 @@ class ReadableCollector:
 
     def _per_worker(self, names: str | list[str | None] | None) -> Any:
         devices = [None if name is None else torch.device(name) for name in for_each(names, self.num_workers)]
-        if self._keywords.kind == "single":
+        if not self._keywords.has_workers:
             return devices[0]
-        return tuple(devices) if self._keywords.kind.startswith("multi") else devices
+        return devices if isinstance(self._keywords, RemoteKeywords) else tuple(devices)
 
     @property
     def num_workers(self) -> int:
@@ -233,7 +233,7 @@ class ReadableCollector:
         return self._by_worker(self._keywords.policy_factory, None)
 
     def _by_worker(self, value: Any, default: Any) -> Any:
-        if self._cfg.collector.schedule == "single":
+        if not self._keywords.has_workers:
             return value
         # A list has no entries for workers that were added.
         values = value if isinstance(value, list | tuple) else [value] * self.num_workers
@@ -308,7 +308,7 @@ class ReadableCollector:
             AttributeError: it does not exist; or there are workers and the path begins otherwise.
             TypeError: as by `getattr_env`.
         """
-        if self._keywords.kind == "single":
+        if not self._keywords.has_workers:
             return resolve(self, attr)
         if attr == "worker_idx":
             return self._core.workers

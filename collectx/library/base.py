@@ -89,7 +89,7 @@ class BaseCollector(ReadableCollector):
         assert isinstance(env, UserEnvConfig)
         cfg.env, cfg.policy = env, trainers_policy(keywords, cfg.collector.num_workers)
         self._keywords, self._cfg, self._overrides = keywords, cfg, overrides
-        has_workers, has_users_policy = keywords.kind != "single", policies.is_user_policy(cfg.policy)
+        has_workers, has_users_policy = keywords.has_workers, policies.is_user_policy(cfg.policy)
         if has_workers or has_users_policy:
             env = copied(env, is_required=has_workers)
         spec = envs.read_spec(env, has_users_policy)
@@ -101,7 +101,7 @@ class BaseCollector(ReadableCollector):
                 warnings.warn(note, stacklevel=3)
         self._spec = spec
         policy: Any = policies.build(cfg.policy, spec, cfg.seed)
-        self.policy = RandomPolicy() if policy is None and cfg.collector.schedule == "single" else policy
+        self.policy = RandomPolicy() if policy is None and not has_workers else policy
         if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
         with contextlib.ExitStack() as stack:
@@ -338,7 +338,7 @@ class BaseCollector(ReadableCollector):
             ValueError: the two lists have different lengths; or there are workers and no lists.
         """
         if list_of_args is None and list_of_kwargs is None:
-            if self._keywords.kind != "single":
+            if self._keywords.has_workers:
                 raise ValueError(
                     f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here map_fn calls "
                     "methods of this collector, once per entry: pass list_of_args=[()] for one call."
@@ -375,7 +375,7 @@ class BaseCollector(ReadableCollector):
         self.post_collect_hook = hook
 
     def _replace_hook(self, name: str, hook: Callable | None) -> None:
-        if name == "post_collect_hook" and self._keywords.kind == "single":
+        if name == "post_collect_hook" and not self._keywords.has_workers:
             with self._exclusive():
                 self._delivery.post_collect_hook = hook
         else:
@@ -564,7 +564,7 @@ class BaseCollector(ReadableCollector):
 
     def _close_users_env(self) -> None:
         env: Any = self._keywords.create_env_fn
-        if self._keywords.kind == "single" and is_env(env) and not getattr(env, "is_closed", False):
+        if not self._keywords.has_workers and is_env(env) and not getattr(env, "is_closed", False):
             env.close()
 
     def _abort(self, background: Background, limit_s: float) -> None:

@@ -20,12 +20,12 @@ from collectx.config.schema.policy import PolicyConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
-from collectx.jobs.submitted_workers import PresubmittedJobs
+from collectx.jobs.presubmitted import PresubmittedJobs
 from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords, names_of
 from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
-from collectx.library.submitit import slurm_resources
 from collectx.library.values import exploration_name
+from collectx.place.slurm.submitit import slurm_resources
 from collectx.worker.spec import ConfigOverrides
 
 
@@ -46,7 +46,7 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
     backend = "auto"
     if isinstance(keywords, NetworkKeywords):
         backend = "rpc" if isinstance(keywords, RpcKeywords) else keywords.backend
-        jobs = PresubmittedJobs.from_environment() if keywords.launcher == "submitit_delayed" else None
+        jobs = PresubmittedJobs.from_environment() if keywords.has_submitted_jobs else None
         if keywords.tcp_port is None and jobs is not None:
             options["backend"]["port"] = jobs.tcp_port
     return RunConfig(
@@ -78,8 +78,8 @@ def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:
 
 
 def _launcher(keywords: Keywords, options: dict[str, dict[str, Any]], problems: list[str]) -> LauncherConfig:
-    if isinstance(keywords, NetworkKeywords) and keywords.launcher != "mp":
-        slurm_kwargs = {} if keywords.launcher == "submitit_delayed" else keywords.slurm_kwargs or {}
+    if isinstance(keywords, NetworkKeywords) and keywords.has_jobs:
+        slurm_kwargs = {} if keywords.has_submitted_jobs else keywords.slurm_kwargs or {}
         try:
             return slurm_resources(slurm_kwargs, keywords.num_sub_threads)
         except ConfigError as error:

@@ -30,7 +30,7 @@ class Delivery:
 
     def __init__(self, keywords: Keywords, options: CollectorConfig, stream: Stream, spec: EnvSpec):
         self.num_collected = 0
-        self.post_collect_hook = keywords.post_collect_hook if keywords.kind == "single" else None
+        self.post_collect_hook = None if keywords.has_workers else keywords.post_collect_hook
         self._keywords = keywords
         self._stream, self._core = stream, stream.core
         self._cuts = [("truncated",), ("done",), *(spec.observation[index].key for index in spec.agents_cuts)]

@@ -192,6 +192,8 @@ class Keywords:
 
     # `collector.kind` of the configuration: of an async collector, and of a sync one.
     kinds: ClassVar[tuple[str, str]]
+    # Whether there are workers beside this process, which otherwise steps the envs itself.
+    has_workers: ClassVar[bool] = True
     # Number of batches between two publishes where the keywords do not say; -1: never.
     default_interval: ClassVar[int] = -1
 
@@ -276,7 +278,7 @@ class Keywords:
     @property
     def worker_count(self) -> int:
         """Number of workers, by `num_workers`, `num_collectors` or `create_env_fn`."""
-        if self.kind == "single":
+        if not self.has_workers:
             return 1
         counts = (getattr(self, name, None) for name in ("num_workers", "num_collectors"))
         creates = self.create_env_fn
@@ -315,7 +317,8 @@ class Keywords:
         buffer = self.replay_buffer
         is_changed = self.postproc or self.track_policy_version or not self.track_traj_ids
         is_whole = self.extend_buffer and self.trajs_per_batch is None and not getattr(self, "overlap", 0)
-        are_able = self.kind.startswith("multi") and user_class(getattr(self, "collector_class", None)) is None
+        is_here = self.has_workers and not isinstance(self, RemoteKeywords)
+        are_able = is_here and user_class(getattr(self, "collector_class", None)) is None
         return buffer if isinstance(buffer, ReplayBuffer) and is_whole and are_able and not is_changed else None
 
     @property
@@ -354,6 +357,7 @@ class SingleKeywords(Keywords):
     """
 
     kinds = ("single", "single")
+    has_workers = False
 
     interruptor: Any = None
     backend: str | None = field(default=None, metadata={"choices": BACKENDS})
@@ -510,6 +514,16 @@ class NetworkKeywords(RemoteKeywords):
     slurm_kwargs: dict[str, Any] | None = None
     tcp_port: int | str | None = option("backend.port", None, port_number)
     folder: str | Path | None = None
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether each worker is a SLURM job."""
+        return self.launcher != "mp"
+
+    @property
+    def has_submitted_jobs(self) -> bool:
+        """Whether these jobs were submitted along with that of this process."""
+        return self.launcher == "submitit_delayed"
 
 
 @dataclass(frozen=True, kw_only=True)

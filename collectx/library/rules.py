@@ -22,7 +22,7 @@ from collectx.config.registry import field_of, why_not
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
 from collectx.errors import ConfigError, SpaceError
-from collectx.jobs.submitted_workers import PresubmittedJobs
+from collectx.jobs.presubmitted import PresubmittedJobs
 from collectx.library.configuration import as_message
 from collectx.library.keywords import (
     AsyncBatchedKeywords,
@@ -133,7 +133,7 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
     if isinstance(keywords.policy, type):
         yield f"policy={keywords.policy!r} is a class: give an object of it, or the class as policy_factory."
-    if cfg.collector.kind == "single" and keywords.policy is not None and keywords.policy_factory is not None:
+    if not keywords.has_workers and keywords.policy is not None and keywords.policy_factory is not None:
         yield "policy and policy_factory: give one of them, as there are no workers."
     yield from _acceleration(keywords, "compile_policy", torch.compile)
     yield from _acceleration(keywords, "cudagraph_policy", CudaGraphModule)
@@ -170,7 +170,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
     acting = [device or "cpu" for device in policy_devices(keywords, cfg.collector.num_workers)]
     if isinstance(keywords, RpcKeywords):
         visible = cfg.backend.visible_devices  # type: ignore[attr-defined]
-        if keywords.launcher == "mp" and (missing := next(filter(None, map(missing_device, visible or ())), None)):
+        if not keywords.has_jobs and (missing := next(filter(None, map(missing_device, visible or ())), None)):
             yield f"visible_devices={keywords.visible_devices!r}: {missing}"
         else:
             yield from (
@@ -205,16 +205,16 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
     """A list as `frames_per_batch`."""
-    frames, kind, num_workers = keywords.frames_per_worker, cfg.collector.kind, cfg.collector.num_workers
+    frames, num_workers = keywords.frames_per_worker, cfg.collector.num_workers
     if frames is None:
         return
-    if kind not in ("multi_sync", "multi_async"):
+    if not keywords.has_workers or isinstance(keywords, RemoteKeywords):
         yield f"frames_per_batch={frames}: must be one number, but for MultiSyncCollector and MultiAsyncCollector."
         return
     if len(frames) != num_workers:
         count = f"{len(frames)} entries for {num_workers} workers"
         yield f"frames_per_batch={frames} has {count}: one for each, or one number."
-    if kind == "multi_sync" and not keywords.is_concatenated:
+    if cfg.collector.schedule == "sync" and not keywords.is_concatenated:
         rule = "parts of different lengths cannot be stacked"
         yield f"frames_per_batch={frames}: {rule}: give cat_results=-1, or one number."
 
@@ -356,7 +356,7 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The submitted jobs match the keywords."""
-    if not isinstance(keywords, NetworkKeywords) or keywords.launcher != "submitit_delayed":
+    if not isinstance(keywords, NetworkKeywords) or not keywords.has_submitted_jobs:
         return
     jobs, num_workers, backend = PresubmittedJobs.from_environment(), cfg.collector.num_workers, cfg.backend.kind
     if jobs is None:

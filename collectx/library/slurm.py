@@ -1,32 +1,24 @@
 """Workers that are SLURM jobs: submitted by the collector, or by `submitit_delayed_launcher`, which submits a script's
-main function and its collector's workers all at once, for clusters where a job cannot submit jobs.
-
-    python script.py                on the login host: submits all jobs and follows the first
-      job: python script.py         main() runs; its DistributedCollector(launcher="submitit_delayed") ...
-      jobs: one per worker          ... sends the task to these, and they join
+main function and its collector's workers together.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import shlex
-import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, LauncherError
-from collectx.jobs.submitted_workers import PresubmittedJobs, presubmitted_workers, submitted_workers, worker_command
+from collectx.errors import ConfigError
+from collectx.jobs.presubmitted import PresubmittedJobs, presubmitted_workers, submit_and_follow
+from collectx.jobs.submitted_workers import submitted_workers
 from collectx.library.keywords import Keywords, NetworkKeywords
-from collectx.library.submitit import slurm_resources
 from collectx.library.values import port_number
 from collectx.place import place_of
 from collectx.place.launcher import Launcher
 from collectx.place.slurm import commands
-from collectx.place.slurm.array import JobArray
+from collectx.place.slurm.submitit import slurm_resources
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.layout import RunFolder, locked, new_folder
 from collectx.user_objects import UserObjects
@@ -40,9 +32,6 @@ DEFAULT_SLURM_CONF: dict[str, Any] = {
     "slurm_gpus_per_node": 0,
 }
 
-_MIN_PAUSE_S = 1.0
-_MAX_PAUSE_S = 10.0
-
 
 def open_launcher(
     stack: contextlib.ExitStack, cfg: RunConfig, overrides: Sequence[ConfigOverrides], keywords: Keywords
@@ -53,13 +42,13 @@ def open_launcher(
     Args:
         overrides: for each worker, what differs from `cfg`.
     """
-    if not isinstance(keywords, NetworkKeywords) or keywords.launcher == "mp":
+    if not isinstance(keywords, NetworkKeywords) or not keywords.has_jobs:
         return None, lambda name, **fields: None
     objects = [
         UserObjects.of(each.env or cfg.env, each.policy or cfg.policy, each.hooks, each.user_collector)
         for each in overrides
     ]
-    if keywords.launcher == "submitit_delayed":
+    if keywords.has_submitted_jobs:
         presubmitted = PresubmittedJobs.from_environment()
         assert presubmitted is not None
         events = EventLog(presubmitted.files())
@@ -106,7 +95,8 @@ def submitit_delayed_launcher(
         ConfigError: by the decorator: unknown framework; by the call: this machine has no SLURM.
         LauncherError: by the call: SLURM refused a job, or a job failed; the message names its log.
     """
-    if framework not in ("distributed", "rpc"):
+    transports = {"distributed": backend, "rpc": "rpc"}
+    if framework not in transports:
         raise ConfigError(f"framework={framework!r}: must be 'distributed' or 'rpc'.")
 
     def decorate(main: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,66 +107,14 @@ def submitit_delayed_launcher(
             if not commands.is_here():
                 raise ConfigError("submitit_delayed_launcher: this machine has no sbatch on its PATH.")
             files = new_folder()
-            transport = backend if framework == "distributed" else framework
-            presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, port_number(tcpport), queue_timeout_s)
+            transport, port = transports[framework], port_number(tcpport)
+            presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, port, queue_timeout_s)
             trainer, workers = (
                 slurm_resources(conf or {}, 1) for conf in (submitit_main_conf, submitit_collection_conf)
             )
-            _submit_and_follow(files, presubmitted, trainer, workers)
+            submit_and_follow(files, presubmitted, trainer, workers)
             return None
 
         return launch
 
     return decorate
-
-
-def _submit_and_follow(
-    files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
-) -> None:
-    files.begin()
-    files.jobs.mkdir(exist_ok=True)
-    script = files.jobs / "trainer.sh"
-    script.write_text(_script(trainer, files, presubmitted))
-    command = worker_command(files, wait_s=presubmitted.queue_timeout_s)
-    array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
-    jobs: list[str] = []
-    try:
-        jobs.append(commands.submit(script))
-        jobs += array.submit(range(presubmitted.num_workers)).values()
-        print(f"collectx: job {jobs[0]}, its workers {', '.join(jobs[1:])}; log: {files.log('trainer')}", flush=True)
-        _follow(jobs, files)
-    finally:
-        if jobs:
-            commands.cancel(jobs)
-
-
-def _script(resources: SubmititLauncherConfig, files: RunFolder, presubmitted: PresubmittedJobs) -> str:
-    log = str(files.log("trainer")).replace("%", "%%")
-    header = commands.header(resources, job_name="collectx", output=log, open_mode="append", ntasks=1, no_requeue=True)
-    name, value = presubmitted.as_environment()
-    body = commands.body(resources, [sys.executable, "-u", *sys.orig_argv[1:]])
-    return "\n".join(["#!/bin/bash", *header, f"export {name}={shlex.quote(value)}", *body, ""])
-
-
-def _follow(jobs: Sequence[str], files: RunFolder) -> None:
-    """Copies the log of the first job, the trainer's, to standard output until the job ends."""
-    num_printed, pause_s = 0, _MIN_PAUSE_S
-    gone = commands.JobState("GONE", True, True)
-    while True:
-        states = commands.states(jobs)
-        trainer, *others = [states.get(job, gone) for job in jobs]
-        text = files.log("trainer").read_bytes() if files.log("trainer").exists() else b""
-        print(text[num_printed:].decode(errors="replace"), end="", flush=True)
-        pause_s = _MIN_PAUSE_S if len(text) > num_printed else min(1.5 * pause_s, _MAX_PAUSE_S)
-        num_printed = len(text)
-        if trainer.is_over:
-            if trainer.word != "COMPLETED":
-                raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {files.log('trainer')}")
-            return
-        # Once a worker has joined, the trainer handles the loss of workers.
-        has_joined = any(event["event"] == "worker_joined" for event in files.read_events())
-        for index, state in enumerate(others):
-            if state.is_over and state.word != "COMPLETED" and not has_joined:
-                log = files.worker_log(index)
-                raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {log}")
-        time.sleep(pause_s)

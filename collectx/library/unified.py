@@ -64,7 +64,7 @@ def select(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, 
     rest |= options or {}
     if name not in _CLASSES["process"]:
         rest["sync"] = bool(sync)
-    if backend == "submitit" and rest.setdefault("launcher", "submitit") != "submitit":
+    if backend == "submitit" and rest.setdefault("launcher", backend) != backend:
         raise ConfigError(f"launcher={rest['launcher']!r} with backend='submitit': leave launcher out.")
     return name, (creates, *arguments[1:]), rest
 

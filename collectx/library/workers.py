@@ -74,7 +74,7 @@ def _overrides(
     """
     device = policy_devices(keywords, cfg.collector.num_workers)[worker]
     hooks = keywords.hooks
-    if keywords.kind == "single":
+    if not keywords.has_workers:
         # It is called with the delivered batch.
         hooks = replace(hooks, post_collect_hook=None)
     if (buffer := keywords.shared_buffer) is not None:

@@ -1,4 +1,4 @@
-"""Places: where the workers of a run are, and how their batches reach the trainer (`place_of`)."""
+"""Places: where the workers of a run are, and how their batches travel to the trainer (`place_of`)."""
 
 from __future__ import annotations
 

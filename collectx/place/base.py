@@ -1,7 +1,7 @@
-"""Where the workers of a run are, and how their batches reach the trainer.
+"""Where the workers of a run are, and how their batches travel to the trainer.
 
-Users say it by four groups, `collector`, `backend`, `launcher` and `devices`. `collectx.place.place_of` makes one place
-of them, which everything else asks.
+Users choose it with four groups: `collector`, `backend`, `launcher` and `devices`. `collectx.place.place_of` resolves
+them into one place, and all other code asks this place.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
 class Place:
-    """One kind of place for workers: a subclass for each launcher.
+    """Where workers run. Each launcher has a subclass.
 
     Attributes:
         cfg: the run's configuration.
         is_local: whether every worker runs on the machine of the trainer.
-        is_job: whether the trainer too runs in a scheduler's job, and not in the process of the command.
-        can_be_step: whether such a job can be a step of an allocation in which the command runs.
-        has_worker_jobs: whether each worker is a job that the trainer submits.
-        needs_workers: whether it has no effect without workers beside the trainer.
+        is_job: whether the trainer runs in a scheduler's job too, instead of the command's process.
+        can_be_step: whether such a job can be a step of the allocation in which the command runs.
+        has_worker_jobs: whether the trainer submits a job for each worker.
+        needs_workers: whether `collector=single`, without workers, is refused.
     """
 
     is_local = is_job = can_be_step = has_worker_jobs = needs_workers = False
@@ -49,11 +49,11 @@ class Place:
 
     @property
     def backend(self) -> str:
-        """The backend; for `backend=auto` inline within one process, shared_memory on one machine, otherwise the one
-        that the collector or the launcher needs, nccl between GPUs, or gloo."""
+        """The backend. `backend=auto` stands for inline within one process, shared_memory on one machine, and otherwise
+        for rpc with `collector=rpc`, nccl between GPUs, or gloo."""
         if self.cfg.backend.kind != "auto":
             return self.cfg.backend.kind
-        return "inline" if self.cfg.collector.schedule == "single" else self._default_backend()
+        return self._default_backend() if self.cfg.collector.has_workers else "inline"
 
     def _default_backend(self) -> str:
         if self.cfg.collector.kind == "rpc":
@@ -71,12 +71,17 @@ class Place:
         return self.backend == "shared_memory"
 
     @property
+    def has_ranks(self) -> bool:
+        """Whether trainer and workers are ranks of MPI."""
+        return self.backend == "mpi"
+
+    @property
     def network(self) -> str | None:
         """The backend, if batches travel over a network."""
         return self.backend if self.backend in NETWORKS else None
 
     def _why_no_nccl(self) -> str | None:
-        """Returns why batches cannot be sent from GPU to GPU; None if they can."""
+        """Returns why NCCL cannot send batches from GPU to GPU; None if it can."""
         ends = self._ends()
         for name, device in ends.items():
             if not device.startswith("cuda"):
@@ -99,11 +104,11 @@ class Place:
 
     @property
     def num_tasks(self) -> int:
-        """Number of processes of a job with trainer and workers; `collector=single` has the trainer alone."""
-        return 1 if self.cfg.collector.schedule == "single" else 1 + self.cfg.collector.num_workers
+        """Number of processes of a job that runs trainer and workers."""
+        return 1 + self.cfg.collector.num_workers if self.cfg.collector.has_workers else 1
 
     def processes(self) -> dict[str, int]:
-        """The number of processes of each role, on all hosts."""
+        """Number of processes of each role, on all hosts."""
         options, env = self.cfg.collector, self.cfg.env
         workers = 0 if self.is_inline else num_workers_of(options)
         nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
@@ -118,7 +123,7 @@ class Place:
         }
 
     def num_threads_beside(self) -> int:
-        """Threads of the workers that share the cores of the trainer's process. May connect to Ray."""
+        """Number of worker threads that share the trainer's cores. May connect to Ray."""
         options = self.cfg.collector
         processes = options.num_workers * options.num_workers_per_collector
         return processes * self.cfg.launcher.num_threads if self._shares_cores() else 0
@@ -129,14 +134,14 @@ class Place:
     # --- how it starts them ---
 
     def launcher(self, log_dir: Path | None) -> Launcher:
-        """What starts the workers from this process.
+        """The launcher with which this process starts the workers.
 
         Args:
-            log_dir: where worker processes of this machine write their logs; None leaves their output on the terminal.
+            log_dir: folder of the worker logs on this machine; None leaves their output on the terminal.
 
         Raises:
-            LauncherError: the Ray cluster cannot be reached, or has not the resources for the workers; or this process
-                does not start the workers of this place.
+            LauncherError: the Ray cluster is unreachable or too small; or this process cannot start the workers of this
+                place.
         """
         return InlineLauncher() if self.is_inline else self._launcher_of_processes(log_dir)
 
@@ -147,11 +152,11 @@ class Place:
     # --- what does not fit ---
 
     def problems(self) -> Iterator[Problem]:
-        """What does not fit together, on any machine."""
+        """The problems of the configuration on any machine."""
         return found((self._backend_problems, self._single_problems, self._own_problems))
 
     def _backend_problems(self) -> Iterator[Problem]:
-        """Collector, backend and launcher go together."""
+        """Collector, backend and launcher fit together."""
         collector, backend, launcher = self.cfg.collector, self.cfg.backend.kind, self.cfg.launcher.kind
         if collector.kind == "rpc" and backend not in ("auto", "rpc"):
             advice = "use backend=auto or rpc, or collector=distributed or distributed_sync."
@@ -162,7 +167,7 @@ class Place:
             rule = f"collector={collector.kind} is over torch.distributed"
             alternative = f"collector=multi_{collector.schedule}"
             yield Problem("backend", rule, backend, f"use backend=auto or gloo, or {alternative}.")
-        elif collector.schedule == "single":
+        elif not collector.has_workers:
             yield from self._without_transport("collector=single")
         elif backend == "inline":
             rule = f"collector={collector.kind} with launcher={launcher} has several processes"
@@ -174,7 +179,7 @@ class Place:
             yield Problem("backend", reason, backend, "use `backend=auto or gloo`.")
 
     def _misplaced(self) -> Iterator[Problem]:
-        """What other places have: Ray's collector, and backends that cannot reach these workers."""
+        """Collectors and backends of other places only."""
         if self.cfg.collector.kind == "ray":
             advice = "use launcher=ray, or launcher=inline to debug."
             yield Problem("launcher", "collector=ray has Ray start its workers", self.cfg.launcher.kind, advice)
@@ -185,55 +190,54 @@ class Place:
             yield Problem("backend", rule, self.cfg.backend.kind, "use backend=auto or inline.")
 
     def _single_problems(self) -> Iterator[Problem]:
-        """A launcher has workers to start."""
-        if self.needs_workers and self.cfg.collector.schedule == "single":
+        """A launcher of workers needs workers."""
+        if self.needs_workers and not self.cfg.collector.has_workers:
             rule = "it starts workers beside the trainer, and collector=single has none"
             kind = self.cfg.launcher.kind
             yield Problem("launcher", rule, kind, "use launcher=local, or launcher=slurm for a job.")
 
     def _own_problems(self) -> Iterator[Problem]:
-        """Of the options of this launcher."""
+        """The problems of this launcher's options."""
         yield from ()
 
     def device_problems(self) -> Iterator[Problem]:
-        """Devices are CPUs or CUDA devices, and each worker sees the GPU that its policy acts on. Where the env steps
-        is known when it is made."""
+        """Devices are CPUs or CUDA devices, and each worker sees the GPU of its policy. The env's device is checked
+        when the env is made."""
         for name, value in vars(self.cfg.devices).items():
             if value is not None and not _DEVICE.fullmatch(value):
                 yield Problem(f"devices.{name}", "not a device", value, "use cpu, cuda or cuda:N.")
         yield from self._gpu_problems(self._ends()["policy_device"])
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
-        """Problems of the GPUs that workers see. Policies act on `acting`."""
+        """The problems of the GPUs that workers see, whose policies act on `acting`."""
         yield from visible_problems(self.cfg.backend, self.cfg.collector.num_workers, lambda worker: acting)
 
-    # --- what this machine lacks, and what to know ---
+    # --- what this machine lacks, and notes ---
 
     def missing(self) -> list[str]:
-        """What this machine lacks to start the workers; messages. Starts nothing."""
+        """Messages about what this machine lacks to start the workers. Starts nothing."""
         return []
 
     def network_problems(self) -> Iterator[Problem]:
-        """The library of the backend that was chosen is missing here. Nothing where the trainer runs in a job."""
+        """The library of the chosen backend is missing on this machine. Not checked if the trainer runs in a job."""
         if self.is_job or self.cfg.backend.kind not in NETWORKS or self.cfg.backend.kind == "gloo":
             return
         if reason := registry.why_not(self.cfg.backend.kind):
             yield Problem("backend", f"cannot work on this machine: {reason}.", self.cfg.backend.kind)
 
     def launcher_problems(self) -> Iterator[Problem]:
-        """What this machine lacks to check the options of this launcher, and what it refuses of them."""
+        """The launcher's options that its library refuses, or that this machine cannot check."""
         yield from ()
 
     def unreachable(self) -> list[str]:
-        """Reasons why this process, the trainer's, cannot connect to the workers; messages. Imports torch for
-        networks."""
+        """Messages about why the trainer, this process, cannot connect to workers. Imports torch for networks."""
         if self.network is None:
             return []
         from collectx.transport.network.addresses import local_addresses
 
         reason = registry.why_not(self.network)
         problems = [] if reason is None else [f"backend={self.network} cannot work on this machine: {reason}."]
-        if self.network == "mpi" and self.is_job and "PMIX_NAMESPACE" not in os.environ:
+        if self.has_ranks and self.is_job and "PMIX_NAMESPACE" not in os.environ:
             problems = [
                 f"backend=mpi: launcher={self.cfg.launcher.kind} has started the roles without MPI's PMIx: "
                 "use launcher.srun.mpi=pmix where `srun --mpi=list` names it, or backend=gloo."
@@ -245,7 +249,7 @@ class Place:
         return problems
 
     def notes(self) -> list[str]:
-        """What `backend=auto` stands for, if it does not follow from the launcher, and options without an effect."""
+        """Notes on the backend that `backend=auto` chose for a network, and on options without effect."""
         options = self.cfg.backend
         if self.network is None:
             chosen = {"interface": options.interface, "port": options.port}
@@ -267,7 +271,7 @@ class Place:
 
     @property
     def devices_of_pairs(self) -> tuple[str, str]:
-        """Where bytes lie while they travel, at the trainer's end and at the worker's. Only nccl moves them between
+        """The devices of the bytes in transit, at the trainer's and at the worker's end. Only nccl sends between
         GPUs."""
         devices = resolve_devices(self.cfg.devices)
         ends = (devices.storing_device or "cpu", devices.policy_device or "cpu")

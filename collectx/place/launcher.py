@@ -1,13 +1,13 @@
-"""The launcher interface: where the workers of a collector run, and how they are started and named in messages.
-
-Independent of the code that a worker runs.
-"""
+"""The launcher interface: how workers are started, and named in messages. Independent of the code that a worker
+runs."""
 
 from __future__ import annotations
 
 import os
+import signal
 import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from collectx.transport.processes import Handle, Limit
 
 # The function that a process calls, and its arguments.
 Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-# A started process: `Handle`, or the generator of an inline worker.
+# A started process, or the generator of an inline worker.
 AnyHandle: TypeAlias = Handle | Iterator[None]
 
 _LAST_WORDS_BYTES = 2000
@@ -24,20 +24,20 @@ _NO_LOG = ", which does not exist: the run folder must be on a file system that 
 
 
 class Launcher:
-    """Starts the workers of one collector. This base class is for workers that other programs start: they are running,
-    or in a scheduler's queue, wait for the announcement of the trainer, and are not replaced.
+    """Starts the workers of one collector. The base class serves workers that other programs start: these run, or wait
+    in a scheduler's queue, until the trainer announces its endpoint, and are never replaced.
 
     Args:
-        log: the log file of a worker; None: workers have none.
-        announce: called with the trainer's endpoint, which it publishes for workers that other programs start, before
-            the first worker is started. None: the arguments of workers contain the endpoint.
-        join_timeout: how long a worker may take to connect, before the time for its first batch begins; None:
+        log: returns the log file of a worker; None: there are no logs.
+        announce: publishes the trainer's endpoint for workers that other programs start; called before the first
+            `start`. None: the arguments of workers contain the endpoint.
+        join_timeout: how long a worker may take to connect; the time for its first batch begins afterwards. None:
             `collector.start_timeout_s` covers both.
 
     Attributes:
         is_local: whether every worker runs on this machine.
-        names: what messages call a process, by its index, where it is no worker.
-        max_requeues: how often each worker is restarted after a scheduler has ended its job (`JobEnded`).
+        names: names in messages, by index, of processes that are no workers.
+        max_requeues: how often each worker is restarted after its scheduler ended its job (`JobEnded`).
     """
 
     is_local = False
@@ -55,8 +55,7 @@ class Launcher:
         self._join_timeout = join_timeout
 
     def announce(self, endpoint: Endpoint) -> None:
-        """Publishes where the trainer listens, for workers that other programs start. Called before the first
-        `start`."""
+        """Publishes the trainer's endpoint, see `Launcher`."""
         if self._announce is not None:
             self._announce(endpoint)
 
@@ -66,23 +65,23 @@ class Launcher:
         """Starts a process of a worker.
 
         Args:
-            entry: what it calls; ignored where another program starts it.
-            restarts: the number of the worker's earlier processes.
-            previous: the handle of the last one of them.
+            entry: what the process calls; ignored if another program starts it.
+            restarts: number of the worker's earlier processes.
+            previous: the handle of its last process.
 
         Returns:
-            Its handle, or None if its end cannot be observed.
+            The handle of the process; None if its end cannot be observed.
         """
         return None
 
     def close(self) -> None:
-        """Ends the threads of the launcher, and what it has started that still runs. The code that
-        made the launcher calls it after the collector is closed. Idempotent."""
+        """Ends the launcher's threads and the processes that it started. Called by the code that made the launcher,
+        after the collector is closed. Idempotent."""
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
-        """Names a worker in messages: its handle, its log, and the last line of the log if it has failed."""
+        """Names a worker in messages: with its handle, its log and, if it failed, the last line of the log."""
         remote = handle if isinstance(handle, RemoteHandle) else None
-        words = [str(remote)] if remote is not None and str(remote) else []
+        words = [remote.text] if remote is not None and remote.text else []
         if self._log is not None:
             log = self._log(worker)
             end = _ending(log, remote.expects_log) if remote is not None and remote.exitcode else ""
@@ -96,8 +95,8 @@ class Launcher:
 
 
 class InlineLauncher(Launcher):
-    """Workers are generators in the trainer's process, which the inline transport advances. The handle of a worker is
-    its generator."""
+    """Makes workers that are generators in the trainer's process; the inline transport advances them. The handle of a
+    worker is its generator."""
 
     is_local = True
 
@@ -107,28 +106,42 @@ class InlineLauncher(Launcher):
 
 
 class RemoteHandle:
-    """The handle of a worker that is no process of this machine (`collectx.transport.processes.Handle`). `str` is for
-    messages, and may be empty.
+    """The handle of a worker that is no process of this machine, but a task, job or step of SLURM, or an actor of Ray:
+    `collectx.transport.processes.Handle`. The code that watches the worker calls `finish` at its end.
+
+    Args:
+        stop: `stop(handle, signum)` ends the worker, or frees what an ended worker holds; None: the worker ends with
+            the trainer's connection.
+        is_awaited: `is_awaited(handle)` tells whether `join` waits for the end of the worker and then calls `stop`;
+            otherwise `join` returns at once, as the end becomes known late.
+        text: names the worker in messages; may be empty.
 
     Attributes:
         sentinel: a descriptor that becomes readable at the worker's end.
         exitcode: None until then.
+        actor: the actor of Ray; None for other workers.
+        expects_log: whether a worker that has failed must have written a log.
         is_ended_by_scheduler: whether a scheduler has ended it, without a failure of the worker.
     """
 
     pid = None
-    is_ended_by_scheduler = False
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        stop: Callable[[RemoteHandle, int], None] | None = None,
+        is_awaited: Callable[[RemoteHandle], bool] = lambda handle: False,
+        text: str = "",
+    ):
         self.exitcode: int | None = None
+        self.text = text
+        self.actor: Any = None
+        self.expects_log = True
+        self.is_ended_by_scheduler = False
+        self._stop = stop
+        self._is_awaited = is_awaited
         self.sentinel, self._end = os.pipe()
         for descriptor in (self.sentinel, self._end):
             weakref.finalize(self, os.close, descriptor)
-
-    @property
-    def expects_log(self) -> bool:
-        """Whether a worker that has failed must have written a log."""
-        return True
 
     def finish(self, exitcode: int) -> None:
         """Notes the worker's end; the first call counts."""
@@ -137,18 +150,24 @@ class RemoteHandle:
             os.write(self._end, b"\0")
 
     def join(self, timeout: float | None = None) -> None:
-        """Returns at once, as the end of such a worker is known late."""
+        """Waits for the worker's end, see `is_awaited`."""
+        if self._is_awaited(self) and wait([self.sentinel], timeout):
+            self.terminate()
 
     def terminate(self) -> None:
-        """Nothing: the worker ends with the trainer's connection."""
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self.terminate()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, signum: int) -> None:
+        if self._stop is not None:
+            self._stop(self, signum)
 
 
 def _ending(log: Path, is_expected: bool) -> str:
-    """The last informative line of a log, for messages that name the log. A missing log is only reported if it
-    `is_expected`: SLURM or the job's shell creates it."""
+    """Returns the last informative line of a log, for messages that name the log. Reports a missing log only if it
+    `is_expected`, because SLURM or the job's shell creates it."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))

@@ -24,7 +24,7 @@ class Local(Place):
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
         options, launcher = self.cfg.collector, self.cfg.launcher
         how = launcher.num_threads, options.start_timeout_s, launcher.pin_cores, log_dir
-        if self.backend == "mpi":
+        if self.has_ranks:
             from collectx.place.mpi import MpiLauncher
 
             return MpiLauncher(*how)

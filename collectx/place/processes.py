@@ -64,9 +64,9 @@ def check_descriptors(num_workers: int, is_local: bool = True) -> None:
     if hard != resource.RLIM_INFINITY and hard < used + _JOINING + each * num_workers:
         fewer = max(1, (hard - used - _JOINING) // each)
         raise LauncherError(
-            f"collector.num_workers={num_workers} needs {used + descriptors(num_workers)} open files ({each} for each "
-            f"worker), and this process may have {hard} (ulimit -Hn): raise that limit (limits.conf, LimitNOFILE of a "
-            f"service), or use {fewer} workers of several processes (collector.num_workers_per_collector)."
+            f"collector.num_workers={num_workers} needs {used + descriptors(num_workers)} open files ({each} per "
+            f"worker), but the limit is {hard} (ulimit -Hn). Raise it (limits.conf, LimitNOFILE of a service), or use "
+            f"{fewer} workers of several processes (collector.num_workers_per_collector)."
         )
 
 

@@ -1,4 +1,4 @@
-"""`launcher=ray`: workers are Ray actors, on any node of the cluster with the resources that they ask for."""
+"""`launcher=ray`: workers are Ray actors, on any node of the cluster with the requested resources."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class RayCluster(Place):
         return configs if isinstance(configs, list) else [configs]
 
     def _default_backend(self) -> str:
-        # Ray may place a worker on the trainer's GPU, where NCCL cannot work.
+        # Ray may place a worker on the trainer's GPU; NCCL needs two.
         default = super()._default_backend()
         return default if default == "rpc" or self.cfg.collector.kind.startswith("distributed") else "gloo"
 
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
-        """Ray has the logs of its actors."""
+        """Ray keeps the logs of its actors, so `log_dir` has no effect."""
         from collectx.place.ray_actors import RayLauncher
 
         options = self.cfg.collector
@@ -53,7 +53,7 @@ class RayCluster(Place):
             yield Problem("backend", rule, "mpi", "use `backend=auto or gloo`.")
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
-        """Each worker's actor asks for the GPU that its policy acts on."""
+        """Each worker's actor requests the GPU of its policy."""
         yield from super()._gpu_problems(acting)
         path, configs, per_worker = "launcher.remote_configs", self._launcher.remote_configs, self._remote_configs
         if not all(isinstance(one, dict) for one in per_worker):
@@ -67,7 +67,7 @@ class RayCluster(Place):
         yield from gpu_problems(per_worker, [acting] * len(per_worker))
 
     def launcher_problems(self) -> Iterator[Problem]:
-        """Ray is installed, and takes the arguments of the actors."""
+        """Ray is installed, and accepts the actors' arguments."""
         if reason := registry.why_not("ray", "launcher"):
             yield Problem("launcher", f"cannot work on this machine: {reason}.", "ray")
             return
@@ -78,10 +78,10 @@ class RayCluster(Place):
 
 
 def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> Iterator[Problem]:
-    """Problems of the GPUs that Ray actors ask for.
+    """The problems of the GPUs that Ray actors request.
 
     Args:
-        configs, acting: for each worker the arguments of `ray.remote`, and the device that its policy acts on.
+        configs, acting: the arguments of `ray.remote` and the policy's device, for each worker.
     """
     for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, configs), acting, strict=True)):
         kind, _, index = acts.partition(":")

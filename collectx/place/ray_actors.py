@@ -1,16 +1,17 @@
 """`launcher=ray`: workers are Ray actors. Imports ray.
 
-`Actor` runs in a worker's process. Ray starts and ends workers; batches and weights travel by a network backend.
+`Actor` runs in a worker process. Ray starts and ends workers; batches and weights travel over a network backend.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import wait
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ray
 import torch
@@ -25,7 +26,7 @@ class RayLauncher(Launcher):
     """Starts an actor for each worker, on any node with the requested resources. Connects this process to Ray.
 
     Args:
-        cfg: its `remote_configs` may grow as workers are added.
+        cfg: its `remote_configs` grows when workers are added.
         start_timeout_s: `collector.start_timeout_s`.
     """
 
@@ -33,25 +34,37 @@ class RayLauncher(Launcher):
         super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))
         self._cfg = cfg
         self._start_timeout_s = start_timeout_s
+        # By handle, an object of Ray that is ready when the actor's process has started.
+        self._started: WeakKeyDictionary[RemoteHandle, Any] = WeakKeyDictionary()
         ray_cluster.connect(cfg.ray_init_config, start_timeout_s)
         if not cfg.autoscaling:
             configs = [self._remote_config(worker) for worker in range(num_workers)]
             ray_cluster.check_resources("launcher.remote_configs", configs, start_timeout_s)
 
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> ActorHandle:
-        """Starts an actor. What it calls is pickled. Does not block."""
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
+        """Starts an actor; pickles `entry`. Does not block."""
         actor = _actor_class(self._remote_config(worker)).remote()
-        return ActorHandle(actor, self._cfg.num_threads, pickle.dumps(entry))
+        text = f"Ray actor {actor._actor_id.hex()}"
+        handle = RemoteHandle(_kill, lambda handle: not self._is_waiting(handle), text)
+        handle.actor, self._started[handle] = actor, actor.ready.remote()
+        work = actor.work.remote(sys.path, self._cfg.num_threads, pickle.dumps(entry)).future()
+        work.add_done_callback(functools.partial(_finish, handle))
+        return handle
+
+    def _is_waiting(self, handle: Any) -> bool:
+        """Whether Ray may still start the worker's actor."""
+        # Without a connection, `ray.wait` would start a cluster.
+        return handle is not None and ray.is_initialized() and not ray.wait([self._started[handle]], timeout=0)[0]
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
-        if not _is_waiting(handle):
+        if not self._is_waiting(handle):
             return super().describe(worker, handle)
         resources = ray_cluster.describe_request(self._remote_config(worker))
         nodes = ray_cluster.describe_resources(self._start_timeout_s)
         return f"worker {worker} (Ray has not started it: it asks for {resources}. {nodes})"
 
     def join_timeout(self, worker: int, handle: Handle | None = None) -> Limit | None:
-        if _is_waiting(handle):
+        if self._is_waiting(handle):
             return "launcher.queue_timeout_s", self._cfg.queue_timeout_s
         return super().join_timeout(worker, handle)
 
@@ -86,7 +99,7 @@ class Actor:
         """Returns once the actor's process has started."""
 
     def work(self, path: list[str], num_threads: int, call: bytes) -> None:
-        """Runs the worker: calls the pickled function with the pickled arguments in `call`."""
+        """Runs the worker: calls the function in the pickle `call` with its arguments."""
         # The pickle may refer to modules on the trainer's path.
         sys.path[:] = path
         torch.set_num_threads(num_threads)
@@ -94,47 +107,18 @@ class Actor:
         function(*arguments)
 
 
-class ActorHandle(RemoteHandle):
-    """A worker's actor, which finishes when its function, the pickle `call`, has returned."""
-
-    def __init__(self, actor: Any, num_threads: int, call: bytes):
-        super().__init__()
-        self.actor = actor
-        self._error = ""
-        self._started = actor.ready.remote()
-        actor.work.remote(sys.path, num_threads, call).future().add_done_callback(self._finish)
-
-    def _finish(self, work: Any) -> None:
-        error = work.exception()
-        if error is not None:
-            # The first line names the actor, the last one the cause; lines of fields stand between them.
-            lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
-            self._error = " ".join(lines[:1] + lines[1:][-1:])
-        self.finish(0 if error is None else 1)
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether its process has started, or never will."""
-        # Without a connection, `ray.wait` would start a cluster.
-        return not ray.is_initialized() or bool(ray.wait([self._started], timeout=0)[0])
-
-    def __str__(self) -> str:
-        """Names the actor, with the error that ended it."""
-        return f"Ray actor {self.actor._actor_id.hex()}" + (f": {self._error}" if self._error else "")
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits until its function has returned; then ends the actor."""
-        if not self.is_placed:
-            self.terminate()  # nothing runs yet
-        if wait([self.sentinel], timeout):
-            self.terminate()
-
-    def terminate(self) -> None:
-        if ray.is_initialized():
-            with contextlib.suppress(Exception):
-                ray.kill(self.actor)
+def _kill(handle: RemoteHandle, signum: int) -> None:
+    """Ends the actor of a worker, also after its function has returned."""
+    if ray.is_initialized():
+        with contextlib.suppress(Exception):
+            ray.kill(handle.actor)
 
 
-def _is_waiting(handle: Handle | None) -> bool:
-    """Whether Ray has not started the worker's actor."""
-    return isinstance(handle, ActorHandle) and not handle.is_placed
+def _finish(handle: RemoteHandle, work: Any) -> None:
+    """Called when the worker's function has returned."""
+    error = work.exception()
+    if error is not None:
+        # The first line names the actor, the last one the cause; lines of fields stand between them.
+        lines = [line for line in str(error).splitlines() if line and not line.startswith(("\t", " "))]
+        handle.text += f": {' '.join(lines[:1] + lines[1:][-1:])}"
+    handle.finish(0 if error is None else 1)

@@ -1,4 +1,4 @@
-"""The connection of the trainer's process to a Ray cluster, and checks whether the cluster has room for the workers."""
+"""Connects the trainer's process to a Ray cluster, and checks whether the cluster has room for the workers."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ _PREFIXES = ("node:", "object_store_memory")
 
 
 def connect(options: Mapping[str, Any], timeout_s: float) -> None:
-    """Connects this process to a Ray cluster, with the arguments of `ray.init`, unless it is connected. Without an
-    address, in the arguments or in the environment variable RAY_ADDRESS, starts a cluster for this process.
+    """Connects this process to a Ray cluster, with these arguments of `ray.init`, unless it is connected already.
+    Without an address, in the arguments or in the environment variable RAY_ADDRESS, starts a cluster for this process.
 
     Args:
-        timeout_s: `collector.start_timeout_s`; has no effect outside of the main thread.
+        timeout_s: `collector.start_timeout_s`; has no effect outside the main thread.
 
     Raises:
-        LauncherError: there is no cluster at the address, none answers in time, or Ray refuses the arguments.
+        LauncherError: no cluster answers at the address in time, or Ray refuses the arguments.
     """
     if ray.is_initialized():
         return
     sigterm = signal.getsignal(signal.SIGTERM)
     has_address = options.get("address") is not None or os.environ.get("RAY_ADDRESS")
-    # Without an address, Ray would connect to any cluster on this host, even to that of another run, which ends with
-    # the run.
+    # Without an address, Ray would connect to any cluster on this host, even to one that ends with another run.
     address = {} if has_address else {"address": "local"}
     try:
         _check_address(str(options.get("address")))
@@ -53,7 +52,7 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
         source = f"RAY_ADDRESS={variable}, " if variable else ""
         raise LauncherError(
             f"{source}launcher.ray_init_config={dict(options)}: {str(error).rstrip('.')}.{token} Start a cluster by "
-            "`ray start --head`, or give no address: one of this machine alone is started."
+            "`ray start --head`, or give no address, which starts one on this machine."
         ) from error
     finally:
         # `ray.init` replaces it.
@@ -62,20 +61,20 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
 
 
 def disconnect() -> None:
-    """Disconnects; ends a cluster that `connect` has started. Idempotent."""
+    """Disconnects; ends a cluster that `connect` started. Idempotent."""
     ray.shutdown()
 
 
 def _check_address(address: str) -> None:
-    """Raises OSError at once if no process listens at `host:port`. Ray itself tries for minutes."""
+    """Raises OSError at once if no process listens at `host:port`, because Ray itself retries for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "//" not in address:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
 def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
-    """Returns Ray's answer to `question`. Ray itself may wait without end, for example in a process that was forked
-    after it had connected; the thread that waits then ends with this process."""
+    """Returns Ray's answer to `question`. Ray may wait forever, for example in a process that was forked after
+    `ray.init`; the waiting thread then ends with this process."""
     answers: SimpleQueue[_T | Exception] = SimpleQueue()
 
     def ask() -> None:
@@ -98,7 +97,7 @@ def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
 
 
 def _alive_nodes(timeout_s: float) -> list[dict[str, Any]]:
-    """The cluster's nodes that have not left."""
+    """The nodes that are still in the cluster."""
     return [node for node in _ask("Ray did not list its nodes", ray.nodes, timeout_s) if node["Alive"]]
 
 
@@ -109,14 +108,14 @@ def is_single_host(timeout_s: float) -> bool:
 
 
 def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
-    """Checks that an otherwise idle cluster has room for actors with these arguments of `ray.remote`, which are the
-    option `name`. Ignores placement options.
+    """Checks that an otherwise idle cluster has room for actors with these arguments of `ray.remote`, the option
+    `name`. Ignores placement options.
 
     Args:
-        timeout_s: `collector.start_timeout_s`, for Ray's answer.
+        timeout_s: how long Ray may take to answer; `collector.start_timeout_s`.
 
     Raises:
-        LauncherError: one actor requests more than any node has, or all together request more than all nodes have; or
+        LauncherError: one actor requests more than any node has, or all actors together more than the cluster has; or
             Ray does not answer.
     """
     nodes = [node["Resources"] for node in _alive_nodes(timeout_s)]
@@ -139,7 +138,7 @@ _ADVICE = "Ask for less, use fewer workers, or add nodes (launcher.autoscaling=t
 
 
 def describe_resources(timeout_s: float) -> str:
-    """The resources of each node, and which of them are free."""
+    """Lists the resources of each node, and the free ones."""
     nodes = _alive_nodes(timeout_s)
     free = _ask("Ray did not list its free resources", ray._private.state.available_resources_per_node, timeout_s)
     lines = Counter(
@@ -154,7 +153,7 @@ def describe_request(config: Mapping[str, Any]) -> str:
 
 
 def _requested(config: Mapping[str, Any]) -> dict[str, float]:
-    """Returns requested resources by Ray's names. An actor without `num_cpus` needs no core."""
+    """Returns the requested resources by Ray's names. An actor without `num_cpus` needs no core."""
     requested = {str(name): float(count) for name, count in (config.get("resources") or {}).items()}
     for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory")):
         if config.get(key):

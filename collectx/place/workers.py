@@ -1,10 +1,10 @@
-"""The workers of one collector, as its pool sees them: they are expected, started and asked.
+"""The workers of one collector, as its pool sees them.
 
-    expect   allows one process of a worker to connect, and makes its spec
-    start    starts that process where the place has its workers, and watches it
-    request  asks a worker that has started
+    expect   lets one process of a worker connect, and makes its spec
+    start    starts that process, and watches it
+    request  sends a request to a started worker
 
-Batches and weights travel by the transport, which the collector uses itself.
+Batches and weights travel over the transport, which the collector uses directly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Specs(Protocol):
-    """What the processes of a collector are told.
+    """Makes the specs of a collector's processes.
 
     Attributes:
         is_served: whether an inference server acts for the workers.
@@ -39,19 +39,19 @@ class Specs(Protocol):
 
 
 class Workers:
-    """The processes of the workers, and the transport between them and the trainer.
+    """The worker processes, and the transport between workers and trainer.
 
     Args:
         launcher: starts the processes.
-        transport: to and from them.
-        specs: what they are told.
-        entry: `entry(spec)` returns what the process of a worker calls.
-        endpoint: where the trainer listens for workers; None if they do not connect over a network.
-        server_entry: as `entry`, of the inference server; None if there is none.
+        transport: carries batches, weights and requests.
+        specs: makes the specs of the processes.
+        entry: `entry(spec)` returns what a worker process calls.
+        endpoint: where the trainer listens; None without a network.
+        server_entry: like `entry`, for the inference server; None without one.
 
     Attributes:
         transport: see above.
-        has_server: whether there is an inference server; its index follows that of the last worker.
+        has_server: whether there is an inference server; its index follows the last worker's.
         max_requeues: see `Launcher`.
     """
 
@@ -74,20 +74,20 @@ class Workers:
         self._server_entry = server_entry
 
     def expect(self, worker: int, incarnation: int, is_server: bool = False) -> ProcessSpec:
-        """Lets a process of a worker's incarnation connect; returns its spec."""
+        """Lets a process of this incarnation connect; returns its spec."""
         spec = (self._specs.make_server if is_server else self._specs.make)(worker, incarnation)
         self.transport.expect(worker, spec.to_json)
         return spec
 
     def announce(self) -> None:
-        """Publishes where the trainer listens, for workers that other programs start."""
+        """See `Launcher.announce`."""
         if self._endpoint is not None:
             self._launcher.announce(self._endpoint)
 
     def start(
         self, worker: int, spec: ProcessSpec, restarts: int, previous: AnyHandle | None, is_server: bool = False
     ) -> AnyHandle | None:
-        """Starts the process that is expected; see `Launcher.start`."""
+        """Starts an expected process; see `Launcher.start`."""
         entry = self._server_entry if is_server else self._entry
         assert entry is not None
         handle = self._launcher.start(worker, entry(spec), restarts, previous)
@@ -110,18 +110,18 @@ def open_workers(
     launcher: Launcher | None = None,
     log_dir: Path | None = None,
 ) -> Workers:
-    """Makes the transport of a place. Starts no worker, but connects to the scheduler of the place.
+    """Makes launcher and transport of a place. Connects to the place's scheduler, but starts no worker.
 
     Args:
-        batch: the slots and weights.
-        env_spec: of one worker's envs.
-        events: called as `events(name, **fields)` when a peer was refused.
+        batch: the layout of slots and weights.
+        env_spec: describes the envs of one worker.
+        events: called as `events(name, **fields)` when the trainer refuses a peer.
         build: `collectx.collector.build`, for workers that are collectors themselves.
-        launcher: starts the workers; None: that of the place.
+        launcher: starts the workers; None: the place's own.
         log_dir: see `Place.launcher`.
 
     Raises:
-        LauncherError: the place cannot start workers from this process; or this process may not open enough files.
+        LauncherError: this process cannot start the workers of this place, or may not open enough files.
     """
     launcher = launcher or place.launcher(log_dir)
     if place.is_inline:

@@ -49,9 +49,9 @@ _STYLE: Any = {
 }
 _SIZE = (5.0, 3.1)  # of a figure, in inches
 _PNG_DPI = 200
-_MOST_WORKERS = 16
-_MOST_SPANS = 120
-_MOST_UPDATES = 300
+_MAX_WORKERS = 16
+_MAX_SPANS = 120
+_MAX_UPDATES = 300
 _WORKERS = "collector.num_workers"
 _AXES = {"frames": "frames", "elapsed_s": "time since the workers were started (s)"}
 
@@ -156,7 +156,7 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
         axes.set_xlabel("workers")
         axes.set_ylabel("frames/s")
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-        _legend(figure, axes, num_least=1)
+        _legend(figure, axes, min_labels=1)
         words = (
             "Percentages: share of ideal scaling (dotted), extrapolated from the fewest workers. "
             "Points: interquartile mean over the seeds (mean of fewer than four). Bars: 95 % bootstrap interval."
@@ -172,7 +172,7 @@ def timeline(run: Run, name: str) -> Iterator[Plot]:
     workers = sorted(
         {span.worker for span in run.spans} | {event["worker"] for event in run.events if "worker" in event}
     )
-    shown = workers[:_MOST_WORKERS]
+    shown = workers[:_MAX_WORKERS]
     rows = {worker: -(index + 2) for index, worker in enumerate(shown)}
     with matplotlib.rc_context(_STYLE):
         figure = Figure((10.2, 0.34 * (len(shown) + 2) + 1.2), layout="constrained")
@@ -199,7 +199,7 @@ def timeline(run: Run, name: str) -> Iterator[Plot]:
         axes.set_xlim(0, elapsed_s[-1] or 1.0)
         axes.set_ylim(-len(shown) - 1.6, 0.6)
         axes.set_xlabel(_AXES["elapsed_s"])
-        _legend(figure, axes, num_least=1)
+        _legend(figure, axes, min_labels=1)
         more = f" {len(workers) - len(shown)} more workers are not shown." if len(workers) > len(shown) else ""
         words = (
             "Trainer: learning, and waiting for batches. Weights: each mark is a published version. Workers: shares of "
@@ -211,19 +211,19 @@ def timeline(run: Run, name: str) -> Iterator[Plot]:
 def _draw_trainer(axes: Axes, run: Run) -> None:
     elapsed_s = np.concatenate([[0.0], run.columns["elapsed_s"]])
     waited_s = np.concatenate([[0.0], np.nancumsum(run.columns["waited_s"])])
-    edges = np.linspace(0, elapsed_s[-1], min(_MOST_SPANS, len(elapsed_s)) + 1)
+    edges = np.linspace(0, elapsed_s[-1], min(_MAX_SPANS, len(elapsed_s)) + 1)
     share = np.clip(np.diff(np.interp(edges, elapsed_s, waited_s)) / (np.diff(edges) + 1e-12), 0, 1)
     axes.stairs(0.4 - 0.8 * share, edges, baseline=-0.4, fill=True, color=_LEARNS, lw=0, label="learn")
     axes.stairs(np.full(len(share), 0.4), edges, baseline=0.4 - 0.8 * share, fill=True, color=_SHARES["wait_s"], lw=0)
     updates = run.columns["elapsed_s"][np.flatnonzero(np.diff(run.columns["version"], prepend=0) > 0)]
-    thinned = updates[:: -(-len(updates) // _MOST_UPDATES) or 1]
+    thinned = updates[:: -(-len(updates) // _MAX_UPDATES) or 1]
     axes.eventplot(thinned, lineoffsets=-1, linelengths=0.5, colors=_LEARNS, linewidths=0.5)
 
 
 def _draw_worker(axes: Axes, spans: Sequence[Span], row: int) -> None:
     if not spans:
         return
-    size = -(-len(spans) // _MOST_SPANS)
+    size = -(-len(spans) // _MAX_SPANS)
     parts = [spans[begin : begin + size] for begin in range(0, len(spans), size)]
     places = np.concatenate([[part[0].begin_s] * 2 + [part[-1].end_s] * 2 for part in parts])
     shares = np.array([np.mean([span.shares for span in part], axis=0) for part in parts])
@@ -270,9 +270,9 @@ def _label(axes: Axes, over: str, label: str) -> None:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _legend(figure: Figure, axes: Axes, num_least: int = 2) -> None:
+def _legend(figure: Figure, axes: Axes, min_labels: int = 2) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    if len(labels) >= num_least:
+    if len(labels) >= min_labels:
         inches = 0.07 * max(map(len, labels)) + 0.55  # of one entry
         columns = min(8, max(1, int(figure.get_figwidth() / inches)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)

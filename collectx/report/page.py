@@ -21,8 +21,8 @@ from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
 
 # Groups of which curves are drawn, and timelines, in one page.
-_MOST_CURVES = 10
-_MOST_TIMELINES = 6
+_MAX_CURVES = 10
+_MAX_TIMELINES = 6
 
 
 def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
@@ -34,11 +34,11 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
     groups = groups_of(runs)
     spreads = {group: spread(group.values(objective).tolist()) for group in groups}
     best = sorted(groups, key=lambda group: rank(spreads[group][0], objective))
-    drawn = [group for group in groups if group in best[:_MOST_CURVES]]
+    drawn = [group for group in groups if group in best[:_MAX_CURVES]]
     ranked = sorted(runs, key=lambda run: rank((run.numbers or {}).get(objective), objective))
     # Runs that failed first.
-    told = sorted(ranked, key=lambda run: run.status.status is not Status.FAILED)[:_MOST_TIMELINES]
-    timelines = [plot for index, run in enumerate(told) for plot in draw.timeline(run, f"timeline-{index}")]
+    timed = sorted(ranked, key=lambda run: run.status.status is not Status.FAILED)[:_MAX_TIMELINES]
+    timelines = [plot for index, run in enumerate(timed) for plot in draw.timeline(run, f"timeline-{index}")]
     differing = differences(runs)
     same = {key: value for key, value in runs[0].options.items() if key not in differing}
     sections = {
@@ -61,7 +61,7 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
         left_out={
             "Learning and throughput": (len(groups) - len(drawn), "configurations have no curve"),
-            "Timelines": (len(runs) - len(told), "runs have no timeline"),
+            "Timelines": (len(runs) - len(timed), "runs have no timeline"),
         },
         happened=list(_happened(runs)),
         names=[run.name for run in runs],

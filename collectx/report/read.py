@@ -33,7 +33,7 @@ _NUM_DRAWS = 2000
 # Options in which runs may differ that are drawn as one group.
 _NO_GROUPS = ("seed", "checkpoint.", "logger.")
 # More differing options than these are not the name of a group.
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     groups = []
     for each in members.values():
         words = [f"{_short(key, keys)}={each[0].options.get(key)}" for key in keys]
-        name = ", ".join(words) if len(words) <= _MOST_NAMED else each[0].name
+        name = ", ".join(words) if len(words) <= _MAX_NAMED else each[0].name
         groups.append(Group(name or ("all" if len(each) > 1 else each[0].name), tuple(each)))
     return groups
 

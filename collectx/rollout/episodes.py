@@ -1,5 +1,5 @@
-"""Trajectory ids of frames, returns and lengths of episodes. Computed once per batch from rewards and ends, so that the
-step loop need not count.
+"""Trajectory ids, and returns and lengths of episodes. Computed once per batch from rewards and ends, so that the step
+loop does not count.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import torch
 
 
 class Episodes:
-    """Trajectory ids, returns and lengths of a group of envs.
+    """Trajectory ids, returns and lengths of an env group.
 
-    The n-th trajectory of the env with global index g has the id `g + n * total_envs`: unique over the run without
+    The n-th trajectory of the env with global index g has the id `g + n * total_envs`: unique in the run without
     communication between workers, and the same in every run.
 
     Attributes:
-        total_envs: envs of all workers.
+        total_envs: number of envs of all workers.
 
     Args:
         first_env: global index of the group's first env.
-        num_envs: envs in the group.
-        incarnation: of the worker; each has 2**32 trajectory ids per env.
+        num_envs: number of envs in the group.
+        incarnation: the worker's incarnation; each provides 2**32 trajectory ids per env.
     """
 
     def __init__(self, first_env: int, num_envs: int, total_envs: int, incarnation: int = 0):
@@ -49,7 +49,7 @@ class Episodes:
         np.multiply(ends[:-1], self.total_envs, out=traj_ids[1:])
         traj_ids[1:] += ids
         self._ids[envs] = ids + ends[-1] * self.total_envs
-        # Sums and clocks run over all steps of the batch: the values at the end of the episode before are subtracted.
+        # Sums and clocks run over all steps of the batch, so subtract the values at the end of the previous episode.
         sums = np.cumsum(reward, axis=0, dtype=np.float64)
         columns, times = done.T.nonzero()
         earlier = np.flatnonzero(columns[1:] == columns[:-1]) + 1
@@ -60,7 +60,7 @@ class Episodes:
         order = np.argsort(times, kind="stable")
         self._finished.append((returns[order], lengths[order]))
         base, start = -self._returns[envs], -self._lengths[envs]
-        base[columns], start[columns] = totals, clocks  # the last of each column stays
+        base[columns], start[columns] = totals, clocks  # the last value of each column stays
         self._returns[envs] = sums[-1] - base
         self._lengths[envs] = len(done) - start
 

@@ -14,16 +14,16 @@ from collectx.errors import ShapeError, text_of
 
 
 class FiniteCheck:
-    """Checks all floating-point leaves of an env's observations, actions and rewards; not its infos, where NaN often
-    means "no value", nor the policy's other outputs, such as the log-probability of a masked action.
+    """Checks all floating-point leaves of an env's observations, actions and rewards. Does not check infos, where NaN
+    often means "no value", or other outputs of the policy, such as the log-probability of a masked action.
 
     Args:
-        spec: of the rollout's env.
+        spec: the rollout's env spec.
         written: keys of the policy's outputs.
         slots: the slots to check, `[rows, steps, *shape]` each.
-        worker: its index, for messages.
+        worker: the worker's index, for messages.
         first_env: global index of the worker's first env.
-        total_envs: envs of all workers, to find an env from a trajectory id.
+        total_envs: number of envs of all workers, to find an env from a trajectory id.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class FiniteCheck:
                     self._raise(arrays, steps)
 
     def explain(self, slot: int, error: Exception) -> None:
-        """Raises a `ShapeError` from `error`, which ended a batch, if an action of that batch is not finite: an env may
-        raise another error for such an action."""
+        """Raises a `ShapeError` from `error`, which ended a batch, if an action of that batch is not finite: some envs
+        raise errors of their own for such an action."""
         for key in self._actions:
             # The slot's later steps belong to an earlier batch, which was checked.
             values = self._arrays(slot)[key]
             if not np.isfinite(values).all():
                 value = values[~np.isfinite(values)].flat[0]
                 raise ShapeError(
-                    f"{'.'.join(key)}: {value}, from the policy of worker {self._worker}; the env answers with "
-                    f"{type(error).__name__}: {text_of(error)}: {_advice('policy')}"
+                    f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and the env raised "
+                    f"{type(error).__name__}: {text_of(error)}. {_advice('policy')}"
                 ) from error
 
     def _values(self, slot: Slot) -> Mapping[Key, Any]:
@@ -85,14 +85,16 @@ class FiniteCheck:
         env = arrays[TRAJ_IDS][row, step] % self._total_envs - self._first_env
         value = arrays[key][row, step]
         value = value[~np.isfinite(value)].flat[0]
-        source, culprit = ("the policy for env", "policy") if key in self._from_policy else ("env", "env")
+        where = f"{env} of worker {self._worker}"
+        culprit = "policy" if key in self._from_policy else "env"
+        source = f"the policy for env {where}" if culprit == "policy" else f"env {where}"
         raise ShapeError(
-            f"{'.'.join(key)}: {value} at step {step} of the batch, from {source} {env} of worker {self._worker}: "
-            f"{_advice(culprit, _limit(value))}"
+            f"{source} returned {value} in {'.'.join(key)} (step {step} of the batch{_limit(value)}). "
+            f"{_advice(culprit)}"
         )
 
     def _first_places(self, arrays: Mapping[Key, np.ndarray], steps: int) -> Iterator[tuple[int, int, int, Key]]:
-        """The first step of each key with a value that is not finite, the key's order within the step, and the row."""
+        """For each key with a value that is not finite: its first such step, the key's order within a step, the row."""
         for order, key in enumerate(self._keys):
             places = np.argwhere(~np.isfinite(arrays[key][:, :steps]))
             if len(places):
@@ -101,12 +103,11 @@ class FiniteCheck:
 
 
 def _limit(value: np.floating) -> str:
-    """What an infinity may have been before it was stored."""
-    limit = np.finfo(value.dtype).max
-    return f", and up to {limit:.3g} as {value.dtype}" if np.isinf(value) else ""
+    """The limit of the dtype, if the value is an infinity: it may have been finite before it was stored."""
+    return f"; the largest {value.dtype} is {np.finfo(value.dtype).max:.3g}" if np.isinf(value) else ""
 
 
-def _advice(culprit: str, limit: str = "") -> str:
+def _advice(culprit: str) -> str:
     where = "policy, whose weights may not be finite" if culprit == "policy" else culprit
-    keep = "collector.check_finite=false (in Python check_finite=False)"
-    return f"values must be finite{limit}: fix the {where}, or keep such values with {keep}"
+    allow = "collector.check_finite=false (in Python check_finite=False)"
+    return f"Fix the {where}, or allow such values with {allow}"

@@ -17,7 +17,7 @@ Inference = Callable[[Sequence[torch.Tensor], Sequence[np.ndarray]], None]
 
 
 def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
-    """The inference for the actor's device. On the CPU, the policy reads the slot's memory directly."""
+    """The inference on the actor's device. On the CPU, the policy reads the slot's memory directly."""
     if actor.device.type == "cuda":
         return CudaInference(actor, spec)
     act = actor.act
@@ -45,7 +45,7 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
 
 
 def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarray) -> Inference:
-    """The inference of one batch that takes the newest weights before each step.
+    """The inference for one batch, with the newest weights in each step.
 
     Args:
         refresh: see `collectx.rollout.loop.Rollout`.
@@ -64,7 +64,7 @@ class RandomInference:
     """Random actions, and zeros for the policy's other outputs. Observations that the policy overwrites stay unchanged.
 
     Args:
-        leaves: the actor's, one for each array of `out`.
+        leaves: the actor's leaves, one per array of `out`.
     """
 
     def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
@@ -80,8 +80,8 @@ class RandomInference:
 
 
 class CudaInference:
-    """Copies through pinned memory. Both copies and the forward are queued on the current stream, on which new weights
-    are copied too; the process waits once per step, until the actions have arrived.
+    """Copies through pinned memory. Both copies and the forward pass are queued on the current stream, like copies of
+    new weights; the process waits once per step, until the actions have arrived.
 
         slot --copy--> pinned --queued--> GPU --forward--> GPU --queued--> pinned --wait once--> slot
     """

@@ -2,7 +2,7 @@
 observation is written twice: as next.observation of its step, and as observation of the following step.
 
     step t:      observation --policy--> action --env--> next.observation, reward, terminated, truncated
-    step t + 1:  observation = next.observation, or the first observation of a new episode where one ended
+    step t + 1:  observation = next.observation, or the first observation of a new episode if one ended
 
 The step body exists once for each kind of group (`segments.rollout_class`, `RolloutSource`):
 
@@ -11,8 +11,8 @@ The step body exists once for each kind of group (`segments.rollout_class`, `Rol
     OneEnvRollout   one_env.py    one env
     RaggedRollout   segments.py   envs that spend a step on a reset (`EnvSpec.ragged`)
     TensorRollout   tensors.py    envs that return tensors (`EnvSpec.device`)
-With central inference, `ServedGroup` (`collectx/worker/inference/rollout.py`) steps envs whose policy the server
-calls. With random actions, it steps as a `Rollout` does.
+With central inference, `ServedGroup` (`collectx/worker/inference/rollout.py`) steps the envs while the server calls the
+policy. Random actions are drawn as in `Rollout`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from collectx.transport.base import SlotReport, Stop
 
 # Returns whether the current batch ends early.
 EndsEarly = Callable[[], bool | int]
-# Inputs and outputs of the policy in a step: one `[E, *shape]` for each leaf.
+# The policy's inputs and outputs in a step, `[E, *shape]` for each leaf.
 PolicyInput = tuple[torch.Tensor, ...]
 PolicyOutput = tuple[np.ndarray, ...]
 
 
 class RolloutStopped(Exception):
-    """The trainer stops the worker; the current slot is incomplete and must not be sent."""
+    """The trainer stopped the worker; the current slot is incomplete and must not be sent."""
 
 
 def raise_at_step(error: ShapeError, step: int) -> NoReturn:
@@ -65,8 +65,8 @@ class SlotViews:
     """Views of one slot with time first, `[T, E, *shape]` for each leaf; made once per slot.
 
     Args:
-        slot: `[E, T, *shape]` leaves over the transport's memory.
-        spec: its observation and action leaves are in the slot.
+        slot: leaves `[E, T, *shape]` in the transport's memory.
+        spec: the slot contains its observation and action leaves.
         actor_leaves: the actor's outputs, action leaves first.
     """
 
@@ -79,7 +79,7 @@ class SlotViews:
             arrays["next", name][:, :, 0] for name in ("terminated", "truncated", "done")
         )
         self.observation = [arrays[leaf.key] for leaf in spec.observation]
-        # Private memory where batches do not hold the next observation.
+        # Private memory if batches do not contain the next observation.
         self.next_observation = [
             arrays[key] if (key := ("next", *leaf.key)) in arrays else np.zeros_like(arrays[leaf.key])
             for leaf in spec.observation
@@ -97,9 +97,8 @@ class SlotViews:
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
 
     def step_arrays(self) -> Iterator[tuple[PolicyInput, PolicyOutput, StepArrays]]:
-        """Returns for each step the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that the
-        policy writes; the arrays that the env writes.
-        """
+        """Returns, for each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that
+        the policy writes; and the arrays that the env writes."""
         rewards = self.by_step(self.next_only)
         outputs = map(
             StepArrays,
@@ -113,31 +112,31 @@ class SlotViews:
         return zip(*self.policy_arrays(), outputs, strict=True)
 
     def policy_arrays(self) -> tuple[Iterator[PolicyInput], Iterator[PolicyOutput]]:
-        """Returns for each step the arrays that the policy reads and those that it writes; see `step_arrays`."""
+        """Returns, for each step, the policy's input tensors and its output arrays; see `step_arrays`."""
         return self.by_step([tensor.unbind(0) for tensor in self._policy_input]), zip(*self._actor, strict=True)
 
     def by_step(self, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        """Returns for each step the part of every leaf; empty tuples without leaves."""
+        """Returns, for each step, the part of every leaf; empty tuples without leaves."""
         return zip(*leaves, strict=True) if leaves else repeat((), self.steps)
 
 
 class Rollout:
-    """A group of envs, a policy, and the state of their episodes.
+    """An env group, a policy, and the state of their episodes.
 
     Args:
         env: the group, with its wrappers (`collectx.rollout.wrappers`).
         actor: acts for all envs of the group at once.
-        episodes: trajectory ids of the group.
-        seeds: one for each env of the group, which the constructor resets with them; None: the group has been reset,
-            and `env.spec.example_observation` has its observations.
+        episodes: the group's trajectory ids.
+        seeds: one seed per env, with which the constructor resets the group; None: the group was already reset, and
+            `env.spec.example_observation` contains its observations.
         stop: one byte; nonzero ends the loop between two steps.
         options: how batches begin and end.
-        refresh: takes newer weights, if there are any, and returns their version; called before every step where
+        refresh: fetches newer weights, if any, and returns their version; called before every step if
             `options.refresh_each_step` is set.
-        ends_early: called after every step but the last; the batch ends where it returns true. None for a ragged group.
+        ends_early: called after every step but the last; the batch ends if it returns true. None for a ragged group.
     """
 
-    # Attributes that are saved.
+    # The attributes that `state` saves.
     _saved: tuple[str, ...] = ("_env", "_carry")
 
     def __init__(
@@ -162,34 +161,34 @@ class Rollout:
         self._ends_early = ends_early
         self._held: HeldGenerators | None = None
         first = env.spec.example_observation if seeds is None else first_observations(env, seeds)
-        # The observations with which the next batch begins. Not views of a slot, which is sent before that batch.
+        # The first observations of the next batch. Not views of a slot, which is sent before that batch.
         self._carry = tuple(
             self._own(first[leaf.key].expand(env.spec.num_envs, *leaf.shape)) for leaf in env.spec.observation
         )
 
     def _make_inference(self) -> tuple[Inference, RandomInference | None]:
-        """The inference, and that of the first batches if they have random actions."""
+        """The inference, and the one for the first batches if their actions are random."""
         spec = self._env.spec
         random = RandomInference(spec, self._actor.leaves) if self._num_random else None
         return make_inference(self._actor, spec), random
 
     def _own(self, observation: torch.Tensor) -> Any:
-        """A copy of a first observation, as envs write the next ones."""
+        """A copy of a first observation, in the form in which envs write later ones."""
         return as_array(observation.clone())
 
     def prepare(self, slot: Slot) -> SlotViews:
-        """Makes the views of `slot` that `collect` takes; called once per slot."""
+        """Makes the views of `slot` for `collect`; called once per slot."""
         return SlotViews(slot, self._env.spec, self._actor.leaves)
 
     def collect(self, views: SlotViews, policy_version: int) -> SlotReport:
         """Fills the slot with the next `T x E` frames, or with fewer. Blocks until that is done.
 
         Args:
-            policy_version: of the current weights.
+            policy_version: the version of the current weights.
 
         Raises:
             RolloutStopped: `stop` became nonzero.
-            ShapeError: an env or the policy returned what its spec does not allow; names the step.
+            ShapeError: an env or the policy returned a value that its spec does not allow; names the step.
         """
         infer = self._next_inference()
         views.policy_version[:] = policy_version
@@ -214,15 +213,15 @@ class Rollout:
         return SlotReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
 
     def _observations_by_step(self, views: SlotViews) -> list[Sequence[np.ndarray]]:
-        """Writes the observations before the first step. Returns the arrays for the observations before each step, and
-        those for the observations after the last step."""
+        """Writes the observations before the first step. Returns the arrays for the observations before each step and,
+        as the last entry, for the observations after the last step."""
         for array, carry in zip(views.observation, self._carry, strict=True):
             array[0] = carry
         return [*views.by_step(views.observation), self._carry]
 
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
-        """Writes observations, the policy's outputs, rewards and ends of a batch. Returns the number of its steps, and
-        the seconds that envs and policy took. `_carry` has the observations after the last step then."""
+        """Writes observations, policy outputs, rewards and ends of a batch. Returns the number of steps, and the
+        seconds spent in envs and policy. Leaves the observations after the last step in `_carry`."""
         env, stop, ends_early = self._own_env(), self._stop, self._ends_early
         counts, num_actions = progress.counts, len(env.spec.action)
         observations = self._observations_by_step(views)
@@ -255,7 +254,7 @@ class Rollout:
         return step + 1, env_s, policy_s
 
     def reset(self, seeds: Sequence[int] | None) -> None:
-        """Begins new trajectories in all envs, with a seed for each; None: with the envs' current random state."""
+        """Begins new trajectories in all envs, with one seed each; None: with the envs' current random state."""
         self._actor.reset()
         if self._random is not None:
             self._random.reset()
@@ -269,7 +268,7 @@ class Rollout:
         self._episodes.abandon(chosen)
 
     def hold(self, held: HeldGenerators) -> None:
-        """From now on, `held` is in use while the envs are called."""
+        """Uses `held` during all later calls of the envs."""
         self._held = held
 
     def _own_env(self) -> Env:
@@ -278,17 +277,17 @@ class Rollout:
 
     @property
     def acts_randomly(self) -> bool:
-        """Whether the next batch has random actions."""
+        """Whether the actions of the next batch are random."""
         return self._num_random > 0
 
     @property
     def group(self) -> Env:
-        """The envs without wrappers, as they were built or as `load` has replaced them."""
+        """The envs without wrappers, as they were built or as `load` replaced them."""
         return self._env.group
 
     def state(self) -> dict[str, Any]:
-        """Returns a copy of the state for `load`: tensors and plain data; the envs are a pickle, see `collectx.state`.
-        Where they cannot be saved, the entry "reason" says why."""
+        """Returns a copy of the state for `load`: tensors and plain data, and a pickle of the envs, see
+        `collectx.state`. If the envs cannot be saved, the entry "reason" says why."""
         state: dict[str, Any] = {"episodes": self._episodes.state(), "num_random_batches": self._num_random}
         try:
             state["envs"] = dumps(self._graph(), "the group of envs", self._outside())
@@ -297,8 +296,8 @@ class Rollout:
         return state
 
     def load(self, state: dict[str, Any]) -> str | None:
-        """Restores the result of `state`; executes what its pickle says. Returns None; or the reason why only
-        trajectory ids continue: the envs were not saved, or are others. `reset` has to be called then."""
+        """Restores the result of `state`; unpickling executes code. Returns None; or, if only trajectory ids continue,
+        the reason: the envs were not saved, or differ. Then call `reset`."""
         self._episodes.load(state["episodes"])
         self._num_random = min(self._num_random, state["num_random_batches"])
         if "envs" not in state:
@@ -306,19 +305,19 @@ class Rollout:
         try:
             loaded = loads(state["envs"], self._graph(), "the group of envs", self._outside())
             if _leaves(loaded["own"]["_env"].spec) != _leaves(self._env.spec):
-                raise NotRestorable("the group of envs: the saved state is of envs with other leaves")
+                raise NotRestorable("the group of envs: the saved envs have other leaves")
             keep_options(loaded["own"]["_env"], self._env)
         except NotRestorable as error:
             return str(error)
-        # Without closing the earlier envs: what can be pickled holds no process, file or thread, and what was kept is
-        # part of both.
+        # The replaced envs are not closed: picklable envs own no process, file or thread, and kept objects are shared
+        # by old and new envs.
         self._take(loaded["own"])
         for actor, saved in zip(self._random_actors(), loaded["actors"], strict=True):
             vars(actor).update(vars(saved))
         return None
 
     def _graph(self) -> dict[str, Any]:
-        """Returns the objects that change with the steps of the envs, and may share objects with them."""
+        """Returns the objects that change as the envs step, and that may share objects with the envs."""
         return {"own": {name: vars(self)[name] for name in self._saved}, "actors": self._random_actors()}
 
     def _take(self, attributes: dict[str, Any]) -> None:
@@ -326,7 +325,7 @@ class Rollout:
         vars(self).update(attributes)
 
     def _outside(self) -> list[Any]:
-        """Returns the objects that envs may refer to and that are not their state."""
+        """Returns objects that envs may refer to, but that are not part of their state."""
         return [] if self._actor.module is None else [*self._actor.module.modules()]
 
     def _random_actors(self) -> list[RandomActor]:
@@ -338,13 +337,13 @@ class Rollout:
         return self._random if self._num_random and self._random is not None else self._inference
 
     def _count_random(self) -> None:
-        """Counts a batch that is full. One that is interrupted is collected anew, with random actions again."""
+        """Counts a full batch. An interrupted batch is collected again, with random actions too."""
         self._num_random -= self._num_random > 0
 
     def _end_batch(self, done: np.ndarray, cuts: Sequence[np.ndarray]) -> np.ndarray:
-        """Applies `reset_at_each_iter`, and `set_truncated` to `cuts`, the flags `[T, E, ...]` that it sets, with
-        `done` among them. Returns where trajectories end, `[T, E]`, which differs from `done` where `set_truncated`
-        marks a last frame."""
+        """Applies `reset_at_each_iter` and `set_truncated`; the latter sets the flags `cuts`, `[T, E, ...]`, which
+        include `done`. Returns where trajectories end, `[T, E]`: unlike `done`, not in the last frames that only
+        `set_truncated` marks."""
         options = self._options
         if not (options.reset_at_each_iter or options.set_truncated):
             return done

@@ -1,12 +1,12 @@
-"""The rollout of a group of one env. The env writes the same small arrays in every step, which are copied into the
-slot: views of the slot for each step, as groups of several envs have, would cost more than those copies.
+"""The rollout of a group of one env. The env writes the same small arrays in every step, and these are copied into the
+slot: a slot view for each step, as in groups of several envs, would cost more than the copies.
 
     carry --> observation[t] --policy--> action[t] --env--> carry, reward, terminated, truncated
                                                               |      |
                                                               v      v
                                                 next.observation[t], next.reward[t], ...
 
-The policy reads and writes the slot, as policy and env may keep an observation or an action for the next step.
+The policy reads and writes the slot itself, as policy and env may keep an observation or an action for the next step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_possible(spec: EnvSpec, actor_leaves: Sequence[Leaf]) -> bool:
 
 
 class OneEnvRollout(Rollout):
-    """A rollout of one env; the same batches as those of `Rollout`."""
+    """A rollout of one env, with the same batches as `Rollout`."""
 
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
         env, stop, ends_early, carry = self._own_env(), self._stop, self._ends_early, self._carry

@@ -1,4 +1,4 @@
-"""The options of `collector` about frames and trajectories, as plain data."""
+"""The collector options about frames and trajectories, as plain data."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ class RolloutOptions:
     """How batches and trajectories begin and end.
 
     Attributes:
-        check_finite: batches with NaN or infinities are refused (`collectx/rollout/finite.py`).
-        max_frames_per_traj: trajectories are truncated after this number of frames; None: never.
-        num_random_batches: number of batches at the beginning that have random actions.
-        reset_at_each_iter: every batch begins with new trajectories in all envs.
-        set_truncated: the last frame of every row of a batch is marked truncated, and thereby done, in all groups of
-            agents.
-        refresh_each_step: newer weights are taken before every step, not only between batches.
-        may_end_early: a batch may end with fewer frames than its slot has room for.
+        check_finite: refuse batches with NaN or infinities (`collectx/rollout/finite.py`).
+        max_frames_per_traj: truncate trajectories after this number of frames; None: never.
+        num_random_batches: number of batches at the beginning whose actions are random.
+        reset_at_each_iter: begin every batch with new trajectories in all envs.
+        set_truncated: mark the last frame of every row of a batch as truncated, and thus done, in all agent groups.
+        refresh_each_step: fetch newer weights before every step, not only between batches.
+        may_end_early: whether a batch may contain fewer frames than its slot.
     """
 
     check_finite: bool
@@ -41,8 +40,8 @@ class RolloutOptions:
 
     @classmethod
     def of(cls, options: CollectorConfig, incarnation: int = 0, has_interruptor: bool = False) -> RolloutOptions:
-        """The options of one process of a worker. `init_random_frames` counts in incarnation 0 only: a process that
-        replaces another one takes no random actions."""
+        """The options of one worker process. `init_random_frames` counts only in incarnation 0: a replacement takes no
+        random actions."""
         frames = num_workers_of(options) * frames_per_part(options)
         num_random_batches = -(-(options.init_random_frames or 0) // frames)
         return cls(
@@ -56,22 +55,22 @@ class RolloutOptions:
         )
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
-        """The spec of the rollout's env, where `spec` is the spec of the group without wrappers. With
-        `max_frames_per_traj`, the last observation leaf is `("step_count",)`, `[1]` int64.
+        """The spec of the rollout's env, from the `spec` of the group without wrappers. With `max_frames_per_traj`, the
+        last observation leaf is `("step_count",)`, `[1]` int64.
 
         Raises:
-            ConfigError: the group does not allow that trajectories or batches end early, or observes a `step_count`.
+            ConfigError: the group cannot end trajectories or batches early, or already observes a `step_count`.
         """
         if self.may_end_early and spec.ragged:
             raise ConfigError(
-                "preemptive_threshold, interruptor: this vector env spends steps on resets, so that the envs of a "
-                "batch that ends early would have different numbers of frames: make it with "
-                "autoreset_mode=disabled or same_step."
+                "preemptive_threshold, interruptor: this vector env spends steps on resets, so if a batch ended early, "
+                "its envs would have different numbers of frames. Make the env with autoreset_mode=disabled or "
+                "same_step."
             )
         if not spec.can_restart_early:
             problems = [
-                f"collector.{name}={str(value).lower()}: this vector env resets its envs by itself, so none can be "
-                "reset before its episode ends: use Gymnasium's sync or async vector env (env.vectorization_mode) with "
+                f"collector.{name}={str(value).lower()}: this vector env resets its envs by itself, so no env can be "
+                "reset before its episode ends. Use Gymnasium's sync or async vector env (env.vectorization_mode) with "
                 "autoreset_mode=disabled or same_step (env.autoreset_mode), or single envs (env=gym)."
                 for name in ("max_frames_per_traj", "reset_at_each_iter")
                 if (value := getattr(self, name))
@@ -82,7 +81,7 @@ class RolloutOptions:
             return spec
         if any(leaf.key == STEP_COUNT for leaf in spec.observation):
             raise ConfigError(
-                f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env already observes step_count: "
-                "leave one of them out, or let the env truncate its trajectories, as TorchRL's StepCounter does."
+                f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env already observes step_count. "
+                "Remove one of the two, or let the env truncate its trajectories, as TorchRL's StepCounter does."
             )
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))

@@ -1,11 +1,11 @@
-"""The rollout for envs that spend a step on a reset (`EnvSpec.ragged`): such a step gives no frame for that env.
+"""The rollout for envs that spend a step on a reset (`EnvSpec.ragged`): in such a step, the env yields no frame.
 
     step        0    1    2    3    4
     env 0       f    f    f    f    f        f: a frame      r: a reset, no frame
     env 1       f    f    r    f    f
 
 So envs fill their rows at different speeds. A row of a batch is therefore not an env but a *segment*: T successive
-frames of one env, without a gap between its segments. A batch consists of the first E complete segments.
+frames of one env, with no frame missing between its segments. A batch consists of the first E complete segments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collectx.transport.base import SlotReport
 
 
 def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
-    """The rollout class for a group's env and the actor of its policy."""
+    """The rollout class for an env group and its actor."""
     if spec.device is not None:
         return TensorRollout
     if spec.ragged:
@@ -60,7 +60,7 @@ class RaggedRollout(Rollout):
             for leaf in self._actor.leaves
         ]
         self._segments: dict[Key, np.ndarray] = {}
-        # When a batch is delivered, at most 2E - 1 segments are complete and E are being filled.
+        # When a batch is delivered, at most 2E - 1 segments are complete, and E are being filled.
         self._free = deque(range(size, 3 * size))
         self._complete: deque[int] = deque()
         self._segment = np.arange(size)
@@ -85,7 +85,7 @@ class RaggedRollout(Rollout):
         self._carry_tensors = self._as_tensors()
 
     def _as_tensors(self) -> list[torch.Tensor]:
-        """The policy's input, over the memory of `_carry`."""
+        """The policy's input, as views of `_carry`."""
         leaves = self._env.spec.observation
         return [as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, leaves, strict=True)]
 
@@ -124,11 +124,11 @@ class RaggedRollout(Rollout):
         return SlotReport(policy_version, views[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
 
     def _store(self, policy_version: int) -> None:
-        """Appends the frames of a step to their envs' segments; makes its observations the current ones."""
+        """Appends the frames of a step to the segments of their envs, and makes its observations the current ones."""
         out, spec, segments = self._out, self._env.spec, self._segments
         envs = np.flatnonzero(out.frame)
         place = self._segment[envs], self._cursor[envs]
-        # Before the observations, which the policy may have overwritten in `self._carry`.
+        # Stored before the observations, as the policy may have overwritten these in `self._carry`.
         for actor_leaf, written in zip(self._actor.leaves, self._written, strict=True):
             segments[actor_leaf.key][place] = written[envs]
         for leaf, before, after in zip(spec.observation, self._carry, out.observation, strict=True):

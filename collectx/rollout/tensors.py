@@ -1,8 +1,8 @@
-"""The rollout of envs that take and write tensors on one device (`collectx.env.tensor_vector`). The slot lies there
-too, so no frame is copied to another device. Within a batch the process queues work and never waits; once per batch it
-reads a few numbers: whether all values are finite, and the returns of the episodes that have ended.
+"""The rollout of envs that take and write tensors on one device (`collectx.env.tensor_vector`). The slot is on this
+device too, so no frame is copied to another one. Within a batch the process queues work and never waits; once per batch
+it reads a few numbers: whether all values are finite, and the returns of the episodes that ended.
 
-The times of envs and policy in the report are those of queueing.
+The report's env and policy times only include queueing.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from collectx.transport.base import SlotReport
 
 
 class TensorEpisodes:
-    """`Episodes` on a device: the same ids, returns and lengths.
+    """`Episodes` on a device, with the same ids, returns and lengths.
 
     Args:
-        episodes: of the group, before its first frame.
+        episodes: the group's episodes before its first frame.
     """
 
     def __init__(self, episodes: Episodes, device: torch.device):
@@ -53,7 +53,7 @@ class TensorEpisodes:
         reward = torch.where(reward.isfinite(), reward, 0).double()
         sums = torch.cat([-now["returns"][None], reward.cumsum(0)])
         clocks = torch.arange(len(reward) + 1, device=reward.device)[:, None].repeat(1, reward.shape[1])
-        # Where the trajectory has begun that goes on there.
+        # The first frame of the trajectory to which each frame belongs.
         begin = torch.cat([torch.zeros_like(clocks[:1]), clocks[1:] * done]).cummax(0).values
         clocks[0] = -now["lengths"]
         returns, lengths = (total[1:] - total.gather(0, begin[:-1]) for total in (sums, clocks))
@@ -77,7 +77,7 @@ class TensorEpisodes:
 
 
 class TensorFiniteCheck(FiniteCheck):
-    """`FiniteCheck` of slots on a device: waits for one flag per batch, and copies the slot where that is false."""
+    """`FiniteCheck` of slots on a device: waits for one flag per batch, and copies the slot if the flag is false."""
 
     def __call__(self, slot: int, steps: int) -> None:
         values = [self._slots[slot][key][:, :steps] for key in self._keys]
@@ -116,7 +116,7 @@ class _Views:
     """Views of one slot with time first, `[T, E, *shape]`.
 
     Attributes:
-        steps: for each step the policy's input, what it writes, and what the env writes.
+        steps: for each step, the policy's input, the tensors that it writes, and those that the env writes.
     """
 
     traj_ids: torch.Tensor
@@ -149,7 +149,7 @@ class TensorRollout(Rollout):
         names = ("reward", "terminated", "truncated", "done")
         reward, terminated, truncated, done = (tensors["next", name][:, :, 0] for name in names)
         seen = [tensors[leaf.key] for leaf in spec.observation]
-        # Private memory where batches do not hold the next observation.
+        # Private memory if batches do not contain the next observation.
         final: list[Any] = [
             tensors[key] if (key := ("next", *leaf.key)) in tensors else torch.zeros_like(tensors[leaf.key])
             for leaf in spec.observation

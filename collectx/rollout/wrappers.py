@@ -1,5 +1,5 @@
-"""Env wrappers (`collectx.env.base.Env`): for a time limit and for the state of a recurrent policy, which add
-observation leaves, and for envs that seed global generators. All step loops work with wrapped envs as with others."""
+"""Env wrappers (`collectx.env.base.Env`): a time limit and the state of a recurrent policy, which add observation
+leaves, and separate generators for envs that seed global ones. Step loops treat wrapped envs like any others."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ def wrapped(env: Env, options: RolloutOptions) -> Env:
 
 
 def keep_options(loaded: Env, current: Env) -> None:
-    """Gives wrappers that were loaded from a state the options of the collector's current wrappers.
+    """Copies the options of the current wrappers into wrappers that were loaded from a state.
 
     Raises:
-        NotRestorable: other wrappers are around the loaded envs.
+        NotRestorable: the loaded envs have other wrappers.
     """
     while isinstance(loaded, _Wrapper) and isinstance(current, _Wrapper) and type(loaded) is type(current):
         vars(loaded).update((name, vars(current)[name]) for name in current.options)
         loaded, current = loaded._env, current._env
     if isinstance(loaded, _Wrapper) or isinstance(current, _Wrapper):
-        raise NotRestorable("the group of envs: with the saved options, other wrappers are around the envs")
+        raise NotRestorable("the group of envs: the saved options gave the envs other wrappers")
 
 
 class _Wrapper(Env):
-    """A group that observes the leaves of `env`, then those that it adds, if any.
+    """A group that observes the leaves of `env`, followed by its own leaves, if any.
 
     Attributes:
-        options: names of the attributes that are options of the collector, not state.
+        options: names of the attributes that are collector options, not state.
 
     Args:
-        env: closed by this one.
-        spec: of this group.
+        env: the wrapped group; closed with this one.
+        spec: the spec of this group.
     """
 
     options: tuple[str, ...] = ()
@@ -73,13 +73,12 @@ class _Wrapper(Env):
         return self._env.step(action, inner)
 
     def _write_first(self, envs: np.ndarray | slice, added: Sequence[np.ndarray]) -> None:
-        """Writes the added leaves of a first observation."""
+        """Writes this wrapper's leaves of a first observation."""
 
 
 class TimeLimitEnv(_Wrapper):
     """Marks the `max_frames`-th frame of a trajectory truncated, whether or not its episode ends there too; the caller
-    then restarts that env, like any env whose episode has ended. The added leaf counts the frames of the env's
-    trajectory.
+    then restarts the env, as after any episode. The added leaf counts the frames of the env's trajectory.
 
     Args:
         env: a group with `can_restart_early`.
@@ -111,10 +110,10 @@ class TimeLimitEnv(_Wrapper):
 
 
 class OwnGeneratorsEnv(_Wrapper):
-    """Envs that have states of global generators of their own, because they seed these.
+    """Envs with separate states of the global generators, because they seed these.
 
     Args:
-        held: in use within every call.
+        held: the states, used within every call.
     """
 
     def __init__(self, env: Env, held: HeldGenerators):
@@ -135,8 +134,8 @@ class OwnGeneratorsEnv(_Wrapper):
 
 
 class RecurrentStateEnv(_Wrapper):
-    """Resets the state of every env whose episode begins, and passes it from frame to frame. The policy writes the
-    state after a frame straight into `next`; it stays there.
+    """Resets the policy state of every env whose episode begins, and passes it from frame to frame. The policy writes
+    the state after a frame directly into `next`, where it stays.
 
     Args:
         states: see `collectx.policy.recurrent`.
@@ -147,7 +146,7 @@ class RecurrentStateEnv(_Wrapper):
         added = [(state, as_array(state.initial)) for state in states if state.initial is not None]
         self._initial = [initial for _, initial in added]
         self._unwritten = [i for i, (state, _) in enumerate(added, self._num_inner) if not state.is_written]
-        # The env writes the states that it observes here, as the policy writes them into the batch.
+        # An env that observes such states writes them here, as the policy writes them into the batch.
         size, observed = env.spec.num_envs, env.spec.observation
         self._unused = {
             observed.index(state.leaf): np.zeros((size, *state.leaf.shape), numpy_dtype(state.leaf))
@@ -161,7 +160,7 @@ class RecurrentStateEnv(_Wrapper):
         for i in self._unwritten:
             out.observation[i][...] = 0
         if self.spec.ragged:
-            # Where the step was a reset, these are first observations.
+            # If the step was a reset, these are first observations.
             was_reset = ~out.frame
             self._write_first(was_reset, out.observation[self._num_inner :])
             for i, array in self._unused.items():

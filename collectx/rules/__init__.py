@@ -30,7 +30,7 @@ def devices(cfg: RunConfig) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     collection.frames_per_batch,
     collection.resets,
-    collection.least_workers,
+    collection.min_workers,
     collection.overlap,
     collection.preemption,
     training.learnable_batches,

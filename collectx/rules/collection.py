@@ -81,7 +81,7 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
     """One process is one worker."""
-    if cfg.collector.schedule == "single" and cfg.collector.num_workers != 1:
+    if not cfg.collector.has_workers and cfg.collector.num_workers != 1:
         yield Problem(
             "collector.num_workers",
             "collector=single runs one worker, in the trainer's process",
@@ -90,12 +90,12 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
         )
 
 
-def least_workers(cfg: RunConfig) -> Iterator[Problem]:
+def min_workers(cfg: RunConfig) -> Iterator[Problem]:
     """A run starts with as many workers as it needs."""
-    least, count = cfg.collector.min_workers, cfg.collector.num_workers
-    if least is not None and least > count:
+    minimum, count = cfg.collector.min_workers, cfg.collector.num_workers
+    if minimum is not None and minimum > count:
         rule = f"is more than `collector.num_workers={count}`"
-        yield Problem("collector.min_workers", rule, least, f"use at most {count}.")
+        yield Problem("collector.min_workers", rule, minimum, f"use at most {count}.")
 
 
 def preemption(cfg: RunConfig) -> Iterator[Problem]:
@@ -103,7 +103,7 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     path, threshold = "collector.preemptive_threshold", cfg.collector.preemptive_threshold
     if threshold is None:
         return
-    if cfg.collector.schedule == "single":
+    if not cfg.collector.has_workers:
         rule, advice = "collector=single runs one worker, which waits for no other", "use `collector=multi_sync`."
         yield Problem(path, rule, threshold, advice)
     elif cfg.collector.schedule == "async":
@@ -120,7 +120,7 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
     if not collector.overlap:
         return
     rule = advice = ""
-    if collector.schedule == "single":
+    if not collector.has_workers:
         rule, advice = "collector=single collects in the trainer's process", "use `collector=multi_sync`, or 0."
     elif collector.schedule == "async":
         rule = "async workers do not wait between batches"

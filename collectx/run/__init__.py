@@ -4,9 +4,9 @@
     RunFolder(path)              every file name of a run folder            (folder/layout.py)
     Status                       the state of a run                         (folder/result.py)
 
-    folder/      what is written: names of files, lock, snapshot, saved configuration, result, events
+    folder/      what a run writes: file names, lock, snapshot, saved configuration, result, events
     terminal/    what a user sees
-    after/       what is done with a run that has ended
+    after/       what happens after a run has ended
 
 The command line also uses the modules that read a run folder. Importing this package imports neither torch nor rich:
 names are imported on first use.

@@ -1,13 +1,13 @@
-"""When the checkpoints of a run are written, and what is in them. In the trainer's process.
+"""When a run writes checkpoints, and what they contain. In the trainer's process.
 
-    before each batch   if one is due, or a signal has stopped the run
-    at the end          of a run that has not failed
+    before each batch   if a checkpoint is due, or a signal has stopped the run
+    at the end          unless the run has failed
 
-    state.pt            of the trainer (`state_dict`), of the collector with its workers, of the statistics, and of the
-                        generators of the trainer's process
-    replay-<name>.pt    of each of the trainer's `replay_buffers`
+    state.pt            the states of the trainer (`state_dict`), the collector and its workers, the statistics, and the
+                        random generators of the trainer's process
+    replay-<name>.pt    one for each of the trainer's `replay_buffers`
 
-collectx/run/resume.py continues a run from one.
+collectx/run/resume.py continues a run from a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collectx.env.base import Env
     from collectx.trainer.base import Trainer
 
-# The share of the time that checkpoints by time may take.
-_MOST_SHARE = 0.01
+# Timed checkpoints may take this share of the time.
+_MAX_SHARE = 0.01
 
 
 class Checkpointer:
@@ -68,10 +68,10 @@ class Checkpointer:
         self._due_s = time.monotonic() + self._every_s
 
     def before_batch(self, complete: Callable[[], None] = lambda: None) -> None:
-        """To be called before a batch is requested. Blocks while a checkpoint is written.
+        """Call this before a batch is requested. Blocks while it writes a checkpoint.
 
         Args:
-            complete: called before a checkpoint is written; writes what belongs to the last batch.
+            complete: writes the line of the last batch; called before a checkpoint is written.
 
         Raises:
             RunStopped: a signal has stopped the run, and a checkpoint was written.
@@ -96,18 +96,18 @@ class Checkpointer:
 
     def write(self, wait_for_workers: bool = True) -> None:
         """Writes a checkpoint of the current state; blocks until it is on the disk. Does nothing before the first
-        batch, or if there is one of as many batches. A checkpoint that cannot be written, on a full disk for example,
-        is reported; the run continues.
+        batch, or if this batch already has a checkpoint. If writing fails, for example on a full disk, the failure is
+        reported and the run continues.
 
         Args:
             wait_for_workers: whether to wait until the granted slots are filled. If False and a slot is being filled,
-                the checkpoint has no states of workers.
+                the checkpoint contains no worker states.
         """
         statistics = self._record.statistics
         if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
             return
         if self._core.num_batches != statistics.batches:
-            message = "a signal came while a batch was delivered"
+            message = "a signal came during the delivery of a batch"
             self._events("checkpoint_failed", batches=statistics.batches, type=RunStopped.__name__, message=message)
             return
         began_s = time.monotonic()
@@ -119,10 +119,10 @@ class Checkpointer:
         }
         try:
             if wait_for_workers:
-                # No cost: the batches that are filled meanwhile are delivered without another wait.
+                # Not a cost of the checkpoint: the batches that are filled meanwhile are delivered without a wait.
                 self._core.wait_until_filled()
                 began_s = time.monotonic()
-            # A signal may end a wait for workers, not the writing.
+            # A signal may end the wait for workers, but not the writing.
             files: dict[str, Any] = {STATE: self._state(wait_for_workers)}
             with self._signals.hold(), ExitStack() as stack:
                 sync(self._metrics)
@@ -132,7 +132,7 @@ class Checkpointer:
                 seconds = round(time.monotonic() - began_s, 3)
                 self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
         except Exception as error:
-            # A worker that is gone is handled when the next batch is requested.
+            # A lost worker is handled when the next batch is requested.
             message = f"{type(error).__name__}: {error}"
             if isinstance(error, OSError):
                 message = f"{error.filename or self._checkpoints.path}: {error.strerror or error}"
@@ -141,13 +141,13 @@ class Checkpointer:
             cost_s = time.monotonic() - began_s
             statistics.checkpoint_s += cost_s
         self._last_batches = statistics.batches
-        self._due_s = time.monotonic() + max(self._every_s, cost_s / _MOST_SHARE)
+        self._due_s = time.monotonic() + max(self._every_s, cost_s / _MAX_SHARE)
 
     def write_final(self, path: Path) -> None:
         """Writes the trainer's state alone, if it has one, to the file `path`; blocks until it is on the disk.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the file could not be written.
         """
         state: dict = getattr(self._trainer, "state_dict", dict)()
         if state:
@@ -159,7 +159,7 @@ class Checkpointer:
         rollouts = {worker: each["rollout"] for worker, each in state["collector"]["workers"].items()}
         unsaved = {worker: each["reason"] for worker, each in rollouts.items() if "reason" in each}
         if unsaved and not self._record.is_unsaved_known:
-            # At the start of the run, before their reset, the state of the envs could be saved.
+            # Before their first reset, when `announce_unsaved` looked, the states of the envs could be saved.
             self._events("envs_not_saved", workers=[*unsaved], reason=min(unsaved.values()))
         return {
             "trainer": None if state_dict is None else state_dict(),
@@ -171,8 +171,8 @@ class Checkpointer:
 
 
 def announce_unsaved(cfg: RunConfig, events: Callable[..., None]) -> Callable[[Env], None]:
-    """Returns a function that announces, at the start of a run, that checkpoints will not hold the state of its envs.
-    It takes the group of envs of one worker, or one env of it, in any state."""
+    """Returns a function that announces, at the start of a run, if checkpoints will not contain env states. Its
+    argument is the env group of one worker, or one env of the group, in any state."""
 
     def announce(group: Env) -> None:
         reason = group.unsaved or states.reason_not_saved(group, "the group of envs")

@@ -1,4 +1,4 @@
-"""The iterator of batches that a trainer gets: counts, digests and logs every batch of the collector.
+"""The batch iterator of a trainer: counts, digests and logs every batch of the collector.
 
     stream --batch--> RunCollection --batch--> trainer
                           |   ^                   |
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 
 _ENTRY_INTERVAL_S = 1.0
-"""Least seconds between two complete entries of a worker in `metrics.jsonl`."""
+"""Minimum seconds between two complete entries of a worker in `metrics.jsonl`."""
 
 
 class RunCollection:
     """A `collectx.trainer.base.Collection` over a stream.
 
-    The line of a batch is written to `metrics.jsonl` when the trainer takes the next batch, as it logs scalars between.
-    A worker's times are in one line per second, whatever the number of batches: they would be most of the file.
+    A batch's line is written to `metrics.jsonl` when the trainer takes the next batch, because the trainer logs scalars
+    in between. Worker times are written once per second, not per batch: they would fill most of the file.
 
     Attributes:
         statistics: sums over all deliveries, also read by the progress display.
-        is_learning: the trainer has a batch, and has not asked for the next one.
+        is_learning: whether the trainer holds a batch, and has not asked for the next one.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class RunCollection:
     ):
         """
         Args:
-            digest: costs about 0.05 ms, and 0.2 ms per MB, of every batch; None leaves it out.
+            digest: hashes every batch, which takes about 0.05 ms and 0.2 ms per MB; None: no digests.
             check: called before each batch; raises if the run has to stop. Its argument is a function that writes
                 the line of the last batch.
-            hold: context manager in which a signal does not raise, so that each batch is counted completely.
+            hold: context manager within which a signal does not raise, so that each batch is counted completely.
             clock: returns seconds, for `Statistics.first_s` and `last_s`, and the times in lines.
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
             loggers: called with each line of `metrics.jsonl`.
-            evaluator: the next line gets a result of it.
+            evaluator: its results go into the next line.
         """
         self.statistics = statistics
         self.folder = folder.path
@@ -94,7 +94,7 @@ class RunCollection:
 
     def __next__(self) -> Any:
         """Returns the next batch; blocks until it is complete. Raises the errors of the collector, and `StopIteration`
-        after `max_batches`. Batches are counted, digested and logged before they become whole trajectories."""
+        after `max_batches`. Batches are counted, digested and logged before they are joined to trajectories."""
         self.is_learning = False
         batch = self._stream.next(self._collect)
         self.is_learning = True
@@ -137,15 +137,15 @@ class RunCollection:
         return self._core.publish(policy)
 
     def log(self, **scalars: float) -> None:
-        """See `Collection.log`. Accepts tensors of one element too."""
+        """See `Collection.log`. Also accepts one-element tensors."""
         values = {name: _number(name, value) for name, value in scalars.items()}
         self._logged.update(values)
         # A new dict: the display may be iterating over the old one.
         self.statistics.scalars = self.statistics.scalars | values
 
     def close(self) -> None:
-        """Writes the last batch's line; does not close the collector. Loggers get the evaluations that have ended after
-        it. Idempotent."""
+        """Writes the last batch's line, and passes later evaluations to the loggers. Does not close the collector.
+        Idempotent."""
         try:
             self._write_line()
             while self._evaluator is not None and (result := self._evaluator.result()) is not None:
@@ -154,8 +154,8 @@ class RunCollection:
             self._lines.close()
 
     def _worker_entries(self, delivery: BatchInfo, now_s: float) -> list[dict[str, Any]]:
-        """Returns the entries of the workers whose last entry is `_ENTRY_INTERVAL_S` old. A batch of one worker always
-        names it, with the version of its weights: `collectx.run.after.reproduce.order_of` needs both."""
+        """Returns entries for the workers whose last entry is `_ENTRY_INTERVAL_S` old. A one-worker batch always names
+        its worker and policy version, which `collectx.run.after.reproduce.order_of` reads."""
         entries = []
         for part in delivery.parts:
             entry = {"worker": part.worker, "policy_version": part.report.policy_version}
@@ -183,9 +183,8 @@ class RunCollection:
 
 
 def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
-    """The line of a batch in `metrics.jsonl`; times in seconds, `frames` since the start of the run. The line of a
-    batch in which no episode ended has no returns and lengths. Every line after the first episode has `mean_return`,
-    the first line after a resume has `resumed`."""
+    """A batch's line in `metrics.jsonl`: times in seconds, `frames` since the start of the run. If no episode ended in
+    the batch, returns and lengths are missing. All lines after the first episode contain `mean_return`."""
     line = {
         "batch": delivery.index,
         "time": round(time.time(), 3),
@@ -208,7 +207,7 @@ def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
 
 
 def _sums(before: PartTotals, now: PartTotals) -> dict[str, Any]:
-    """Returns the sums in a complete entry of a worker, over its parts since the entry before."""
+    """Returns the sums of a complete worker entry, over the parts since the previous one."""
     episodes = now.episodes - before.episodes
     return {
         "lag": now.lag,
@@ -224,8 +223,8 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"collection.log({name}={value!r:.100}): is {type(value).__name__}: log takes numbers, and tensors and "
-            "arrays of one element"
+            f"collection.log({name}={value!r:.100}) got {type(value).__name__}. Pass a number, or a tensor or array "
+            "with one element."
         ) from error
 
 

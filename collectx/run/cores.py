@@ -1,4 +1,4 @@
-"""The number of cores that the trainer may use, and the number of torch's threads in its process."""
+"""How many cores the trainer may use, and how many torch threads run in its process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def num_cores() -> int:
 
 
 def limits() -> dict[str, float]:
-    """The limits of `num_cores`, in cores, by what sets them."""
+    """The limits of `num_cores`, in cores, by their source."""
     found: dict[str, float] = {
         "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     }
@@ -34,7 +34,7 @@ def limits() -> dict[str, float]:
 
 
 def shortage(num_processes: int) -> str | None:
-    """What to do where this number of busy processes shares too few cores; None where each has at least half a one."""
+    """Advice if this number of busy processes shares too few cores; None if each gets at least half a core."""
     usable = num_cores()
     if num_processes <= 2 * usable:
         return None
@@ -45,7 +45,7 @@ def shortage(num_processes: int) -> str | None:
 
 
 def note(cfg: RunConfig) -> str | None:
-    """The note about a run whose processes share the few cores of this machine; None if they do not."""
+    """A note if the processes of a run share too few cores of this machine; otherwise None."""
     place = place_of(cfg)
     if not place.is_local:
         return None
@@ -71,7 +71,7 @@ def limit_threads(cfg: RunConfig) -> None:
 
 
 def trainer_threads(cfg: RunConfig) -> int:
-    """The number of torch's threads that `limit_threads` sets. Imports torch; connects to Ray with launcher=ray."""
+    """The number of torch threads that `limit_threads` sets. Imports torch; connects to Ray with launcher=ray."""
     import torch
 
     now = torch.get_num_threads()
@@ -81,7 +81,7 @@ def trainer_threads(cfg: RunConfig) -> int:
 
 
 def _slurm_cores(environment: Mapping[str, str]) -> int | None:
-    """Cores of this task, or of this batch script; None outside of SLURM.
+    """Cores of this SLURM task or batch script; None outside SLURM.
 
     Without `--cpus-per-task` SLURM reports only the cores of the step on this node, which its tasks share equally.
     """
@@ -104,11 +104,11 @@ def _quotas() -> Iterator[float]:
 
 
 def control_group_values(controller: str, version2: Sequence[str], version1: Sequence[str]) -> Iterator[str]:
-    """The content of a controller's files in every control group of this process, from the innermost to the root, the
-    files of one group joined by a space.
+    """Yields the contents of a controller's files for every control group of this process, from the innermost to the
+    root, the files of one group joined by a space.
 
     Args:
-        version2, version1: the names of the files in both versions of control groups.
+        version2, version1: the file names in both versions of control groups.
     """
     try:
         lines = _CGROUP_FILE.read_text().splitlines()
@@ -126,6 +126,6 @@ def control_group_values(controller: str, version2: Sequence[str], version1: Seq
         for parent in (folder, *folder.parents):
             if not parent.is_relative_to(root):
                 break
-            # The root, and a group that a container hides, have no such files.
+            # The root, and a group that a container hides, lack these files.
             with suppress(OSError):
                 yield " ".join((parent / name).read_text().strip() for name in names)

@@ -1,6 +1,6 @@
-"""Digests of delivered batches: one for each batch, to find the first that differs, and one over all.
+"""Digests of delivered batches: one per batch, to find the first that differs, and one over all batches.
 
-The digest of a batch covers its batch size, and name, dtype, shape and bytes of every leaf, sorted by name. It does not
+A batch digest covers the batch size, and the name, dtype, shape and bytes of every leaf, sorted by name. It does not
 depend on time, device or contiguity.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
     from torch import Tensor
 
-# Only digests of the same kind can be compared. XXH3 with 128 bits is ten times faster than SHA-256; it is no
+# Only digests of the same kind can be compared. XXH3 with 128 bits is ten times faster than SHA-256, but not a
 # cryptographic hash.
 _KIND = "xxh3"
 

@@ -4,9 +4,9 @@
           ^                                    |                 |
           +-------- next line of metrics.jsonl +<----result------+
 
-The process is no role of the worker pool: pool and transports deliver batches, and end the run when a process is lost.
-Here there are no batches, a lost process is an event, and any transport is served alike. The trainer waits for nothing
-but the copy of the weights; while an evaluation runs, the next one is left out.
+The process does not belong to the worker pool: pool and transports deliver batches, and end the run when they lose a
+process. Here there are no batches, losing the process is only an event, and every transport works. The trainer waits
+only while the weights are copied. While an evaluation runs, the next one is skipped.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from collectx.run.statistics import Statistics
 from collectx.transport.connections import LONGEST_WAIT_S
 from collectx.transport.processes import Handle, end_processes
 
-# How much the processor prefers trainer and workers; see nice(2).
+# How far the process yields to trainer and workers; see nice(2).
 _NICENESS = 10
-# How long the process may take to end while it does not evaluate.
+# Seconds that the idle process may take to end.
 _END_S = 2.0
 
 
@@ -43,9 +43,9 @@ class Evaluator:
     `wait` and `close`.
 
     Args:
-        newest_weights: returns a copy of the weights that were published last; see `FlatWeights`.
-        events: the event log; receives every result, every evaluation that is left out, and the first error, after
-            which nothing is evaluated.
+        newest_weights: returns a copy of the last published weights; see `FlatWeights`.
+        events: the event log; receives every result, every skipped evaluation, and the first error, which ends the
+            evaluations.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Evaluator:
     ):
         self._cfg, self._statistics, self._events = cfg, statistics, events
         self._newest_weights = newest_weights
-        # A run that continues was evaluated before.
+        # A resumed run was evaluated at this batch already.
         self._last_batches = statistics.batches
         self._is_idle, self._is_closing = threading.Event(), False
         self._is_idle.set()
@@ -71,7 +71,7 @@ class Evaluator:
         self._thread.start()
 
     def before_batch(self) -> None:
-        """Begins an evaluation if one is due."""
+        """Starts an evaluation if one is due."""
         every, batches = self._cfg.eval.every_batches, self._statistics.batches
         if every is None or batches % every or batches == self._last_batches or not self._thread.is_alive():
             return
@@ -83,17 +83,17 @@ class Evaluator:
         self._jobs.put(({"batches": batches, "frames": self._statistics.frames}, self._newest_weights()))
 
     def result(self) -> dict[str, Any] | None:
-        """The next result that was not returned; None if there is none."""
+        """The next new result; None if there is none."""
         try:
             return self._results.get_nowait()
         except queue.Empty:
             return None
 
     def wait(self) -> None:
-        """Waits for the evaluation that runs, for `eval.close_timeout_s` at most."""
+        """Waits for the current evaluation, at most `eval.close_timeout_s`."""
         timeout_s = self._cfg.eval.close_timeout_s
         if not self._is_idle.wait(min(timeout_s, LONGEST_WAIT_S)):
-            self._fail(f"has not ended within {timeout_s:g} s (eval.close_timeout_s)")
+            self._fail(f"it did not end within {timeout_s:g} s (eval.close_timeout_s)")
 
     def close(self) -> None:
         """Ends the process, also while it evaluates. Idempotent."""
@@ -120,7 +120,7 @@ class Evaluator:
                     self._events("evaluated", **result)
                     self._is_idle.set()
             except (EOFError, OSError):
-                self._fail("its process has ended")
+                self._fail("its process ended")
             except Exception as error:
                 self._fail(str(error))
             finally:
@@ -134,7 +134,7 @@ class Evaluator:
 
 
 def run_evaluations(cfg: RunConfig, connection: Connection) -> None:
-    """The main function of the process: evaluates the weights that it receives, until the connection is closed."""
+    """The main function of the process: evaluates the weights that it receives until the connection closes."""
     os.nice(_NICENESS)
     try:
         policy, spec, _ = build(cfg)

@@ -1,10 +1,10 @@
-"""A run in the trainer's process, from a configuration to a run folder with a result in it.
+"""A run in the trainer's process, from a configuration to a run folder with a result.
 
     prepare   snapshot -> env's spec -> policy -> trainer -> collector, whose workers start
     collect   the trainer takes batches from the collector
     finish    the last lines, the checkpoint; the workers are closed -> result.json
 
-torch is imported here, or with what the fork server of local workers needs.
+torch is imported here, or with the preloads of the fork server for local workers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 OpenLauncher: TypeAlias = "Callable[[Callable[[str], None]], AbstractContextManager[Launcher]]"
 
-# After this time of closing the envs of this process, the error that ended the run is shown.
+# If closing the envs of this process takes longer, the error that ended the run is shown before.
 _CLOSE_S = 2.0
 
 
@@ -59,16 +59,16 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
 
     Args:
         argv: the command line as typed, for the snapshot.
-        open_launcher: called with a function that shows messages; the context of the launcher of workers that are SLURM
-            jobs or tasks of one. None: the launcher of `cfg`.
+        open_launcher: opens the launcher of workers that are SLURM jobs, or tasks of one job; called with a function
+            that shows messages. None: the launcher of `cfg`.
 
     Raises:
-        ConfigError: before any worker has started: a mistake that no rule can find (an observation space that cannot
-            be stored, a device that does not exist), a folder that has a run in it (`run.overwrite`), or one that
-            cannot be made. The folder is then as before; that of a job has the result of a failed run.
+        ConfigError: before any worker started: a mistake that no rule can find (an observation space that cannot be
+            stored, a device that does not exist), a folder that already contains a run (`run.overwrite`), or one that
+            cannot be created. The folder is left unchanged, but a job's folder gets the result of a failed run.
     """
     files = RunFolder(folder)
-    # The command that submits a job has made the folder, and the job's log is open.
+    # The command that submitted the job made the folder, and the job's log is open.
     is_job = place_of(cfg).is_job
     resumes = cfg.run.resume == "auto" and files.has_run
     with locked(files, cfg.run.overwrite or resumes, force=is_job):
@@ -135,7 +135,7 @@ def _run(
     else:
         saved_config.write_snapshot(cfg, files, argv, point.batches)
         point.load_record(record)
-    # With on_worker_failure=raise the failure is shown at the end, as the error of the run.
+    # With on_worker_failure=raise the failure is shown at the end, as the run's error.
     events = EventLog(files, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
     try:
         progress = display.Progress(record.statistics, start_s=record.start_s)
@@ -231,7 +231,7 @@ class _Execution:
         )
 
     def _limited(self, what: str, option: str) -> AbstractContextManager[None]:
-        """See `limited`; `option` is one of the collector."""
+        """See `limited`; `option` is a collector option."""
 
         def give_up(error: BaseException) -> None:
             self._record.end(error)
@@ -306,13 +306,13 @@ class _Execution:
     def _say_stopping(self) -> None:
         seconds = self._cfg.checkpoint.grace_s
         self._event_log.show(
-            f"stopping: completes the batch and writes a checkpoint, for at most {seconds:g} s "
-            "(checkpoint.grace_s); a second signal ends the run at once"
+            f"stopping: finishing this batch and saving a checkpoint (up to {seconds:g} s, checkpoint.grace_s). "
+            "Ctrl-C again to quit now."
         )
 
     def finish(self, collector: CollectorCore, collection: RunCollection, checkpointer: Checkpointer) -> None:
         """Writes the last batch's line, a checkpoint unless the run has failed, `checkpoints/final.pt` and `policy.pt`,
-        before the workers close. A trainer that a signal has interrupted within a batch is not saved."""
+        before the workers close. A trainer that a signal interrupted within a batch is not saved."""
         from collectx.run.after.trained import write_weights
 
         self._signals.shield()
@@ -331,7 +331,7 @@ class _Execution:
             write_weights(self._files.policy, self._policy, collector.transport.newest_weights())
 
     def _close_envs(self, collector: CollectorCore) -> None:
-        """Closes the envs of this process. One that takes too long is left to the end of the process."""
+        """Closes the envs of this process. An env that takes too long ends with the process."""
         try:
             with self._limited("closing the envs", "close_timeout_s"):
                 collector.close()
@@ -339,7 +339,7 @@ class _Execution:
             self._event_log.show(display.format_error(error))
 
     def close(self) -> None:
-        """Called when the workers are closed. Blocks until the loggers have written everything."""
+        """Called after the workers are closed. Blocks until the loggers have written everything."""
         if self._evaluator is not None:
             self._evaluator.close()
         if self._loggers is not None:
@@ -349,7 +349,7 @@ class _Execution:
             self._close_note.join(_CLOSE_S)  # it may wait for a pipe that no process reads
 
     def _report_before_close(self, error: BaseException) -> None:
-        """Reports the error of a run whose envs are in this process, which closing them may block or end."""
+        """Reports the error of a run whose envs are in this process: closing them may block or end the process."""
         text = f"{type_name(error)}: {text_of(error)}: closing the envs takes more than {_CLOSE_S:g} s"
         self._close_note = threading.Timer(_CLOSE_S, self._event_log.show, [text])
         self._close_note.name, self._close_note.daemon = "collectx-close-note", True

@@ -23,11 +23,11 @@ from collectx.transport.connections import LONGEST_WAIT_S
 from collectx.user_objects import call, resolve
 
 # Lines that may wait for a logger; some seconds of a fast run.
-_MOST_LINES = 10_000
-# Seconds between the lines that waited and the next ones: a logger's thread that wakes up for each line of a fast run
-# costs the trainer more time than the lines do.
+_MAX_LINES = 10_000
+# Seconds that a thread rests before the next lines: in a fast run, waking up for each line would cost the trainer more
+# time than the lines do.
 _PAUSE_S = 0.5
-# The scalars of a line, by its keys.
+# The logged names of a line's keys.
 _NAMES = {
     "mean_return": MEAN_RETURN,
     "return": "episode/return",
@@ -44,9 +44,9 @@ class LoggerThreads:
     """The loggers of a run.
 
     Args:
-        make: what makes each logger, by its name. Called in the logger's thread.
-        events: the event log; receives the first error of a logger, after which it gets no more lines, and that a
-            logger is slower than the run, so that lines are left out.
+        make: the factory of each logger, by name; called in the logger's thread.
+        events: the event log; receives the first error of each logger, which stops it, and a notice if a logger is too
+            slow and skips lines.
         close_timeout_s: `logger.close_timeout_s`.
     """
 
@@ -68,7 +68,7 @@ class LoggerThreads:
                 thread.put(scalars, line["frames"])
 
     def close(self) -> None:
-        """Blocks until the loggers have written everything, for `close_timeout_s` at most. Idempotent."""
+        """Blocks until the loggers have written everything, at most `close_timeout_s`. Idempotent."""
         for thread in self._threads:
             thread.end()
         deadline_s = time.monotonic() + min(self._close_timeout_s, LONGEST_WAIT_S)
@@ -76,7 +76,7 @@ class LoggerThreads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
             if thread.is_alive():
                 limit = f"{self._close_timeout_s:g} s (logger.close_timeout_s)"
-                self._events("logger_failed", logger=thread.logger, message=f"has not ended within {limit}")
+                self._events("logger_failed", logger=thread.logger, message=f"it did not end within {limit}")
         self._threads = []
 
 
@@ -94,15 +94,15 @@ class _LoggerThread(threading.Thread):
         self.start()
 
     def put(self, scalars: dict[str, float], step: int) -> None:
-        if self._lines.qsize() < _MOST_LINES:
+        if self._lines.qsize() < _MAX_LINES:
             self._lines.put((scalars, step))
         elif self.is_alive():
             self._num_skipped += 1
             if self._num_skipped == 1:
-                self._events("logger_slow", logger=self.logger, frames=step, waiting=_MOST_LINES)
+                self._events("logger_slow", logger=self.logger, frames=step, waiting=_MAX_LINES)
 
     def end(self) -> None:
-        """Lets the thread end after the lines that wait."""
+        """Ends the thread after the waiting lines."""
         self._lines.put(None)
         self._is_ending.set()
 
@@ -121,10 +121,10 @@ class _LoggerThread(threading.Thread):
 
 
 def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str, Callable[[], Logger]]:
-    """Returns what makes each logger of a run, by its name.
+    """Returns the factory of each logger of a run, by name.
 
     Args:
-        frames: how many frames the checkpoint has that the run continues from; None: the run begins.
+        frames: frames up to the checkpoint from which the run continues; None for a new run.
     """
     options = cfg.logger
     config = flat(asdict(cfg))
@@ -148,7 +148,7 @@ def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str,
 
 
 def _run_id(files: RunFolder) -> str:
-    """The id by which wandb and MLflow know the run, also after it is resumed."""
+    """The run's id in wandb and MLflow, which a resume keeps."""
     if not files.logger_id.exists():
         run_id = secrets.token_hex(8)
         write_atomically(files.logger_id, lambda file: file.write(run_id.encode()))

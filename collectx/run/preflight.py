@@ -1,7 +1,7 @@
 """Checks of a configuration that depend on this machine (commands, devices, networks), or on the folder of another run.
 The others are in `collectx/rules/`.
 
-They are made before any worker starts. torch is imported only where it is needed.
+They run before any worker starts, and import torch only if they need it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun":
 
 
 def copies() -> tuple[str, bool]:
-    """The message about a launcher of parallel programs that runs this command, empty where none does; and whether the
-    run is refused: ranks of torchrun never have commands of their own, as tasks of srun may."""
+    """A message if a parallel launcher runs this command, otherwise an empty one; and whether to refuse the run: the
+    ranks of torchrun all run the same command, but tasks of srun may run different ones."""
     for name, variable in _PARALLEL.items():
         size = os.environ.get(variable, "")
         if not size.isdigit() or (name == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ):
             continue
         is_torchrun, count = name == "torchrun", int(size)
         if is_torchrun or count > 1:
-            own = "collectx starts its own processes (collector.num_workers=N): type `collectx run` alone."
-            text = f"{name} runs {count} cop{'y' if count == 1 else 'ies'} of this command, but {own}"
+            advice = "collectx starts its own processes (collector.num_workers=N): type `collectx run` alone."
+            text = f"{name} runs {count} cop{'y' if count == 1 else 'ies'} of this command, but {advice}"
             return text, is_torchrun and count > 1
     return "", False
 
@@ -65,7 +65,7 @@ def device_problems(cfg: RunConfig) -> list[str]:
 
 
 def missing_device(device: str) -> str | None:
-    """The end of a message about a CPU or GPU that this machine does not have; None if it has it. Imports torch."""
+    """The end of a message about a CPU or GPU that this machine lacks; None if the device exists. Imports torch."""
     import torch
 
     kind, _, index = device.partition(":")
@@ -112,7 +112,7 @@ def _data_format(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
-    """`collector.order_of` names an async run of as many workers."""
+    """`collector.order_of` names an async run that this run has enough workers to repeat."""
     collector, folder = cfg.collector, cfg.collector.order_of
     if folder is None:
         return
@@ -129,8 +129,5 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(path, str(error), folder, advice)
         return
     if highest >= collector.num_workers:
-        rule = (
-            f"it has batches of worker {highest}, so of at least {highest + 1} workers, but "
-            f"collector.num_workers={collector.num_workers}"
-        )
-        yield Problem(path, rule, folder, "use as many as that run had.")
+        rule = f"that run used at least {highest + 1} workers, but collector.num_workers={collector.num_workers}"
+        yield Problem(path, rule, folder, "use as many workers as that run.")

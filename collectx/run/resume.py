@@ -1,8 +1,8 @@
-"""Continues a run from its newest checkpoint: finds it, checks it, and restores the record, the trainer and the
-generators from it. The collector restores itself and its workers.
+"""Continues a run: finds its newest checkpoint, checks it, and restores the record, the trainer and the random
+generators. The collector restores itself and its workers.
 
-Used in the trainer's process; the command line and jobs ask whether there is something to continue. torch is imported
-only to read a checkpoint.
+Used in the trainer's process; the command line and jobs only ask whether there is a checkpoint. torch is imported only
+to read one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collectx.collector.saved_state import CollectorState
     from collectx.trainer.base import Trainer
 
-NO_CHECKPOINT = "has no checkpoint: the run begins anew"
+NO_CHECKPOINT = "contains no checkpoint, so the run starts over"
 
 
-def begins_anew(files: RunFolder) -> bool:
-    """Whether the run in a folder has not completed and left no checkpoint, so that there is nothing to continue."""
+def starts_over(files: RunFolder) -> bool:
+    """Whether the run in a folder can only start over: it is not completed, and left no checkpoint."""
     return not files.is_completed and not files.has_checkpoint
 
 
@@ -42,19 +42,19 @@ class ResumePoint:
         batches: how many batches the run had delivered.
         state: for `Stream.load`.
         collector: for `collectx.collector.build`.
-        order: of an async run, the order of the batches after it, which are collected once more; see
-            `collectx.run.after.reproduce.recorded_order`. Empty where it cannot be repeated.
-        damaged: messages about newer checkpoints, which are damaged.
+        order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
+            see `collectx.run.after.reproduce.recorded_order`. Empty if it cannot be repeated.
+        damaged: messages about newer checkpoints that are damaged.
 
     Raises:
         ConfigError: there is no checkpoint, or all are damaged.
-        DamagedFile: another file of the folder is.
+        DamagedFile: another file of the folder is damaged.
     """
 
     def __init__(self, files: RunFolder, cfg: RunConfig):
         found, self.damaged = Checkpoints(files.checkpoints).newest(_load)
         if found is None:
-            missing = f"{files.path}: has no checkpoint to continue from: begin it anew with run.overwrite=true."
+            missing = f"{files.path} contains no checkpoint to continue from. Start over with run.overwrite=true."
             raise ConfigError(*(self.damaged or [missing]))
         self._checkpoint, self.state = found
         self.batches: int = self._checkpoint.manifest["batches"]
@@ -65,7 +65,7 @@ class ResumePoint:
         self.order = self._order(files, cfg, lines)
 
     def _check_ends(self, cfg: RunConfig) -> None:
-        """Raises `ConfigError` where the run has passed its end already."""
+        """Raises `ConfigError` if the run is already past its end."""
         path, frames = self._checkpoint.path, self._checkpoint.manifest["frames"]
         ends = (
             ("collector.total_frames", cfg.collector.total_frames, frames, "frames"),
@@ -73,11 +73,11 @@ class ResumePoint:
         )
         passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
         if passed:
-            text = "{}={}: {} has {} {} already: choose more."
+            text = "{}={}: {} already contains {} {}. Choose more."
             raise ConfigError(*[text.format(name, end, path, done, what) for name, end, done, what in passed])
 
     def _continue_digest(self, files: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
-        """Returns the digest of the batches until the checkpoint, whose lines it takes.
+        """Returns the digest of the batches up to the checkpoint; consumes their lines.
 
         Raises:
             DamagedFile: lines are missing or altered.
@@ -92,8 +92,8 @@ class ResumePoint:
             except (AttributeError, ValueError) as error:
                 raise DamagedFile(f"{files.metrics}: line {count}: its digest is {line['digest']!r}") from error
         if (count, frames) != (self.batches, manifest["frames"]):
-            has = f"has {count} lines up to {frames} frames, {path} is of {self.batches} batches"
-            raise DamagedFile(f"{files.metrics}: {has} and {manifest['frames']} frames")
+            ends = f"{files.metrics}: ends after {count} batches and {frames} frames"
+            raise DamagedFile(f"{ends}, but {path} contains {self.batches} batches and {manifest['frames']} frames")
         return digest
 
     def _order(self, files: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, int, int]]:
@@ -109,7 +109,7 @@ class ResumePoint:
                 return []
             return order_of(files.metrics, lines)
         except (LookupError, TypeError, ValueError):
-            return []  # also where a line is damaged: these lines and events may be newer than what is synced
+            return []  # also where a line is damaged: these lines and events may be newer than the synced ones
 
     def rewind(self, files: RunFolder) -> None:
         """Removes lines and checkpoints of batches after the checkpoint."""
@@ -123,7 +123,7 @@ class ResumePoint:
 
     def load_record(self, record: ResultBuilder) -> None:
         """Continues the statistics and the digest."""
-        # The start of this process counts, as that of the first one does.
+        # The start of this process counts, as the first one's did.
         record.statistics.load(self.state["statistics"], record.start_s)
         record.start_s -= self.state["wall_s"]
         if record.digest is not None:
@@ -133,7 +133,7 @@ class ResumePoint:
         """Restores the trainer and its replay buffers.
 
         Raises:
-            ConfigError: it has no `load_state_dict`, though it had a `state_dict`, or does not accept the state.
+            ConfigError: the trainer does not accept the state, or had a `state_dict` but has no `load_state_dict`.
         """
         name, state = type(trainer).__name__, self.state["trainer"]
         try:
@@ -151,21 +151,21 @@ class ResumePoint:
             raise ConfigError(f"{self._checkpoint.path}: {text}") from error
 
     def load_generators(self) -> None:
-        """Restores the generators of this process; to be called right before training."""
+        """Restores the random generators of this process. Call it right before training."""
         from collectx import state
 
         state.load_generators(self.state["generators"])
 
 
 def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
-    """Returns the point that the run in the folder continues from; None if it left no checkpoint. `say` receives
+    """Returns the point from which the run in the folder continues; None if it left no checkpoint. `say` receives
     messages.
 
     Raises:
         ConfigError: as `ResumePoint` does, or `cfg` does not fit the saved state.
     """
-    if begins_anew(files):
-        # Where there is neither, a job has been submitted for the run.
+    if starts_over(files):
+        # A folder with neither file belongs to a submitted job that has not begun.
         if files.metrics.exists() or files.result.exists():
             say(f"{files.path} {NO_CHECKPOINT}")
         return None
@@ -173,12 +173,12 @@ def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -
         raise ConfigError(*problems)
     point = ResumePoint(files, cfg)
     for text in point.damaged:
-        say(f"{text}: the checkpoint before it is taken")
+        say(f"{text}. Continuing from the checkpoint before it")
     return point
 
 
 def buffer_file(name: str) -> str:
-    """The file of a checkpoint with the replay buffer of this name."""
+    """The name of a replay buffer's file in a checkpoint."""
     return f"replay-{quote(name, safe='')}.pt"
 
 
@@ -186,7 +186,7 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     """Returns a checkpoint and its state; tensors are on the CPU.
 
     Raises:
-        DamagedFile: the state cannot be loaded, or the manifest, of which there is no digest, is not of this state.
+        DamagedFile: the state cannot be loaded, or does not belong to the manifest, which has no digest.
     """
     manifest, state = checkpoint.manifest, checkpoint.load()
     try:
@@ -197,6 +197,6 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     except (LookupError, TypeError) as error:
         raise DamagedFile(f"{checkpoint.path}: is not the checkpoint of a run: {error!r}") from error
     if counts[0] != counts[1] or counts[0][0] != int(checkpoint.path.name) or not is_timed:
-        text = f"manifest.json and state.pt are not of the same checkpoint: (batches, frames) {counts}"
+        text = f"manifest.json and state.pt belong to different checkpoints: (batches, frames) {counts}"
         raise DamagedFile(f"{checkpoint.path}: {text}")
     return checkpoint, state

@@ -25,7 +25,7 @@ from collectx import signal_handlers
 from collectx.transport.connections import LONGEST_WAIT_S
 
 PATIENCE = 3
-# How long the end of the `with` block waits for a note, whose terminal or pipe may take nothing.
+# Seconds that the end of the `with` block waits for a note, whose terminal or pipe may be blocked.
 _NOTE_S = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -54,11 +54,11 @@ class Signals:
     terminal, output to the terminal is dropped.
 
     Args:
-        note: called where user code has replaced a handler, see `collectx.signal_handlers`.
+        note: called if user code replaced a handler, see `collectx.signal_handlers`.
 
     Attributes:
-        last: the signal that came last, or None.
-        is_checkpoint_requested: SIGUSR1 or SIGUSR2 came.
+        last: the last signal, or None.
+        is_checkpoint_requested: whether SIGUSR1 or SIGUSR2 came.
     """
 
     def __init__(self, note: Callable[[str], None] = lambda text: None) -> None:
@@ -75,7 +75,7 @@ class Signals:
         self._note: Callable[[], None] = lambda: None
         self._threads: list[threading.Thread] = []
         self.is_checkpoint_requested = False
-        # The signal whose earlier handler is to be called at the end.
+        # The signal whose earlier handler is called at the end.
         self._requeue_signal: int | None = None
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
@@ -108,9 +108,9 @@ class Signals:
 
     @contextmanager
     def ignored_by_children(self) -> Iterator[None]:
-        """Processes that start in the block ignore all of these signals, which a terminal or a scheduler sends to all
-        processes: the trainer closes them, and one that is still importing would die with a traceback. A signal in the
-        block is lost."""
+        """Processes that start in the block ignore these signals. A terminal or a scheduler sends them to all
+        processes, but the trainer closes its workers itself, and a process that is still importing would die with a
+        traceback. A signal during the block is lost."""
         handlers = {signum: signal.signal(signum, signal.SIG_IGN) for signum in self._old_handlers}
         try:
             yield
@@ -134,13 +134,13 @@ class Signals:
         """Defers the first signal: from now on it raises in `check` only, or after `grace_s` seconds.
 
         Args:
-            note: called in another thread when that signal comes; one that takes long at the end of the `with` block is
-                waited for for `_NOTE_S` seconds, and ends with the process.
+            note: called in another thread when that signal comes. The end of the `with` block waits up to `_NOTE_S`
+                seconds for this thread, which otherwise ends with the process.
         """
         self._grace_s, self._note = grace_s, note
 
     def check(self) -> None:
-        """Raises `RunStopped` if a signal came that has not raised."""
+        """Raises `RunStopped` if a signal is pending."""
         if self.last is not None and not self._shielded:
             self._end_grace()
             raise RunStopped(self.last)
@@ -157,7 +157,7 @@ class Signals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            # A process that an env or a trainer has forked: `terminate()` must end it, and it has no job to requeue.
+            # An env or a trainer forked this process: `terminate()` must end it, and it has no job to requeue.
             old = self._old_handlers.get(signum, signal.SIG_DFL)
             signal.signal(signum, signal.SIG_IGN if signum in _REQUESTS else old)
             os.kill(os.getpid(), signum)
@@ -189,7 +189,7 @@ class Signals:
         is_ending = self._count > 0 and self._requeue_signal is None
         if os.getpid() == self._pid:
             self._requeue_signal = signum
-        if not is_ending:  # by another signal, after which this one is no reason to hurry
+        if not is_ending:  # another signal is already ending the run, and this one is no reason to hurry
             self._handle(signum, frame)
 
     def _request_checkpoint(self, signum: int, frame: FrameType | None) -> None:

@@ -1,8 +1,8 @@
-"""The numbers of a run: `Statistics` from its deliveries, `MetricsTail` from its `metrics.jsonl`, and the `View` of
-them at one moment that the progress display shows.
+"""The numbers of a run: `Statistics` from its deliveries, `MetricsTail` from its `metrics.jsonl`, and `View`, their
+state at one moment, for the progress display.
 
-`Statistics` is written by the collection in the trainer's main thread and read by the progress display in another:
-attributes are replaced or grow, so a reader sees the current or the previous numbers.
+The collection writes `Statistics` in the trainer's main thread, and the progress display reads it in another one.
+Attributes are only replaced or grow, so a reader sees the current or the previous numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RATE_WINDOW_S = 5.0
 
 
 TIMES = ("env_s", "policy_s", "wait_s", "send_s")
-"""The measured times of a worker's part, as `SlotReport` and `metrics.jsonl` name them."""
+"""The measured times of a worker's part, by their names in `SlotReport` and `metrics.jsonl`."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class PartTotals:
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
 
 
-# The sums and the newest values, and what they are counted from, as a checkpoint names them.
+# The sums, the newest values, and where counting started, by their names in a checkpoint.
 _SUMS = (
     *("frames", "batches", "num_episodes", "waited_s", "mean_return", "version", "lag", "checkpoint_s"),
     "_first_frames",
@@ -73,20 +73,20 @@ class Statistics:
 
     Attributes:
         total_frames: frames that the run will deliver; -1 for an endless one.
-        target_return: the trainer may end the run at this mean return; None: there is no such option.
+        target_return: the trainer may end the run at this mean return; None: no such limit.
         scalars: the newest value of every scalar that the trainer logged.
         frames, batches, num_episodes: sums.
         waited_s: total time that the trainer waited for batches.
         checkpoint_s: total time that writing checkpoints took.
         first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
-        started: `last_s` and `waited_s` at the first delivery of this process; None before. The time until then is
-            that of its start.
+        started: `last_s` and `waited_s` at the first delivery of this process; None before. The time before it counts
+            as start-up.
         rate: frames of the last batch divided by the time since the previous delivery; None before the second.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
         workers: `PartTotals` by worker index.
-        taking_part: how many workers take part and how many were started; None if all take part.
+        taking_part: number of workers that take part, and number that were started; None if all take part.
     """
 
     def __init__(self, total_frames: int, target_return: float | None = None) -> None:
@@ -116,7 +116,7 @@ class Statistics:
             self.first_s = now_s
             self._first_frames = delivery.frames
         elif self.started is None:
-            # The first batch after a resume: like that of a run that begins, it and the start do not count in the rate.
+            # Like a run's first batch, the first one after a resume does not count in the rate, nor does start-up.
             self.first_s += now_s - self.last_s
             self._first_frames += delivery.frames
         elif now_s > self.last_s:
@@ -154,7 +154,7 @@ class Statistics:
         }
 
     def load(self, state: dict[str, Any], now_s: float) -> None:
-        """Continues from a state. `now_s` is the present time of the clock of `add`."""
+        """Continues from a state. `now_s` is the current time on the clock of `add`."""
         for name, value in state["sums"].items():
             setattr(self, name, value)
         if state["elapsed_s"] is not None:
@@ -178,19 +178,19 @@ class Statistics:
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
 
 
-# Most points of `MetricsTail.curve`.
-_MOST_POINTS = 2000
+# Maximum number of points of `MetricsTail.curve`.
+_MAX_POINTS = 2000
 # Only the end of a longer `metrics.jsonl` is read, some thousand batches: a million lines would take 15 s.
 _NEWEST_BYTES = 1 << 22
 
 
 class MetricsTail(Statistics):
-    """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums up the times of the batches, without the time
-    between the end of a run and its resumption. Times, and so the overall rate, are those of the last `_NEWEST_BYTES`
-    of the file at the first call of `update`, and of what follows; frames, batches and episodes are of the whole run.
+    """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums the batch times, without the pause before a
+    resume. Times, and so the overall rate, cover the last `_NEWEST_BYTES` of the file at the first `update`, and all
+    later lines; frames, batches and episodes cover the complete run.
 
     Attributes:
-        curve: seconds since the first batch, frames and mean return, of at most `_MOST_POINTS` of the batches.
+        curve: seconds since the first batch, frames and mean return of at most `_MAX_POINTS` batches.
     """
 
     def __init__(self, metrics: Path, total_frames: int, target_return: float | None = None):
@@ -203,7 +203,7 @@ class MetricsTail(Statistics):
         restart of the job, the file is read from its beginning.
 
         Raises:
-            DamagedFile: a line cannot be read, or is not that of a batch.
+            DamagedFile: a line cannot be read, or does not describe a batch.
         """
         has_lines = False
         while True:
@@ -218,7 +218,7 @@ class MetricsTail(Statistics):
                 for line in lines:
                     self._add_line(line)
             except (KeyError, TypeError) as error:
-                raise DamagedFile(f"{self._lines.path}: a line is not of a batch: {error!r}") from error
+                raise DamagedFile(f"{self._lines.path}: a line does not describe a batch: {error!r}") from error
 
     def _add_line(self, line: dict[str, Any]) -> None:
         batch_frames = line["frames"] - self.frames
@@ -240,7 +240,7 @@ class MetricsTail(Statistics):
         self.num_episodes = line.get("num_episodes", self.num_episodes + line.get("episodes", 0))
         mean_return = line.get("mean_return", self.mean_return)
         self.mean_return = math.nan if mean_return is None else mean_return
-        if len(self.curve) >= _MOST_POINTS:
+        if len(self.curve) >= _MAX_POINTS:
             del self.curve[1::2]
         self.curve.append((self.last_s - (self.first_s or 0.0), self.frames, self.mean_return))
         self.scalars = self.scalars | line.get("scalars", {})
@@ -264,9 +264,9 @@ class PartRates:
 
 @dataclass(frozen=True)
 class View:
-    """The numbers of a run at one moment: a copy of its `Statistics` and the time since its start; for the last
-    `RATE_WINDOW_S`, the frames per second, and the share of the time in which the trainer did not wait for a batch,
-    None while unknown."""
+    """The numbers of a run at one moment: a copy of its `Statistics` and the time since its start; and over the last
+    `RATE_WINDOW_S`, frames per second and the share of time in which the trainer did not wait for a batch, None while
+    unknown."""
 
     numbers: Statistics
     elapsed_s: float
@@ -318,8 +318,8 @@ class Sampler:
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:
-    """Between the deliveries of two samples, or since the first delivery of this process if there was none between
-    them."""
+    """The trainer's share of the time between the deliveries of two samples; without a delivery in between, its share
+    since this process's first delivery."""
     if now.last_s is None or now.started is None:
         return None
     begin_s, waited_s = now.started
@@ -340,7 +340,7 @@ def _part_rates(now: Statistics, since: Statistics, passed_s: float) -> Iterator
 
 
 def bootstrap_interval(values: np.ndarray, centre: Callable[..., Any], num_draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the 95 % interval of `centre(values)` over axis 0, by the percentile bootstrap."""
+    """The ends of the 95 % CI of `centre(values)` over axis 0, by the percentile bootstrap."""
     import numpy as np
 
     draws = np.random.default_rng(0).integers(len(values), size=(num_draws, len(values)))

@@ -15,8 +15,8 @@ class AsyncSchedule(Schedule):
 
     Args:
         num_slots: slots of each worker; one is being filled while the others are full or free.
-        num_batches: how many batches will be delivered; None: without end.
-        wait_for_all: the end of a run waits for those workers too.
+        num_batches: number of batches that will be delivered; None: without end.
+        wait_for_all: makes the end of a run wait for workers that have never delivered, too.
     """
 
     stacked = require_latest = False
@@ -29,12 +29,12 @@ class AsyncSchedule(Schedule):
         # Slot 0 of every worker first, so that a small budget is spread over them.
         self._free: deque[Grant] = deque((worker, slot) for slot in range(num_slots) for worker in range(num_workers))
         self._granted: dict[int, list[int]] = {worker: [] for worker in range(num_workers)}
-        # Workers that have delivered; the others may still wait in a scheduler's queue.
+        # Workers that have delivered a batch; others may still be in a scheduler's queue.
         self._active: set[int] = set()
         self._arrivals: deque[Arrival] = deque()
-        # Slots that are full, until their memory was read, which may be after their worker was dropped and has joined.
+        # Full slots whose memory was not read yet. Their worker may have been dropped, and may have joined again.
         self._full: set[Grant] = set()
-        # Slots that are withheld while restored batches take their places, by the numbers of these.
+        # Slots that are withheld while restored batches take their places, by the batches' slot numbers.
         self._withheld: dict[int, Grant] = {}
 
     def batch_awaited(self) -> Iterable[Grant]:
@@ -59,7 +59,7 @@ class AsyncSchedule(Schedule):
             self._withhold_slot(arrival)
 
     def _withhold_slot(self, restored: Arrival) -> None:
-        """A restored batch takes the place of a free slot of its worker until it is released."""
+        """Lets a restored batch take the place of a free slot of its worker until the batch is released."""
         grant = next((grant for grant in self._free if grant[0] == restored.worker), None)
         if grant is not None:
             self._free.remove(grant)
@@ -105,7 +105,7 @@ class AsyncSchedule(Schedule):
         return grants
 
     def _grant_beyond_budget(self) -> list[Grant]:
-        """Grants one slot more if all granted slots are those of workers that have never delivered."""
+        """Grants one more slot if all granted slots belong to workers that have never delivered."""
         if self._wait_for_all or not self._may_grant() or any(self._granted[worker] for worker in self._active):
             return []
         grant = next((grant for grant in self._free if grant[0] in self._active), None)
@@ -124,19 +124,19 @@ class AsyncSchedule(Schedule):
 
 
 class BoundedLagSchedule(AsyncSchedule):
-    """The schedule of `collector.max_policy_lag`: workers wait rather than fill slots that would be too old. Grants a
-    slot only if no batch can then have a lag above `max_lag`; for the other arguments see `AsyncSchedule`. `next_batch`
-    raises `RuntimeError` if one has, as the trainer has published twice between two batches.
+    """The schedule of `collector.max_policy_lag`: workers wait instead of filling slots that would be too old. Grants a
+    slot only if no batch can then exceed a lag of `max_lag`; for the other arguments see `AsyncSchedule`. `next_batch`
+    raises `RuntimeError` if a batch does, because the trainer published twice between two batches.
 
-    The lag of a batch is the number of versions that were published between the one that acted in it and its delivery.
-    A slot is filled with the version that is the newest at its grant, or with a newer one. Between two publications a
-    trainer takes at least one batch, so a slot's lag at its delivery is at most
+    The lag of a batch is the number of versions published after the one that acted in it, up to its delivery. A slot is
+    filled with the newest version at its grant, or a newer one. Between two publications the trainer takes at least one
+    batch, so a slot's lag at its delivery is at most
 
         versions published since its grant
-        + other slots that are granted or full, as each may be delivered before it and be followed by a publication
+        + other granted or full slots: each may be delivered before it and be followed by a publication
         + 1, if a batch was delivered and its publication may still come
 
-    As batches are delivered and weights are published, this sum does not grow; a grant increases it by one.
+    Deliveries and publications do not increase this sum; a grant increases it by one.
     """
 
     require_latest = True
@@ -145,7 +145,7 @@ class BoundedLagSchedule(AsyncSchedule):
         super().__init__(num_workers, num_slots, num_batches, wait_for_all)
         self._max_lag = max_lag
         self._version = 0
-        # The newest version at its grant, of each slot that is granted or full.
+        # For each granted or full slot, the newest version at its grant.
         self._versions: dict[Grant, int] = {}
         # Whether a batch was delivered after the newest version was published.
         self._may_publish = False
@@ -158,8 +158,8 @@ class BoundedLagSchedule(AsyncSchedule):
         acted = self._arrivals[0].report.policy_version if self._arrivals else self._version
         if self._version - acted > self._max_lag:
             raise RuntimeError(
-                f"collector.max_policy_lag={self._max_lag}: version {acted} acted in the next batch, and version "
-                f"{self._version} is published: publish at most once per batch, or raise max_policy_lag"
+                f"the next batch used version {acted}, but version {self._version} is already published, and "
+                f"collector.max_policy_lag={self._max_lag}. Publish at most once per batch, or raise max_policy_lag."
             )
         parts = super().next_batch()
         for part in parts or ():

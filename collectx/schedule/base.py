@@ -23,12 +23,11 @@ class Schedule:
     """The interface.
 
     Attributes:
-        stacked: whether a batch has a part of every worker that takes part when it is begun.
-        require_latest: whether a slot must be filled with the weights that were the newest when it was granted, or with
-            newer ones.
-        grants_name_version: whether `version_of` a slot is the version of the weights that act in it.
-        num_slots: of each worker.
-        must_wait_to_publish: whether slots still have to be filled with the current weights.
+        stacked: whether a batch contains a part of every worker that takes part when it begins.
+        require_latest: whether a slot must be filled with the newest weights at its grant, or newer ones.
+        grants_name_version: whether `version_of` names the exact version that acts in a slot.
+        num_slots: number of slots per worker.
+        must_wait_to_publish: whether slots must still be filled with the current weights.
     """
 
     stacked: bool
@@ -41,19 +40,19 @@ class Schedule:
         return False
 
     def batch_requested(self) -> Iterable[Grant]:
-        """A batch is requested; returns slots that may be filled, whether or not the batch is complete."""
+        """A batch was requested; returns slots that may be filled, whether or not the batch is complete."""
         return ()
 
     def batch_awaited(self) -> Iterable[Grant]:
-        """The requested batch is not complete; returns the slots that may be filled."""
+        """The requested batch is incomplete; returns slots that may be filled."""
         raise NotImplementedError
 
     def version_of(self, slot: int) -> int | None:
-        """The version of the weights that act in a slot that is granted. None: the newest at its grant, or newer."""
+        """The version that acts in a granted slot. None: the newest at its grant, or a newer one."""
         return None
 
     def before_publish(self) -> Iterable[Grant]:
-        """While `must_wait_to_publish`: returns the slots to be filled with the current weights."""
+        """While `must_wait_to_publish`: returns slots to fill with the current weights."""
         return ()
 
     def arrived(self, arrival: Arrival) -> None:
@@ -65,32 +64,31 @@ class Schedule:
         raise NotImplementedError
 
     def undelivered(self) -> list[tuple[Arrival, ...]]:
-        """Returns the arrivals of the batches that are complete and were not taken."""
+        """Returns the arrivals of complete batches that were not taken."""
         raise NotImplementedError
 
     def restore(self, arrivals: tuple[Arrival, ...]) -> None:
-        """A batch of another process of the run is complete and was not taken there; its slots are negative."""
+        """Adds a complete batch that an earlier process of the run left; its slots are negative."""
         raise NotImplementedError
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
-        """The memory of a batch was read; returns the slots that may be filled again."""
+        """The memory of a batch was read; returns slots that may be filled."""
         raise NotImplementedError
 
     def replaced(self, worker: int) -> Iterable[Grant]:
-        """A new process has this index; returns the slots that it may fill."""
+        """A new process replaced this worker's; returns slots that it may fill."""
         raise NotImplementedError
 
     def dropped(self, worker: int) -> None:
-        """The worker is gone and is not replaced."""
+        """The worker is gone and will not be replaced."""
         raise NotImplementedError
 
     def joined(self, worker: int) -> None:
-        """A worker takes part from now on: one of a new index, or one that was dropped. The next `batch_awaited` or
-        `released` grants its slots."""
+        """A new or a dropped worker takes part from now on. The next `batch_awaited` or `released` grants its slots."""
         raise NotImplementedError
 
     def published(self, version: int) -> None:
         """`version` is the newest policy version."""
 
     def skip(self, batches: int) -> None:
-        """Reduces the number of batches that will be delivered."""
+        """Reduces the number of batches to deliver."""

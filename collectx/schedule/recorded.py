@@ -1,8 +1,8 @@
-"""The schedule that reproduces an async run: every batch has the worker, and the weights, that it had in the recorded
-run.
+"""The schedule that reproduces an async run: every batch comes from the same worker, with the same weights, as in the
+recorded run.
 
-A worker is granted its next batch when the weights that acted in it are published; newer weights are not published
-until all batches of the current ones have arrived. So the same seeds give the same batches, as in a sync run.
+A worker may fill its next batch once the batch's weights are published, and newer weights are not published until all
+batches of the current ones have arrived. So the same seeds give the same batches, as in a sync run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collectx.transport.base import Arrival
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """A batch of the recorded run: its worker, the version with which it began, and the newest one at its delivery."""
+    """A batch of the recorded run: its worker, the version at its start, and the newest version at its delivery."""
 
     worker: int
     acted: int
@@ -26,10 +26,10 @@ class RecordedBatch:
 
 
 class RecordedSchedule(AsyncSchedule):
-    """After the end of the record it behaves as `AsyncSchedule`.
+    """After the end of the record, behaves like `AsyncSchedule`.
 
     Args:
-        record: in order of delivery.
+        record: the batches in order of delivery.
         zero_copy: whether a delivered batch keeps its slot until the next one is requested.
     """
 
@@ -45,9 +45,9 @@ class RecordedSchedule(AsyncSchedule):
     ):
         super().__init__(num_workers, max(num_slots, slots_needed(record) + zero_copy), num_batches)
         self._version = -1
-        # The worker of each batch that is not delivered.
+        # The worker of each undelivered batch.
         self._order = deque(batch.worker for batch in record)
-        # For each worker, the versions that act in its batches that are not granted.
+        # For each worker, the versions of its batches that are not granted yet.
         self._versions: dict[int, deque[int]] = {worker: deque() for worker in range(num_workers)}
         for batch in record:
             self._versions[batch.worker].append(batch.acted)
@@ -81,7 +81,7 @@ class RecordedSchedule(AsyncSchedule):
     def dropped(self, worker: int) -> None:
         super().dropped(worker)
         self._versions.pop(worker, None)
-        # Its batches that have arrived keep their places.
+        # The worker's arrived batches keep their places.
         num_arrived = sum(arrival.worker == worker for arrival in self._arrivals)
         order: deque[int] = deque()
         for other in self._order:
@@ -115,7 +115,7 @@ class RecordedSchedule(AsyncSchedule):
 
 
 def slots_needed(record: Sequence[RecordedBatch]) -> int:
-    """The largest number of batches of one worker that are filled when weights are published, and delivered later."""
+    """The largest number of one worker's batches that are full when weights are published, and delivered later."""
     most, pending = 1, Counter[int]()
     ahead = deque(sorted(range(len(record)), key=lambda index: record[index].acted))
     for index, batch in enumerate(record):

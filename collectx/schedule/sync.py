@@ -1,4 +1,4 @@
-"""Sync schedules: every batch has a part of every worker that takes part when the batch is begun.
+"""Sync schedules: every batch contains a part of every worker that takes part when the batch begins.
 
 With overlap, the workers fill the next batch while the trainer learns from the last one. When the trainer requests
 batch k, the workers may also fill batch k + 1, each as soon as its part of batch k is full:
@@ -7,8 +7,8 @@ batch k, the workers may also fill batch k + 1, each as soon as its part of batc
     worker    part k ------------------ | part k + 1 -------------- | part k + 2 -------------------------
               weights before v           weights before v             weights v
 
-The weights of batch k + 1 are the newest ones when batch k is requested. They do not depend on time, so a run is
-reproducible. Their lag is one version if the trainer publishes once per batch.
+Batch k + 1 is collected with the newest weights at the time batch k is requested. This does not depend on speed, so a
+run is reproducible. The lag is one version if the trainer publishes once per batch.
 
 Source: Liu et al., "High-Throughput Synchronous Deep RL", NeurIPS 2020, arXiv:2012.09849.
 """
@@ -28,10 +28,10 @@ class _Batch:
     """A batch that is being filled or complete.
 
     Attributes:
-        slot: of every worker; negative for a batch of an earlier process of the run.
-        version: of the weights that act in it.
+        slot: the slot number, the same for all workers; negative for a batch of an earlier process of the run.
+        version: the version that acts in the batch.
         missing: the workers whose part has not arrived.
-        parts: by worker.
+        parts: the arrived parts, by worker.
     """
 
     slot: int
@@ -41,7 +41,7 @@ class _Batch:
 
     @property
     def arrivals(self) -> tuple[Arrival, ...] | None:
-        """The parts in the order of the workers; None while any is missing."""
+        """The parts in worker order; None while any is missing."""
         return None if self.missing or not self.parts else tuple(self.parts[worker] for worker in sorted(self.parts))
 
 
@@ -49,8 +49,8 @@ class SyncSchedule(Schedule):
     """One part of every worker, stacked in order of worker index.
 
     Args:
-        overlap: how many batches beyond the requested one may be filled, 0 or 1.
-        num_batches: how many batches will be delivered; None: without end. No batch beyond them is begun early.
+        overlap: number of batches beyond the requested one that may be filled, 0 or 1.
+        num_batches: number of batches that will be delivered, beyond which none is filled early; None: without end.
     """
 
     stacked = True
@@ -76,11 +76,11 @@ class SyncSchedule(Schedule):
 
     @property
     def must_wait_to_publish(self) -> bool:
-        # After an interrupted wait: a worker may still have to read the older one of two versions.
+        # After an interrupted wait, a worker may still have to read the older of two versions.
         return len(self._batches) == 2 and bool(self._batches[0].missing)
 
     def batch_awaited(self) -> Iterable[Grant]:
-        return self.batch_requested()  # if there was no worker before, or the batch has lost all of them
+        return self.batch_requested()  # if there was no worker before, or the batch lost all its workers
 
     def version_of(self, slot: int) -> int | None:
         if not self.grants_name_version:
@@ -132,13 +132,13 @@ class SyncSchedule(Schedule):
 
 
 class PreemptiveSchedule(SyncSchedule):
-    """Ends a batch early, once a share of the workers has delivered: the others deliver the frames that they have.
+    """Ends a batch early, once a share of the workers has delivered: the others deliver the frames collected so far.
 
     Args:
         threshold: this share; at least one worker.
 
     Attributes:
-        preempt: called with True to end the batch early, with False when it is complete. To be set before use.
+        preempt: called with True to end the batch early, with False when it is complete. Set it before use.
     """
 
     preempt: Callable[[bool], None]

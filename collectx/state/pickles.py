@@ -25,7 +25,7 @@ from collectx.state.simulators import Kept, kept_of
 _ENVS = (gymnasium.Env, gymnasium.vector.VectorEnv)
 # A node of a linked list takes two calls within each other, and some hundred bytes of the stack for each of them.
 _DEEPEST, _STACK_BYTES = 100_000, 256 << 20
-_LONGEST_PATH = 16
+_MAX_PATH = 16
 _Result = TypeVar("_Result")
 
 
@@ -196,7 +196,7 @@ def _deeply(call: Callable[[], _Result]) -> _Result:
 def _culprit(value: Any, outside: Sequence[Any]) -> str:
     """The path of the innermost object that cannot be pickled by itself; of an env, it begins with its class."""
     path = ""
-    for _ in range(_LONGEST_PATH):
+    for _ in range(_MAX_PATH):
         found = next((part for part in _parts(value) if not _is_picklable(part[1], outside)), None)
         if found is None:
             break

@@ -19,6 +19,7 @@ from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.policy.stochastic import Flatten, StochasticPolicy, initialize
 from collectx.random_state import single_threaded
+from collectx.trainer.adam import Adam
 from collectx.trainer.base import Collection, check_trainable, load_moments, present_keys, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import gae, vtrace
@@ -58,7 +59,7 @@ class ActorCriticTrainer(ABC):
         self.critic = Critic(self.policy, spec, seed).to(device)
         # Policy and critic may share an encoder: each parameter once.
         self._parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]
-        self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
+        self._optimizer = Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(seed)
 
     def train(self, collection: Collection) -> str | None:

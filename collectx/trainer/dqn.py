@@ -24,6 +24,7 @@ from collectx.batch import Key, as_key
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.replay import PrioritizedSampler, ReplayBuffer, UniformSampler
+from collectx.trainer.adam import Adam
 from collectx.trainer.base import Collection, check_trainable, load_moments, present_keys, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import nstep
@@ -48,7 +49,7 @@ class DqnTrainer:
         self._device = device
         self._target = copy.deepcopy(self.policy).requires_grad_(False)
         self._parameters: list[torch.Tensor] = [*self.policy.parameters()]
-        self._optimizer = torch.optim.Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
+        self._optimizer = Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
         if cfg.priority_alpha is None:
             sampler: Any = UniformSampler(seed)
         else:

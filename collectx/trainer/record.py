@@ -112,11 +112,11 @@ class RecordTrainer:
         assert self._writer is not None
         short = []
         for frames in map(_on_cpu, self._ended):
-            if (whole := self._long.whole(frames)) is None:
+            if (episode := self._long.completed(frames)) is None:
                 short.append(frames)
             else:
                 self._writer.write(short)
-                self._writer.write([whole])
+                self._writer.write([episode])
                 self._long.end(int(frames[TRAJ_IDS][0]))
                 short = []
         self._writer.write(short)

@@ -16,7 +16,7 @@ LONGEST_WAIT_S = 86400.0
 """A limit for every wait of a timeout that the user may set to infinity: Python's functions count milliseconds in 31
 bits, and refuse more."""
 # The largest values that Linux takes: seconds between keepalive probes, and milliseconds until the connection breaks.
-_MOST_KEEPALIVE_S, _MOST_USER_TIMEOUT_MS = 32767, 2**31 - 1
+_MAX_KEEPALIVE_S, _MAX_USER_TIMEOUT_MS = 32767, 2**31 - 1
 # The most bytes that are read at once: of short messages, and of the rest of a long one.
 _FEW_BYTES, _MANY_BYTES = 2**16, 2**20
 # The length before a message; if it is `_LONG`, a second length follows.
@@ -61,13 +61,13 @@ def enable_keepalive(connection: Connection, notice_s: float) -> None:
     """Makes a connection over a cut cable break within about `notice_s` seconds, two days at most, although nothing is
     sent."""
     with socket_of(connection) as peer:
-        interval = int(min(max(1.0, notice_s / 5), _MOST_KEEPALIVE_S))
+        interval = int(min(max(1.0, notice_s / 5), _MAX_KEEPALIVE_S))
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
             ("TCP_KEEPIDLE", interval),
             ("TCP_KEEPINTVL", interval),
             ("TCP_KEEPCNT", 4),
-            ("TCP_USER_TIMEOUT", int(min(1000 * notice_s, _MOST_USER_TIMEOUT_MS))),
+            ("TCP_USER_TIMEOUT", int(min(1000 * notice_s, _MAX_USER_TIMEOUT_MS))),
         ):
             if hasattr(socket, name):
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -24,7 +24,7 @@ from collectx.transport.tracebacks import request_stacks
 _GRACE_S = 0.2
 # If `events` is not called for longer than this share of the shorter timeout, the excess does not count towards
 # timeouts: the run may have been stopped (Ctrl-Z).
-_LONGEST_GAP = 0.25
+_MAX_GAP = 0.25
 # How often it looks how far workers have come.
 _LOOK_S = 1.0
 
@@ -153,7 +153,7 @@ class Supervisor(Generic[AnyPeer]):
         self._close_timeout_s = close_timeout_s
         self._describe = describe
         self._join_timeout = join_timeout
-        self._longest_gap_s = _LONGEST_GAP * min(start_timeout_s, worker_timeout_s)
+        self._longest_gap_s = _MAX_GAP * min(start_timeout_s, worker_timeout_s)
         self._look_every_s, self._looked_s = min(_LOOK_S, self._longest_gap_s), 0.0
         self._timers = PeerTimers(self._longest_gap_s, clock)
         self._selector = selectors.DefaultSelector()

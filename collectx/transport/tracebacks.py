@@ -24,7 +24,7 @@ from collectx.transport.connections import socket_of
 
 _MEMORY = "collectx-stacks"
 # How long writing may take, and after how long without another line it is complete.
-_LONGEST_S, _QUIET_S = 1.0, 0.05
+_MAX_S, _QUIET_S = 1.0, 0.05
 # The file that the handler of this process writes to.
 _descriptor: int | None = None
 
@@ -75,7 +75,7 @@ def _read(pid: int) -> str:
     with open(memory, "rb") as file:
         file.seek(0, os.SEEK_END)
         os.kill(pid, signal.SIGURG)
-        deadline_s = time.monotonic() + _LONGEST_S
+        deadline_s = time.monotonic() + _MAX_S
         while time.monotonic() < deadline_s:
             time.sleep(_QUIET_S)
             lines = file.read()
@@ -83,7 +83,7 @@ def _read(pid: int) -> str:
             if written and not lines:
                 break
     if not written:
-        return f"Its process did not write its stacks within {_LONGEST_S:g} s (state {state} in /proc/{pid}/stat)."
+        return f"Its process did not write its stacks within {_MAX_S:g} s (state {state} in /proc/{pid}/stat)."
     text = f"The stacks of its threads:\n{written.decode(errors='replace')}"
     if stat.S_ISREG((descriptors / "2").stat().st_mode):
         with open(descriptors / "2", "a") as log:

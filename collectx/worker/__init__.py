@@ -1,3 +1,3 @@
-"""Workers: build envs and policy and fill the slots that the trainer grants, in the worker's process; inline workers in
-the trainer's.
+"""Workers: build envs and policy, and fill the slots that the trainer grants. They run in their own processes; inline
+workers run in the trainer's.
 """

@@ -1,4 +1,4 @@
-"""The entry of every worker: chooses the source of its batches, and, on another host, connects to the trainer first."""
+"""The entry point of every worker: connects to a trainer on another host, and chooses the source of its batches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_remote_worker(
     """The main function of a worker that connects to the trainer over a network. Returns when the trainer says stop.
 
     Args:
-        user_objects: the parts of its `ProcessSpec` that do not travel over the connection; None: there are none.
+        user_objects: the parts of its `ProcessSpec` that do not travel over the connection; None if there are none.
         build: `collectx.collector.build`, for a worker that is itself a collector; None for others.
 
     Raises:
@@ -74,8 +74,8 @@ def run_remote_worker(
     def prepare(spec: dict[str, Any]) -> None:
         set_visible_device(spec["placement"]["visible_device"])
         if build is not None:
-            # Before the pair is made, which may start a thread: the server of this worker's processes would then not be
-            # forked from here, and would import everything again.
+            # Before the pair is made, which may start a thread. With a thread, the fork server of this worker's
+            # processes would not be forked from here, and would import everything again.
             reuse_imports()
             warm_up()
 
@@ -84,7 +84,7 @@ def run_remote_worker(
     def make_source() -> BatchSource:
         spec = ProcessSpec.from_json(message, UserObjects() if user_objects is None else user_objects.open())
         if spec.placement.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
-            # The visible device is the first of those that this process sees.
+            # This process sees only the visible device, which thus has index 0.
             devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")
             spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
         return _make_source(spec, link, build=build)
@@ -109,5 +109,5 @@ def set_visible_device(device: str | None) -> None:
         os.environ[name] = devices[int(index)]
     else:
         raise RendezvousError(
-            f"visible_devices: this worker is to see {device}, and its host gives it {name}={present}"
+            f"visible_devices: this worker should see {device}, but its host provides {name}={present}"
         )

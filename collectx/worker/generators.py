@@ -1,8 +1,8 @@
 """The global random generators of a worker: torch's (CPU), NumPy's and Python's.
 
-Its policy and its envs draw from them, and share one state of each, until the envs seed one. An env that calls
-`torch.manual_seed(0)` in `reset` would otherwise give every episode the same actions. From then on, the envs have a
-state of their own, which is in use while they are called (`collectx.rollout.wrappers.OwnGeneratorsEnv`).
+Its policy and its envs draw from them and share their states, until the envs seed one. Then the envs get a separate
+state, used while they are called (`collectx.rollout.wrappers.OwnGeneratorsEnv`): otherwise an env that calls
+`torch.manual_seed(0)` in `reset` would give every episode the same actions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collectx.worker.spec import Placement, policy_seed, seed_policy
 
 
 class ProcessGenerators:
-    """Made when the worker starts; seeds the generators.
+    """Seeds the generators when the worker starts.
 
     Args:
-        seed: of the run.
+        seed: the run's seed.
     """
 
     def __init__(self, seed: int, placement: Placement):
@@ -30,11 +30,11 @@ class ProcessGenerators:
         self._watch = SeedWatch()
 
     def trust(self) -> None:
-        """What has seeded the generators up to now was not the envs."""
+        """Says that not the envs, but other code has seeded the generators up to now."""
         self._watch.renew()
 
     def reseed(self, seed: int) -> None:
-        """Seeds the generators of envs and policy anew."""
+        """Seeds the generators of envs and policy again."""
         self._seed = seed
         seed_policy(seed, self._placement)
         if self._held is not None:
@@ -43,11 +43,11 @@ class ProcessGenerators:
         self._watch.renew()
 
     def after_reset(self, rollout: Rollout | ServedRollout) -> None:
-        """Separates the generators that the envs have seeded while they were made or reset with seeds."""
+        """Separates the generators that the envs seeded while they were made, or reset with seeds."""
         self._separate(rollout, [*self._watch.seeded(), *self._watch.python_seeded()])
 
     def after_batch(self, rollout: Rollout | ServedRollout) -> None:
-        """Separates those of torch and NumPy that the envs have seeded since. Takes less than 1 us."""
+        """Separates the torch and NumPy generators that the envs seeded in the batch. Takes less than 1 us."""
         if names := self._watch.seeded():
             self._separate(rollout, names)
 
@@ -71,7 +71,7 @@ class ProcessGenerators:
         self._watch.renew()
 
     def _separate(self, rollout: Rollout | ServedRollout, names: Sequence[str]) -> None:
-        """The envs keep the current states of these generators; those of the policy are seeded anew."""
+        """Leaves the current states of these generators to the envs, and seeds the policy's again."""
         if not names:
             return
         if self._held is None:

@@ -1,4 +1,4 @@
-"""The loop of every worker: fills the slots that it is granted, with the newest weights, and reports how long it took.
+"""The loop of every worker: fills granted slots with the newest weights, and reports how long each part took.
 
     acquire --Fill--> refresh --> fill --report--> send --> acquire ...
 
@@ -21,7 +21,7 @@ class BatchSource(Protocol):
     """Fills slots: with rollouts, or with the batches of another collector."""
 
     def refresh(self) -> object:
-        """Takes the newest weights."""
+        """Fetches the newest weights."""
 
     def fill(self, grant: Fill) -> SlotReport:
         """Does the reset of the grant, then fills its slot. Sets all fields of the report but `wait_s` and `send_s`.
@@ -43,14 +43,14 @@ PutBack = Callable[[Fill | Request, KeyboardInterrupt], None]
 def run_worker_loop(
     link: Link, make_source: Callable[[], BatchSource], put_back: PutBack | None = None
 ) -> Generator[None]:
-    """Fills granted slots; yields after each batch that it has sent, and after each reply. Makes the source at the
-    first step, and closes it at the end. An error is reported to the trainer before the source is closed, as closing
-    may hang or fail, and is raised with the attribute `is_reported`. An error of closing at the end is only raised, as
-    the trainer does not listen any more.
+    """Fills granted slots; yields after each sent batch, and after each reply. Makes the source at the first step, and
+    closes it at the end. Reports an error to the trainer before it closes the source, as closing may hang or fail, and
+    raises the error with the attribute `is_reported`. If closing fails at the end, the error is only raised, as the
+    trainer no longer listens.
 
     Args:
-        put_back: called with what was acquired when Ctrl-C interrupts the worker in the trainer's process, which then
-            acquires it again. None: the interruption ends the worker.
+        put_back: called with the acquired object when Ctrl-C interrupts an inline worker, which then acquires the
+            object again. None: the interruption ends the worker.
     """
     source: BatchSource | None = None
     try:
@@ -102,7 +102,7 @@ def _fill_slots(link: Link, source: BatchSource, put_back: PutBack | None) -> Ge
 
 
 def _close_after(source: BatchSource, error: BaseException) -> None:
-    """Closes the source; adds an error of that to `error` as a note."""
+    """Closes the source; if that fails, adds a note to `error`."""
     try:
         source.close()
     except Exception as another:
@@ -118,8 +118,8 @@ def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> Non
 
 @contextmanager
 def reported(link: Link) -> Iterator[None]:
-    """Reports an error of the block to the trainer, and raises it with the attribute `is_reported`. The trainer knows
-    of the end of a worker that it stops."""
+    """Reports an error of the block to the trainer, and raises it with the attribute `is_reported`. Does not report
+    that the trainer stops the worker."""
     try:
         yield
     except (RolloutStopped, GeneratorExit):

@@ -1,10 +1,10 @@
-"""A worker that is itself a collector, of several processes on its host over shared memory. The host then receives one
-copy of the weights, and sends one message for a batch of all processes.
+"""A worker that is itself a collector, with several processes on its host over shared memory. The host then receives
+one copy of the weights, and sends one message per batch of all processes.
 
     trainer --network-- nested worker --shared memory-- process 0
                                       \\---------------- process 1 ...
 
-Each of its processes acts as a worker of the run: the same seeds, the same trajectory ids.
+Each process acts as a worker of the run, with the same seeds and trajectory ids.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collectx.worker.spec import ConfigOverrides, ProcessSpec
 
 
 class NestedSource:
-    """Batches of a collector that `build` makes (`collectx.worker.loop.BatchSource`). Fails when one of the collector's
+    """Batches of a collector made by `build` (`collectx.worker.loop.BatchSource`). Fails if any of the collector's
     workers fails."""
 
     def __init__(self, spec: ProcessSpec, link: NetworkLink, build: Callable[..., Any]):
@@ -42,14 +42,14 @@ class NestedSource:
         self._slots = [slot.tensors for slot in link.slots]
         self._version = spec.first_version
         self._num_workers = spec.cfg.collector.num_workers_per_collector
-        # The trainer's version for each one that the collector has published; it begins with 0.
+        # Maps the versions that the collector published, from 0 on, to the trainer's.
         self._versions = {0: self._version}
-        # The collector's version with which each of its workers acted last.
+        # The collector's version with which each of its workers last acted.
         self._acted: dict[int, int] = {}
         self._end_watch = link.on_disconnect(self._collector.interrupt)
 
     def _build(self, spec: ProcessSpec, build: Callable[..., Any]) -> None:
-        """Starts the collector; builds the module that receives its weights."""
+        """Starts the collector; builds the module that receives the trainer's weights."""
         cfg = dataclasses.replace(spec.cfg, collector=nested_options(spec.cfg.collector))
         env_spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), numbers=spec.placement.numbers)
         policy = policies.build(cfg.policy, env_spec, cfg.seed)
@@ -102,7 +102,7 @@ class NestedSource:
 
 
 def nested_options(options: CollectorConfig) -> CollectorConfig:
-    """The options of the collector that each worker runs; `options` are those of the run's collector."""
+    """The options of the collector that each worker runs, from the `options` of the run's collector."""
     values: dict[str, Any] = {each.name: getattr(options, each.name) for each in dataclasses.fields(CollectorConfig)}
     values |= {
         "kind": f"multi_{options.inner}",

@@ -1,4 +1,4 @@
-"""Profiles of workers: the configuration of `enable_profile`, and the profiler in a worker's process."""
+"""Worker profiles: the configuration of `enable_profile`, and the profiler in a worker's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProfileConfig:
         workers: indices; None: the first worker.
         num_rollouts: number of batches, including the warm-up.
         warmup_rollouts: number of warm-up batches, which are not recorded.
-        save_path: file of each worker's trace, in which `{worker_idx}` is replaced; None:
+        save_path: each worker's trace file, with `{worker_idx}` for its index; None:
             `./collector_profile_{worker_idx}.json`.
         activities: any of "cpu" and "cuda"; None: both.
         record_shapes, profile_memory, with_stack, with_flops: as `torch.profiler.profile` takes them.
@@ -50,11 +50,11 @@ class ProfileConfig:
             )
 
     def get_save_path(self, worker_idx: int) -> Path:
-        """Returns the file of a worker's trace."""
+        """Returns a worker's trace file."""
         return Path(str(self.save_path or _FILE).format(worker_idx=worker_idx))
 
     def get_activities(self) -> list[ProfilerActivity]:
-        """Returns torch's activities, of those that this process supports."""
+        """Returns the chosen torch activities that this process supports."""
         names = _ACTIVITIES if self.activities is None else self.activities
         activities = [getattr(ProfilerActivity, name.upper()) for name in names]
         return [each for each in activities if each in supported_activities()]
@@ -64,7 +64,7 @@ class ProfileConfig:
         return worker_idx in ([0] if self.workers is None else self.workers)
 
     def complete(self, first_worker: int) -> ProfileConfig:
-        """Returns the same without None."""
+        """Returns a copy in which defaults replace None."""
         return replace(
             self,
             workers=[first_worker] if self.workers is None else list(self.workers),
@@ -73,7 +73,7 @@ class ProfileConfig:
         )
 
     def problems(self, workers: Sequence[int]) -> list[str]:
-        """Returns the problems, for a collector with these workers."""
+        """Returns the problems for a collector with these workers."""
         problems = []
         if unknown := sorted(set(self.workers or ()) - set(workers)):
             problems.append(f"workers={self.workers}: there is no worker {unknown[0]}.")

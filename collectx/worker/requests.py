@@ -39,7 +39,7 @@ _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
 def reply_without_state(link: Link, request: Request) -> None:
-    """Answers a request for a worker that runs a collector, which has no state that could be saved."""
+    """Answers a request for a worker that runs a collector, whose state cannot be saved."""
     name = request.name
     if name in ("ready", "state"):
         link.reply(None)
@@ -52,9 +52,9 @@ class RequestHandler:
 
     Args:
         generators: saved and restored with the rollout.
-        batches: `batches(slot, steps)` is a batch of the first steps of a slot, `[*envs, steps]`, over its memory.
-        weights: returns the newest weights of the policy by name, copied to the CPU.
-        is_inline: the worker runs in the trainer's process, which gets objects themselves and no copies.
+        batches: `batches(slot, steps)` is a view of the first steps of a slot, `[*envs, steps]`.
+        weights: returns the policy's newest weights by name, copied to the CPU.
+        is_inline: whether the worker runs in the trainer's process, which then gets the objects and no copies.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class RequestHandler:
             self._hooks.pre_collect_hook()
 
     def after_batch(self, slot: int, steps: int) -> dict[Key, torch.Tensor]:
-        """Calls the hooks with the first `steps` steps of a slot. Returns what `post_collect_hook` has added; see
-        `SlotReport.added`."""
+        """Calls the hooks with the first `steps` steps of a slot. Returns the tensors that `post_collect_hook` added;
+        see `SlotReport.added`."""
         hooks, added = self._hooks, {}
         if hooks.post_collect_hook is not None:
             added = _call_hook(hooks.post_collect_hook, self._batches(slot, steps))
         if hooks.write_batch is not None:
             batch = self._batches(slot, steps)
-            whole = {key: value.view(*batch.shape, *value.shape[2:]) for key, value in added.items()}
-            hooks.write_batch(batch.clone(recurse=False).update(nest(whole)) if added else batch)
+            shaped = {key: value.view(*batch.shape, *value.shape[2:]) for key, value in added.items()}
+            hooks.write_batch(batch.clone(recurse=False).update(nest(shaped)) if added else batch)
         if self._profiling is not None and not self._profiling.step():
             self._profiling = None
         return added
@@ -110,13 +110,13 @@ class RequestHandler:
         return self._envs[0] if len(self._envs) == 1 else [*self._envs]
 
     def ready(self) -> None:
-        """Replies once the envs and the policy are made."""
+        """Replies when the envs and the policy are made."""
 
     def getattr_env(self, path: str) -> Any:
-        """Returns what `path` names in the user's env, see `resolve`; a list for several envs.
+        """Returns the value at `path` in the user's env, see `resolve`; a list for several envs.
 
         Raises:
-            TypeError: it is no data, of which the trainer's process would get a copy.
+            TypeError: the value is not data, so a copy would be useless in the trainer's process.
         """
         values = [resolve(env, path) for env in self._envs or [self._rollout.group]]
         if not self._is_inline and (others := [each for each in values if not is_data(each)]):
@@ -128,12 +128,12 @@ class RequestHandler:
         return values[0] if len(values) == 1 else values
 
     def load_weights(self, path: str, weights: dict[str, torch.Tensor]) -> None:
-        """Copies weights by name into the module that `path` names in every env."""
+        """Copies weights by name into the module at `path` in every env."""
         for env in self._envs or [self._rollout.group]:
             load_into(env, path, weights)
 
     def set_hook(self, name: str, hooks: Hooks) -> None:
-        """Replaces the hook `name` by that of `hooks`."""
+        """Replaces the hook `name` by the one in `hooks`."""
         self._hooks = replace(self._hooks, **{name: getattr(hooks, name)})
 
     def profile(self, config: ProfileConfig) -> None:
@@ -151,11 +151,12 @@ class RequestHandler:
         self._rollout.restart(np.array(chosen))
 
     def state(self) -> dict[str, Any]:
-        """Returns a copy of the worker's state for `load`: tensors and plain data, with the envs as bytes. Where their
-        state cannot be saved, `["rollout"]["reason"]` says why."""
+        """Returns a copy of the worker's state for `load`: tensors and plain data, with the envs as bytes. If the envs
+        cannot be saved, `["rollout"]["reason"]` says why."""
         state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": self._generators.state()}
         if self._has_state_dicts():
-            # A TorchRL env has the state of its transforms. The key is TorchRL's; the pickled envs have it as well.
+            # A TorchRL env returns the state of its transforms, which the pickled envs contain too. The key is
+            # TorchRL's.
             try:
                 saved = [env.state_dict() for env in self._envs]
                 if _is_plain(saved):
@@ -164,11 +165,12 @@ class RequestHandler:
                     state["env_state_dict"] = dumps(saved, "their state_dict")
             except Exception as error:
                 if "reason" in state["rollout"]:
-                    state["rollout"]["reason"] += f"; nor is their state_dict: {type(error).__name__}: {error}"
+                    reason = f"saving their state_dict failed too: {type(error).__name__}: {error}"
+                    state["rollout"]["reason"] += f"; {reason}"
         return state
 
     def load(self, state: dict[str, Any]) -> str | None:
-        """Restores a state. Returns None; or the reason why the envs are not restored and have to be reset."""
+        """Restores a state. Returns None, or the reason why the envs were not restored and must be reset."""
         if "env_state_dict" in state and "reason" in state["rollout"] and self._has_state_dicts():
             saved = state["env_state_dict"]
             try:
@@ -188,14 +190,14 @@ class RequestHandler:
         return bool(self._envs) and all(hasattr(env, name) for env in self._envs for name in names)
 
 
-# Those of TorchRL are in `sys.modules` where there are any.
+# `is_data` adds TorchRL's types, if TorchRL was imported.
 _DATA: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, type(None), Enum, PurePath)
 _DATA += (datetime.date, datetime.timedelta)
 _DATA += (np.ndarray, np.generic, np.dtype, torch.Tensor, torch.Size, torch.dtype, torch.device, Space, EnvSpec)
 
 
 def is_data(value: Any) -> bool:
-    """Whether a copy tells all that `value` does: numbers, text, arrays, spaces and specs, and containers of these."""
+    """Whether a copy is as good as `value`: numbers, text, arrays, spaces and specs, and containers of these."""
     from tensordict import TensorDictBase
 
     specs = getattr(sys.modules.get("torchrl.data"), "TensorSpec", ())
@@ -218,10 +220,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def resolve(value: Any, path: str) -> Any:
-    """Returns what a path such as `transform[0].shape` or `spaces['a']` names in `value`.
+    """Returns the value at a path such as `transform[0].shape` or `spaces['a']`, from `value` on.
 
     Raises:
-        AttributeError: an attribute does not exist, or `path` is no path.
+        AttributeError: an attribute does not exist, or `path` is not a path.
         LookupError: an item does not exist.
     """
     end = 0
@@ -236,22 +238,21 @@ def resolve(value: Any, path: str) -> Any:
 
 
 def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
-    """Copies weights by name into the module that `path` names in `value`.
+    """Copies weights by name into the module at `path` in `value`.
 
     Raises:
-        TypeError: it names no module.
+        TypeError: there is no module at `path`.
         RuntimeError: names or shapes differ.
     """
     module = resolve(value, path)
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"{path} is {type(module).__name__}, no module, and has no weights")
+        raise TypeError(f"{path} is {type(module).__name__}, not a module with weights")
     module.load_state_dict(weights)
 
 
 def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[Key, torch.Tensor]:
-    """Calls `hook` with `batch`, `[*envs, steps]`. Copies tensors that the hook replaces into those of the batch;
-    returns those that it adds, `[rows, steps, *shape]`.
-    """
+    """Calls `hook` with `batch`, `[*envs, steps]`. Copies replaced tensors into the batch; returns added tensors,
+    `[rows, steps, *shape]`."""
     from tensordict import TensorDictBase
 
     seen = batch.clone(recurse=False)
@@ -264,12 +265,12 @@ def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> 
         name = ".".join(as_key(key))
         if key in before:
             if not isinstance(value, torch.Tensor) or value.shape != before[key].shape:
-                raise ShapeError(f"post_collect_hook replaces {name}: it must keep the shape {[*before[key].shape]}")
+                raise ShapeError(f"post_collect_hook must keep the shape {[*before[key].shape]} of {name}")
             before[key].copy_(value)
         elif isinstance(value, torch.Tensor):
             added[as_key(key)] = (
                 value.detach().to("cpu", copy=True).reshape(-1, batch.shape[-1], *value.shape[seen.ndim :])
             )
         else:
-            raise ShapeError(f"post_collect_hook adds {name}, which is {type(value).__name__}: it may add tensors only")
+            raise ShapeError(f"post_collect_hook added {name} ({type(value).__name__}): it may only add tensors")
     return added

@@ -1,4 +1,4 @@
-"""Fills slots with rollouts: builds the envs and the policy of a worker and steps them."""
+"""Fills slots with rollouts: builds a worker's envs and policy, and steps the envs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class RolloutSource:
     """Rollouts of one group of envs (`collectx.worker.loop.BatchSource`).
 
     Args:
-        is_inline: the worker runs in the trainer's process. The global generators then have other states while it runs,
-            so that inline workers give the same batches as processes do, and the trainer's states are left unchanged.
+        is_inline: whether the worker runs in the trainer's process. It then swaps the states of the global generators
+            while it runs, so that it collects the same batches as a process, and leaves the trainer's states unchanged.
     """
 
     def __init__(self, spec: ProcessSpec, link: Link, is_inline: bool):
@@ -110,11 +110,11 @@ class RolloutSource:
         spec, link, is_inline = self._spec, self._link, self._is_inline
         cfg, placement, options = spec.cfg, spec.placement, spec.rollout
         group = self._build_envs(cfg.env, first_env, spec.num_envs)
-        policy, is_trainers = _build_policy(spec, group.spec, is_inline)
+        policy, shares_policy = _build_policy(spec, group.spec, is_inline)
         env = wrapped(group, options)
         seeds: Sequence[int] | None = env_seeds(spec, cfg.seed)
         if policies.is_user_policy(cfg.policy):
-            # Such a policy is called once, to learn its outputs: with the observations that begin the first episodes.
+            # A user policy is called once to learn its outputs, with the observations that begin the first episodes.
             first = first_observations(env, env_seeds(spec, cfg.seed))
             env.spec, seeds = replace(env.spec, example_observation=first), None
         actor, env.spec = policies.configured_actor(cfg, policy, env.spec, torch.device(spec.policy_device or "cpu"))
@@ -122,14 +122,14 @@ class RolloutSource:
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
         self._take_specs(group.spec, env.spec)
-        # The weights of the trainer's object are left alone: those that were published may be older, and its tensors
-        # may be shared with other modules.
-        if not is_trainers:
+        # Published weights are not copied into the trainer's object: they may be older, and its tensors may be shared
+        # with other modules.
+        if not shares_policy:
             weights = FlatWeights(actor.module)
             weights.adopt()
             self._read = weights.read
         policies.accelerate(actor, cfg.policy)
-        if is_trainers:
+        if shares_policy:
             from collectx.policy.user_actor import UserActor
 
             if isinstance(actor, UserActor):
@@ -144,7 +144,7 @@ class RolloutSource:
         )
 
     def _build_served_rollout(self, actor: ServedActor, first_env: int, total_envs: int) -> None:
-        """Makes the envs, in the groups for which the inference server acts in turn."""
+        """Makes the envs, in groups for which the inference server acts in turn."""
         spec, link = self._spec, self._link
         cfg, incarnation, options = spec.cfg, spec.placement.incarnation, spec.rollout
         assert isinstance(link, SharedMemoryLink)
@@ -172,13 +172,13 @@ class RolloutSource:
         progress.one_more()
         if group.spec.num_envs != num_envs:
             raise ShapeError(
-                f"worker {self._spec.worker} makes {group.spec.num_envs} envs, worker 0 makes {num_envs}: all must "
-                "make equally many"
+                f"worker {self._spec.worker} made {group.spec.num_envs} envs, but worker 0 made {num_envs}. All "
+                "workers must make the same number of envs"
             )
         return group
 
     def _take_specs(self, group: EnvSpec, env: EnvSpec) -> None:
-        """Takes the specs of the worker's envs, without wrappers and with them, if they fit the slots."""
+        """Keeps the env specs, without and with wrappers. Raises `ShapeError` if they do not fit the slots."""
         self._group_spec, self._env_spec = group, env
         next_only = (leaf.under("next") for leaf in env.next_only_leaves)
         _check_leaves(self._spec.worker, self._link.batch, (*env.observation, *self._actor.leaves, *next_only))
@@ -215,7 +215,7 @@ class RolloutSource:
         return report
 
     def _reset(self, reset: Reset) -> None:
-        """Does the reset that came with a grant."""
+        """Executes the reset that came with a grant."""
         seed = reset.seed
         if seed is None:
             self._rollout.reset(None)
@@ -236,18 +236,19 @@ class RolloutSource:
 
 
 def _build_policy(spec: ProcessSpec, env_spec: EnvSpec, is_inline: bool) -> tuple[Callable | None, bool]:
-    """The policy, and whether it is the trainer's object: an inline worker's is, unless it acts on another device."""
+    """The policy, and whether it is the trainer's object. An inline worker uses this object, unless the policy acts on
+    another device."""
     cfg = spec.cfg
     if spec.keeps_weights:
-        # Every incarnation begins with the initial weights of the first one.
+        # Every incarnation starts with the initial weights of the first one.
         seed_policy(cfg.seed, replace(spec.placement, incarnation=0))
     policy = policies.build(cfg.policy, env_spec, cfg.seed)
-    is_trainers = is_inline and is_object(cfg.policy)
-    if is_trainers and not is_on_device(policy, torch.device(spec.policy_device or "cpu")):
-        policy, is_trainers = copy.deepcopy(policy), False
+    shares_policy = is_inline and is_object(cfg.policy)
+    if shares_policy and not is_on_device(policy, torch.device(spec.policy_device or "cpu")):
+        policy, shares_policy = copy.deepcopy(policy), False
     if spec.keeps_weights:
         seed_policy(cfg.seed, spec.placement)
-    return policy, is_trainers
+    return policy, shares_policy
 
 
 class _Batches:
@@ -272,14 +273,14 @@ class _Batches:
 
 
 def _check_leaves(worker: int, batch: SlotSpec, leaves: tuple[Leaf, ...]) -> None:
-    """Raises ShapeError unless the slots have these leaves, which the worker writes."""
+    """Raises `ShapeError` unless the slots contain these leaves, which the worker writes."""
     expected = {leaf.key: leaf for leaf in batch.leaves}
     for leaf in leaves:
         if expected.get(leaf.key) != leaf:
             raise ShapeError(
-                f"worker {worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, worker 0's env and the trainer's "
-                f"policy write it as {_form(expected.get(leaf.key))}: every worker's env and policy must give the same "
-                "keys, shapes and dtypes"
+                f"worker {worker} writes {'.'.join(leaf.key)} as {_form(leaf)}, but worker 0's env and the trainer's "
+                f"policy write it as {_form(expected.get(leaf.key))}. The envs and policies of all workers must give "
+                "the same keys, shapes and dtypes"
             )
 
 

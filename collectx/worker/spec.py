@@ -1,5 +1,5 @@
-"""The specification of a worker, as plain data and user objects, and the seeds that follow from it.
-Made in the trainer's process, read in the worker's.
+"""The specification of a worker, as plain data and user objects, and the seeds that follow from it. Made in the
+trainer's process, read in the worker's.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Placement:
     """The place of one process among the workers of a run.
 
     Attributes:
-        worker: its index among the workers of its collector.
-        index: its index in the whole run. An added worker has that of one of the first workers.
-        num_workers: workers of the whole run; with nested collectors, the processes of all workers.
-        incarnation: how often this worker was started before, over the whole run. Selects a separate sequence of seeds
-            and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps the number
-            of their worker. Added workers start at a higher number.
-        visible_device: the only GPU that its process sees, or "cpu"; None: all.
-        env_index, worker_index: the numbers of its first env (`collectx.env.numbers`).
+        worker: the worker's index in its collector.
+        index: the process's index in the run. An added worker uses the index of one of the first workers.
+        num_workers: number of workers in the run; with nested collectors, of the processes of all workers.
+        incarnation: how often this worker was started before, over the complete run. Selects a separate sequence of
+            seeds and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps their
+            worker's incarnation. Added workers start at a higher number.
+        visible_device: the only GPU that the process sees, or "cpu"; None: all GPUs.
+        env_index, worker_index: the numbers of the process's first env (`collectx.env.numbers`).
     """
 
     worker: int
@@ -48,18 +48,18 @@ class Placement:
 
     @property
     def numbers(self) -> EnvNumbers:
-        """The numbers of its first env."""
+        """The numbers of the first env."""
         return EnvNumbers(self.env_index, self.worker_index)
 
 
 @dataclass(kw_only=True)
 class ProcessExtras:
-    """Objects and limits of one worker that are no options of the configuration.
+    """Objects and limits of one worker that are not options of the configuration.
 
     Attributes:
         steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
-        should_end: called after every step; whether the batch ends early. Of an inline worker only.
-        hooks: called around its batches.
+        should_end: called after every step; returns whether the batch ends early. For inline workers only.
+        hooks: called around the worker's batches.
         user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
         keeps_weights: acts with the weights from its policy factory until version 1 is published.
     """
@@ -73,11 +73,8 @@ class ProcessExtras:
 
 @dataclass(kw_only=True)
 class ConfigOverrides(ProcessExtras):
-    """Values of one worker that replace values of the configuration. `None` replaces nothing.
-
-    Attributes:
-        env, policy, devices, exploration_type: of the configuration.
-    """
+    """One worker's values for options of the configuration: env, policy, devices, exploration type. `None` keeps the
+    configured value."""
 
     env: EnvConfig | None = None
     policy: PolicyConfig | None = None
@@ -90,11 +87,11 @@ class ProcessSpec(ProcessExtras):
     """One process of a worker. Picklable.
 
     Attributes:
-        cfg: the run's configuration as this worker has it, with its env, policy, exploration type and device.
-            `backend` and `launcher` are those of processes that the worker starts itself.
-        placement: which worker it is.
-        num_envs: envs of every worker's process.
-        served: what the inference server writes, and the states of its policy; None: the worker has a policy.
+        cfg: the run's configuration for this worker, with the worker's env, policy, exploration type and device.
+            `backend` and `launcher` apply to processes that the worker starts itself.
+        placement: which worker the process belongs to.
+        num_envs: number of envs in each process.
+        served: the outputs of the inference server, and the states of its policy; None: the worker runs the policy.
     """
 
     cfg: RunConfig
@@ -104,8 +101,8 @@ class ProcessSpec(ProcessExtras):
 
     @property
     def groups(self) -> list[slice]:
-        """The rows of a slot by the groups of envs for which the inference server acts in turn. Envs that are made
-        together, or by the user, are one group."""
+        """The slot rows of each env group: the inference server acts for the groups in turn. Envs that are made
+        together, or by the user, form one group."""
         return split(self.num_envs, 2 if self.cfg.env.kind in ("gym", "counting") and self.num_envs > 1 else 1)
 
     @property
@@ -115,18 +112,18 @@ class ProcessSpec(ProcessExtras):
 
     @property
     def policy_device(self) -> str | None:
-        """The device that the policy acts on, as `torch.device` takes it; None: the CPU, as no device was named."""
+        """The policy's device, as for `torch.device`; None: no device was named, so the CPU."""
         return self.cfg.devices.policy_device
 
     @property
     def rollout(self) -> RolloutOptions:
-        """How its batches and trajectories begin and end."""
+        """How the process's batches and trajectories begin and end."""
         return RolloutOptions.of(self.cfg.collector, self.placement.incarnation, self.should_end is not None)
 
     @property
     def first_version(self) -> int:
-        """The version that the initial weights count as. Published versions begin with 0: it replaces initial weights
-        of version -1, and not those of version 0, which the worker keeps until version 1 (`keeps_weights`)."""
+        """The version number of the initial weights: -1, so that the first published version, 0, replaces them; or 0,
+        so that the worker keeps them until version 1 is published (`keeps_weights`)."""
         return 0 if self.keeps_weights else -1
 
     @property
@@ -135,7 +132,7 @@ class ProcessSpec(ProcessExtras):
         return UserObjects.of(self.cfg.env, self.cfg.policy, self.hooks, self.user_collector)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data, for workers on other hosts, which get `user_objects` by another way."""
+        """Returns plain data, for workers on other hosts, which get `user_objects` separately."""
         objects, cfg = self.user_objects, self.cfg
         if objects.env is not None:
             cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=cfg.env.num_envs))
@@ -163,8 +160,8 @@ class ProcessSpec(ProcessExtras):
 
 
 def env_seed(seed: int, index: int, incarnation: int = 0) -> int:
-    """The seed of the env with global index `index`, whichever worker it is in: `[1, 2**31)`, as some envs of TorchRL
-    refuse 0."""
+    """The seed of the env with global index `index`, in whichever worker: in `[1, 2**31)`, as some TorchRL envs refuse
+    0."""
     words = (seed, index, incarnation, 2) if incarnation else (seed, index)
     return max(1, int(np.random.SeedSequence(words).generate_state(1)[0] >> 1))
 
@@ -176,8 +173,7 @@ def env_seeds(spec: ProcessSpec, seed: int) -> list[int]:
 
 
 def policy_seed(seed: int, placement: Placement, is_apart: bool = False) -> int:
-    """The seed of a worker's global generators, 32 bits; another one for a policy whose generators are apart from those
-    of its envs."""
+    """The 32-bit seed of a worker's global generators; a different one if policy and envs use separate generators."""
     index, incarnation = placement.index, placement.incarnation
     # SeedSequence((seed, index)) with two words are the seeds of envs.
     words = (seed, index, 1, incarnation) if incarnation or is_apart else (seed, index, 1)

@@ -1,4 +1,4 @@
-"""Fills slots with the batches of the user's collector: a class with the constructor and the methods of TorchRL's.
+"""Fills slots with batches of the user's collector: a class with the constructor and methods of TorchRL's collectors.
 
 trainer --weights--> policy --update_policy_weights_--> user's collector --batch--> slot --network--> trainer
 """
@@ -87,7 +87,7 @@ class UserCollectorSource:
             batch = next(self._batches)
         except StopIteration:
             raise WorkerError(
-                f"worker {self._placement.worker}: {self._name} has ended, although it was made with total_frames=-1"
+                f"worker {self._placement.worker}: {self._name} ended, although it was made with total_frames=-1"
             ) from None
         seconds = perf_counter() - began
         if hooks.post_collect_hook is not None:
@@ -101,7 +101,7 @@ class UserCollectorSource:
         return SlotReport(version, self._layout.frames, seconds, 0.0, returns, lengths)
 
     def _translate_versions(self, versions: torch.Tensor, has_versions: bool) -> int:
-        """Replaces the collector's versions in a slot, if it had any, by the trainer's; returns the first frame's."""
+        """Replaces the collector's versions in a slot, if any, by the trainer's; returns the first frame's version."""
         numbers = versions.unique().tolist() if has_versions else []
         translated = {number: self._versions.get(number, self._version) for number in numbers}
         if len(translated) < 2:
@@ -141,10 +141,10 @@ class UserCollectorSource:
 
 
 class _Layout:
-    """The leaves of the trainer's slots, which batches must have.
+    """The leaves of the trainer's slots, which every batch must contain.
 
     Args:
-        name: of the collector, in messages.
+        name: the collector's name in messages.
     """
 
     def __init__(self, name: str, slot: Slot):
@@ -159,12 +159,12 @@ class _Layout:
         may be missing.
         """
         if not isinstance(batch, TensorDictBase):
-            raise ShapeError(f"{self._name} gave {type(batch).__name__}, not a TensorDict of frames")
+            raise ShapeError(f"{self._name} returned {type(batch).__name__}, not a TensorDict of frames")
         size = tuple(batch.batch_size)
         if not size or size[-1] != self.steps or math.prod(size) != self.frames:
             raise ShapeError(
-                f"{self._name} gave a batch of size {list(size)}: the trainer expects {self.frames} frames, time "
-                f"last, as [{self.steps}] or [{self.rows}, {self.steps}]"
+                f"{self._name} returned a batch of size {list(size)}, but the trainer expects {self.frames} frames, "
+                f"time last, as [{self.steps}] or [{self.rows}, {self.steps}]"
             )
         leaves = {as_key(key): value for key, value in batch.items(include_nested=True, leaves_only=True)}
         _complete(leaves)
@@ -179,8 +179,8 @@ class _Layout:
             ]
             unexpected = [f"{'.'.join(key)} {kinds[key]} is unexpected" for key in kinds if key not in expected]
             raise ShapeError(
-                f"{self._name} gave a batch that is not what the trainer's env and policy write (shapes of one frame): "
-                f"{'; '.join([*missing, *different, *unexpected])}"
+                f"{self._name} returned a batch with other leaves than the trainer's env and policy write (shapes of "
+                f"one frame): {'; '.join([*missing, *different, *unexpected])}"
             )
         return leaves
 
@@ -205,8 +205,8 @@ def _complete(leaves: dict[Key, torch.Tensor]) -> None:
 
 
 class _Trajectories:
-    """Trajectory ids that are unique in the run, and returns and lengths of episodes. Without ids from the collector,
-    row e of its batches has the successive frames of env e."""
+    """Trajectory ids that are unique in the run, and returns and lengths of episodes. If the collector provides no ids,
+    row e of its batches contains the successive frames of env e."""
 
     def __init__(self, rows: int, placement: Placement):
         self._next = np.arange(rows, dtype=np.int64)
@@ -221,8 +221,12 @@ class _Trajectories:
         self._running.clear()
 
     def take(self, tensors: Mapping[Key, torch.Tensor], has_ids: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Writes the ids of a slot, which `has_ids` of the collector or none; returns the returns and lengths of the
-        episodes that ended in it, in order of time."""
+        """Writes run-wide trajectory ids into a slot; returns the returns and lengths of the episodes that ended in it,
+        in order of time.
+
+        Args:
+            has_ids: whether the slot already contains the collector's own ids.
+        """
         reward, done = (tensors[key][..., 0].numpy() for key in (_REWARD, _DONE))
         slot_ids = tensors[TRAJ_IDS].numpy()
         local_ids = slot_ids.copy() if has_ids else self._ids_by_row(done)

@@ -51,7 +51,7 @@ def param(name: str, *values):
     if name.startswith("torchrl"):
         marks.append(pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the torchrl extra"))
     if name == "envpool":
-        marks.append(pytest.mark.xdist_group("envpool"))
+        marks += [pytest.mark.xdist_group("envpool"), pytest.mark.ci]
     return pytest.param(name, *values, marks=marks)
 
 

@@ -16,10 +16,10 @@ from composed_overrides import composed
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import submit, watcher
 from collectx.jobs.status import NamedRun
-from collectx.library.submitit import slurm_resources
 from collectx.place.slurm import array, commands, job, log_watcher, nodes, script
 from collectx.place.slurm.commands import JobState
 from collectx.place.slurm.log_watcher import role_shell
+from collectx.place.slurm.submitit import slurm_resources
 
 # What a task calls: SLURM starts another command.
 NOTHING = (print, ())
@@ -97,7 +97,7 @@ def test_the_jobs_id_is_the_last_line_of_digits_and_options_of_the_script_are_on
     with pytest.raises(LauncherError) as caught:
         commands.submit(script, "--hold", arguments=["0"])
     words = f"Welcome; --parsable --hold --constraint=a&b : --hold --time=5 {script} 0"
-    assert f"sbatch printed no job id, so it is not known whether the job is in the queue. It printed: {words}" in str(
+    assert f"sbatch printed no job id, so collectx cannot tell whether the job is queued. It printed: {words}" in str(
         caught.value
     )
 
@@ -174,7 +174,7 @@ def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
 def test_a_command_that_hangs_is_given_up(command, monkeypatch):
     command("scancel", "exec sleep 60")
     monkeypatch.setattr(commands, "COMMAND_S", 0.2)
-    with pytest.raises(LauncherError, match=r"scancel has not answered for 0\.2 s"):
+    with pytest.raises(LauncherError, match=r"scancel did not answer within 0\.2 s"):
         commands.cancel(["17"])
 
 
@@ -308,7 +308,7 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
         file.flush()
         assert is_readable(handles[4])
     assert handles[4].exitcode == 127
-    failed = {worker: str(handle) for worker, handle in enumerate(handles[:4]) if handle.exitcode}
+    failed = {worker: handle.text for worker, handle in enumerate(handles[:4]) if handle.exitcode}
     assert failed == {worker: f"task {worker + 1} {how}" for worker in workers}
 
 
@@ -316,7 +316,7 @@ def test_whole_lines_of_srun_and_of_tasks_in_the_jobs_log(folder, line, first, w
 def test_a_worker_is_restarted_on_its_node_or_on_the_next_that_is_up(workers, monkeypatch, down, names):
     monkeypatch.setattr(nodes, "seems_lost", lambda node: node == down)
     started = []
-    monkeypatch.setattr(job, "StepHandle", lambda command, log: started.append(command()) or Mock(exitcode=0))
+    monkeypatch.setattr(job, "start_step", lambda command, log: started.append(command()) or Mock(exitcode=0))
     for restarts, node in enumerate(names, 1):
         workers.start(1, NOTHING, restarts)
         assert {f"--nodelist={node}", "--mpi=none"} <= set(started[-1])
@@ -371,7 +371,7 @@ def test_the_sentinel_of_a_step_tells_its_end(tmp_path):
         raise LauncherError("scontrol does not answer")
 
     commands = (lambda: ["sh", "-c", "exit 3"], refuse, lambda: ["sleep", "100"])
-    ended, refused, endless = (job.StepHandle(command, tmp_path / "log") for command in commands)
+    ended, refused, endless = (job.start_step(command, tmp_path / "log") for command in commands)
     assert not is_readable(endless, 0.05)
     endless.terminate()
     for step in (ended, refused, endless):
@@ -421,7 +421,7 @@ def test_inside_an_allocation_a_run_is_a_step_of_it(tmp_path, command, monkeypat
     command("srun", f'env | grep -c ^SLURM_; echo "$@"; {end}')
     for name, value in {"JOB_ID": "17", "JOB_CPUS_PER_NODE": "4(x2),1", "NTASKS": "1", "STEP_ID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
+    for name in ("REFRESH_S", "_MIN_QUERY_S", "_MAX_QUERY_S", "_SETTLE_S"):
         monkeypatch.setattr(watcher, name, 0.01)
     cfg = composed("launcher=slurm collector=multi_async collector.num_workers=8 launcher.srun={mpi:none}")
     results = []

@@ -309,7 +309,7 @@ def test_an_error_in_a_worker_keeps_its_type_and_every_next_raises_it(way, at):
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 @pytest.mark.parametrize(
     ("value", "at", "where"),
-    [(math.nan, 3, r"next\.pose: nan at step 2"), (-math.inf, 0, r"pose: -inf at step 0")],
+    [(math.nan, 3, r"nan in next\.pose \(step 2"), (-math.inf, 0, r"-inf in pose \(step 0")],
 )
 def test_a_value_that_is_not_finite_is_refused_with_its_place(way, value, at, where):
     last = way.num_workers - 1
@@ -320,7 +320,7 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(way, value, at, wh
 
     creates = [partial(create, worker) for worker in range(way.num_workers)]
     creates = creates[0] if way.kind == "single" else creates
-    message = rf"^{where} of the batch, from env 1 of worker {last}: .*check_finite"
+    message = rf"^env 1 of worker {last} returned {where} of the batch.*\. Fix the env, .*check_finite"
     with make(way, creates, frames_per_batch=40) as collector, pytest.raises(ShapeError, match=message):
         collector.next()
     with make(way, creates, frames_per_batch=40, check_finite=False) as collector:
@@ -333,14 +333,16 @@ def test_a_reward_that_is_not_finite_is_refused_or_delivered(reward):
     def create():
         return TransformReward(cartpole(), lambda _: reward)
 
-    message = rf"^next\.reward: {reward} at step 0 of the batch, from env 0 of worker 0"
+    message = rf"^env 0 of worker 0 returned {reward} in next\.reward \(step 0 of the batch"
     with Collector(create, frames_per_batch=5) as collector, pytest.raises(ShapeError, match=message):
         collector.next()
     with Collector(create, frames_per_batch=5, check_finite=False) as collector:
         assert not collector.next()["next", "reward"].isfinite().any()
 
 
-@pytest.mark.parametrize(("asserts", "place"), [(False, "at step 3 of the batch, "), (True, "")])
+@pytest.mark.parametrize(
+    ("asserts", "place"), [(False, r" for env 0 .*\(step 3 of the batch\)\. Fix"), (True, ", and")]
+)
 def test_an_action_that_is_not_finite_is_the_policys_fault_not_the_envs(asserts, place):
     class Integrates(gymnasium.Env):
         observation_space = action_space = gymnasium.spaces.Box(-math.inf, math.inf, (1,))
@@ -357,7 +359,10 @@ def test_an_action_that_is_not_finite_is_the_policys_fault_not_the_envs(asserts,
     def policy(observation):
         return torch.where(observation == 3, math.nan, 1.0)
 
-    where = rf"^action: nan{',' if asserts else ''} {place}from the policy .*worker 0"
+    source, rest = (
+        ("the policy of", ", and the env raised") if asserts else ("the policy for env 0 of", r" \(step 3 of")
+    )
+    where = rf"^{source} worker 0 returned nan in action{rest}"
     with (
         Collector(Integrates, policy, frames_per_batch=8) as collector,
         pytest.raises(ShapeError, match=where) as caught,

@@ -130,8 +130,8 @@ def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_
         "integer": "reward: got 16777217 from env 0 of the group, an integer that float32, the dtype of rewards, "
         "would round to 16777216: return float(reward) from step",
         "huge": "an integer that float32, the dtype of rewards, would round to inf",
-        "float": "reward: inf at step 0 of the batch, from env 0 of worker 0: values must be finite, and up to 3.4e+38 "
-        "as float32: fix the env",
+        "float": "env 0 of worker 0 returned inf in next.reward (step 0 of the batch; the largest float32 is 3.4e+38). "
+        "Fix the env",
         "complex": "reward: expected one number, got 1j from env 0",
         "two": "reward: expected one number, got shape (2,), dtype float64 from env 0",
     }

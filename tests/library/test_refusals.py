@@ -66,7 +66,7 @@ def test_a_backend_that_this_machine_lacks_is_refused():
 
 @over([SINGLE, SHARED_SYNC], smoke=True)
 def test_batches_that_no_memory_can_hold_are_refused_before_a_worker_starts(way):
-    words = r"frames_per_batch=1000000000000: the slots of these batches take .* GB of memory: use fewer frames\.$"
+    words = r"frames_per_batch=1000000000000: the slots of these batches need .* GB of memory\. Use fewer frames\.$"
     with pytest.raises(ConfigError, match=words):
         make(way, frames_per_batch=1_000_000_000_000)
 

@@ -101,6 +101,8 @@ assert all(map(importlib.util.find_spec, ["tensordict", "torch._dynamo"]))
 
 from tensordict import TensorDict, utils
 
+from collectx.trainer.adam import Adam
+
 
 def make():
     import gymnasium
@@ -110,7 +112,12 @@ def make():
 
 if __name__ == "__main__":
     with collectx.Collector(make, None, frames_per_batch=8, total_frames=8) as collector:
-        print(sum(batch.numel() for batch in collector), "torch._dynamo" in sys.modules)
+        frames = sum(batch.numel() for batch in collector)
+    optimizer = Adam([torch.nn.Parameter(torch.ones(1))], fused=True)
+    optimizer.zero_grad()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    print(frames, "torch._dynamo" in sys.modules)
     compiled = torch.compile(lambda batch: batch.apply(torch.square), backend="eager", fullgraph=True)
     print(compiled(TensorDict(a=torch.full((3,), 2.0)))["a"].tolist())
     from torch._dynamo import trace_rules

@@ -131,7 +131,7 @@ def test_workers_of_their_own_step_envs_of_the_cpu():
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (partial(TensorCountingEnv, nan_step=3), {}, ShapeError, r"next.reward: nan at step 2 .* from env 1 of"),
+        (partial(TensorCountingEnv, nan_step=3), {}, ShapeError, r"env 1 of .* nan in next.reward \(step 2 "),
         (partial(TensorCountingEnv, final=None), {}, CollectxError, "env 0 .* without a final observation"),
         (TensorCountingEnv, {"max_frames_per_traj": 3}, ConfigError, "resets its envs by itself"),
         (TensorCountingEnv, {"info_keys": ["a"]}, ConfigError, "info_keys"),

@@ -52,7 +52,7 @@ def test_overlapped_batches_have_a_lag_of_one_version(way):
             policy.action.data.fill_((number + 1) % 2)
             if way is SHARED_SYNC:
                 collector.update_policy_weights_()
-        with pytest.raises(NotImplementedError, match="use overlap=0"):
+        with pytest.raises(NotImplementedError, match="Use overlap=0"):
             collector.update_policy_weights_({0: weights_of(policy)})
 
 
@@ -340,7 +340,7 @@ def test_weights_of_a_module_of_the_replay_buffer_take_effect():
     ("given", "error", "word"),
     [
         ({"weights": Constant(), "model_id": "env.pay"}, AttributeError, "pay"),
-        ({"weights": Constant(), "model_id": "env.parts"}, TypeError, "parts is dict, no module"),
+        ({"weights": Constant(), "model_id": "env.parts"}, TypeError, "parts is dict, not a module"),
         ({"weights": Constant([1.0, 2.0]), "model_id": PAY}, RuntimeError, "size mismatch"),
         ({"weights_dict": {"policy": None, PAY: None}}, TypeError, "pass its weights"),
         ({"weights": Constant(), "model_id": PAY, "worker_ids": [1]}, ValueError, r"workers \[1\].* 0 to 0"),

@@ -139,7 +139,7 @@ def test_a_sweep_is_arrays_that_slurm_accepts_and_the_rest_is_submitted_by_a_sec
     cluster.login(["scontrol", "release", second.jobs[-1]])
     wait_until((tmp_path / "sweep" / "seed=5" / "result.json").exists, 300, "the end of the released point")
     assert second.status() == [*["queued"] * 5, "completed"]
-    assert "1 of 6 runs had ended" in cluster.login([COMMAND, "cancel", "sweep"], cwd=tmp_path, timeout=150)
+    assert "1 of 6 runs have already finished" in cluster.login([COMMAND, "cancel", "sweep"], cwd=tmp_path, timeout=150)
     wait_until(lambda: not cluster.jobs(), 60, "all jobs to end")
 
 

@@ -141,7 +141,7 @@ def test_a_worker_that_fails_is_named_with_its_log_and_its_traceback(tmp_path, m
     assert f"worker {failure['worker']}" in err
     assert str(files.log(f"worker-{failure['worker']}")) in err
     assert [word for word in words if word not in err or word not in files.log("trainer").read_text()] == []
-    assert "the run has no checkpoint to continue from" in err
+    assert "no checkpoint was saved, so this run cannot be resumed" in err
 
 
 THREADED = "[{_target_: user_code.processes.ThreadedEnv, start_method: %s}]"

@@ -82,7 +82,7 @@ def test_tune_writes_an_experiment_that_the_printed_command_runs(tmp_path):
     assert "env.num_envs" in done.stdout.splitlines()[0]
     assert done.stdout.count(" frames/s\n") >= 2
     assert re.search(r"^point +status +measured +frames/s +std$", done.stdout, re.MULTILINE)
-    assert re.search(r"kept, as given.* [\d,]+ ", done.stdout)
+    assert re.search(r"kept, yours.* [\d,]+ ", done.stdout)
     command = last_command(done)
     rest = ["run.max_batches=4", "hydra.run.dir=run"]
     assert command == ["collectx", "run", "experiment=tuned", "--config-dir", "conf", *rest]
@@ -133,5 +133,5 @@ def test_tune_refuses(words, said, tmp_path):
 def test_tune_with_a_configuration_that_fails(tmp_path):
     (tmp_path / "bad.py").write_text("def make(**kwargs):\n    raise OSError('no licence')\n")
     done = collectx("tune", "env=gym", "env.entry_point=bad:make", "env.num_envs=2", *SMALL, cwd=tmp_path, status=2)
-    assert "the configuration as given cannot be measured" in done.stderr
+    assert "your settings cannot be measured" in done.stderr
     assert not (tmp_path / "conf").exists()

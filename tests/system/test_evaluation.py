@@ -81,7 +81,7 @@ def test_a_process_that_ends_is_an_event_of_a_completed_run(tmp_path):
     done = forked("run", *RUN, *EVAL, *custom, cwd=tmp_path)
     assert result(tmp_path / "run")["status"] == "completed"
     (failed,) = events(tmp_path / "run", "evaluation_failed")
-    assert "its process has ended" in failed["message"]
+    assert "its process ended" in failed["message"]
     assert "evaluator.log" in done.stdout + done.stderr
 
 
@@ -91,4 +91,4 @@ def test_an_evaluation_that_hangs_ends_with_the_run(tmp_path):
     custom = ["env.id=null", "env.entry_point=own:env", "eval.close_timeout_s=1"]
     done = forked("run", *RUN, *EVAL, *custom, cwd=tmp_path)
     assert result(tmp_path / "run")["status"] == "completed"
-    assert "has not ended within 1 s (eval.close_timeout_s)" in done.stdout + done.stderr
+    assert "it did not end within 1 s (eval.close_timeout_s)" in done.stdout + done.stderr

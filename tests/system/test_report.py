@@ -57,7 +57,7 @@ def test_the_page_and_the_terminal_name_the_same_numbers(tmp_path):
     said = forked("run", "-m", *words, "seed=range(0,8)", cwd=tmp_path).stdout.splitlines()
     forked("report", "sweep", cwd=tmp_path)
     text = " ".join(re.sub("<[^>]*>", " ", (tmp_path / "sweep" / "report" / "index.html").read_text()).split())
-    head = next(index for index, line in enumerate(said) if "least" in line)
+    head = next(index for index, line in enumerate(said) if " min " in line)
     names, numbers = said[head].split(), said[head + 1].split()
     assert names[:3] == ["point", "seeds", "mean_return"]
     assert f"{' '.join(names)} IQM 95 % CI low high all 8 of 8 {' '.join(numbers[2:])} " in text

@@ -109,7 +109,7 @@ def test_a_run_that_was_told_to_stop_writes_a_checkpoint_and_resume_auto_complet
     assert (completed["status"], completed["frames"]) == ("completed", 200192)
     assert digests(tmp_path / "run")[: len(before)] == before
     again = forked("run", *words, cwd=tmp_path)
-    assert "the run is completed" in again.stderr
+    assert "already complete" in again.stderr
     assert result(tmp_path / "run") == completed
 
 
@@ -128,11 +128,11 @@ def test_a_repeated_sweep_continues_the_point_that_was_interrupted(tmp_path, wai
     second.config.write_bytes(first.config.read_bytes().replace(b"seed: 0", b"seed: 1"))
     second.metrics.write_text("")
     refused = collectx("run", *words, "run.resume=never", cwd=tmp_path, status=2)
-    assert all(f"{files.path}: this folder has a run in it" in refused.stderr for files in (first, second))
+    assert all(f"{files.path}: this folder already contains a run" in refused.stderr for files in (first, second))
     assert digests(first.path) == before
     done = collectx("run", *words, cwd=tmp_path)
     assert f"continues after {len(before)} batches" in done.stdout
-    assert f"{second.path} has no checkpoint: the run begins anew" in done.stderr
+    assert f"{second.path} contains no checkpoint, so the run starts over" in done.stderr
     assert digests(first.path)[: len(before)] == before
     assert [result(files.path)["frames"] for files in (first, second)] == [5120, 5120]
 
@@ -150,4 +150,4 @@ def test_a_run_is_watched_and_cancelled_by_other_commands(tmp_path, wait_until):
     assert "interrupted by SIGTERM" in collectx("cancel", "run", cwd=tmp_path).stdout
     assert (command.wait(200), watch.wait(200)) == (130, 130), watched.read_text()
     assert "interrupted by SIGTERM" in watched.read_text()
-    assert "had ended" in collectx("cancel", "run", "--now", cwd=tmp_path).stdout
+    assert "already finished" in collectx("cancel", "run", "--now", cwd=tmp_path).stdout

@@ -26,7 +26,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, within: Callable[..., None], tmp_path
     monkeypatch.setattr(commands, "_run", queue.run)
     for module in (commands, status):
         within(module, "shutil", which=lambda name: f"/usr/bin/{name}")
-    for name in ("REFRESH_S", "_MIN_QUERY_S", "_SETTLE_S"):
+    for name in ("REFRESH_S", "_MIN_QUERY_S", "_MAX_QUERY_S", "_SETTLE_S"):
         monkeypatch.setattr(watcher, name, 0)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.chdir(tmp_path)

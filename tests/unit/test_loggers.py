@@ -114,7 +114,7 @@ def test_a_logger_that_fails_gets_no_more_lines_and_others_go_on():
 
 
 def test_a_logger_that_hangs_takes_no_time_of_the_run_and_no_memory_without_end(monkeypatch):
-    monkeypatch.setattr("collectx.run.logger_threads._MOST_LINES", 100)
+    monkeypatch.setattr("collectx.run.logger_threads._MAX_LINES", 100)
     release, events = threading.Event(), []
     hanging = Recorder(holds=release)
     threads = LoggerThreads({"hanging": lambda: hanging}, events_of(events), close_timeout_s=0.1)

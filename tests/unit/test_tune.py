@@ -55,7 +55,7 @@ def test_each_round_keeps_the_faster_half_and_measures_its_points_in_turns():
     machine = Machine(workers_and_envs)
     found = machine.search()
     dropped = [point for point in found.points if point.status == "dropped"]
-    assert len(dropped) == len(POINTS) - 2  # all but the fastest and the configuration as given
+    assert len(dropped) == len(POINTS) - 2  # all but the fastest and your settings
     assert [len(point.rates) for point in dropped].count(2) == len(POINTS) / 2
     assert min(len(point.rates) for point in dropped) == 2
     for point in dropped:
@@ -101,7 +101,7 @@ def test_points_that_fail_or_break_a_rule_are_left_out():
     }
     assert all(dict(said)["env.num_envs"] != 16 for said in machine.said)
     assert len(asked) == len(POINTS) - 1  # all but the first, each once
-    with pytest.raises(ConfigError, match="as given cannot be measured: failed: no memory"):
+    with pytest.raises(ConfigError, match="your settings cannot be measured: failed: no memory"):
         machine.search(points=POINTS[::-1])
 
 

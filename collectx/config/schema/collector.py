@@ -209,6 +209,11 @@ class CollectorConfig(Section):
         return SCHEDULES[self.kind]
 
     @property
+    def has_workers(self) -> bool:
+        """Whether there are workers beside the trainer, which otherwise steps the envs itself."""
+        return self.kind != "single"
+
+    @property
     def needs_network(self) -> bool:
         """Whether batches travel over a network also from workers of this machine."""
         return self.kind not in ("single", "multi_sync", "multi_async")

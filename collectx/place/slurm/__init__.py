@@ -1,1 +1,1 @@
-"""Jobs, steps and commands of SLURM, in the trainer's process or in that of the command that submits a run."""
+"""SLURM's jobs, steps and commands, used by trainers and by the command that submits runs."""

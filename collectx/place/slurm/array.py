@@ -2,11 +2,11 @@
 
     <run>/jobs/worker.sh       the script of all workers: one task of a job array; its argument is the first worker
     <run>/jobs/workers.txt     job and index of each worker
-    <run>/jobs/ended.17_3      SLURM has ended job 17_3
+    <run>/jobs/ended.17_3      SLURM ended job 17_3
     <run>/logs/worker-3.log    output of SLURM and of worker 3's job
 
-SLURM does not requeue a worker's job: a second life of the same job would look for a trainer that has replaced the
-worker. The trainer submits a new job: with `launcher.requeue` after preemption and at the time limit, and with
+SLURM does not requeue worker jobs: a requeued job would look for a trainer that has already replaced its worker. The
+trainer submits a new job instead: with `launcher.requeue` after preemption and at the time limit, with
 `collector.on_worker_failure=restart` after any loss.
 """
 
@@ -24,15 +24,14 @@ from collectx.place.slurm import commands
 
 
 class JobArray:
-    """The workers of one run as tasks of job arrays. Every call may block for seconds. The constructor writes the
-    script.
+    """Submits the workers of one run as tasks of job arrays. Every call may block for seconds.
 
     Args:
         cfg: the resources of one worker.
-        script: where to write the script.
+        script: the file of the script, which the constructor writes.
         logs: the folder of `worker-<index>.log`.
-        command: of a worker, without its index.
-        record: a file for `collectx status` with job and worker, one line for each.
+        command: the command of a worker, without its index.
+        record: a file that lists job and worker for `collectx status`, a line each.
     """
 
     def __init__(self, cfg: SubmititLauncherConfig, script: Path, logs: Path, command: Sequence[str], record: Path):
@@ -49,8 +48,8 @@ class JobArray:
         record.unlink(missing_ok=True)
 
     def submit(self, workers: Sequence[int]) -> dict[int, str]:
-        """Submits arrays, even for one worker: SLURM then shows `<job>_<worker>`, with workers above its largest array
-        counted from 0 again. All are submitted, or none."""
+        """Submits all workers, or none, as arrays: SLURM then shows `<job>_<worker>`. In a cluster's second array,
+        indices count from 0 again."""
         self._largest = self._largest or commands.largest_array()
         jobs: dict[int, str] = {}
         try:
@@ -69,7 +68,7 @@ class JobArray:
         return jobs
 
     def is_ended_by_slurm(self, job: str, state: commands.JobState) -> bool:
-        """Whether SLURM has ended a job that had not failed: it was preempted, or at its time limit."""
+        """Whether SLURM ended a job that had not failed: by preemption, or at its time limit."""
         return state.word in ("PREEMPTED", "TIMEOUT") or note_of_end(self._script.parent, job).exists()
 
     states = staticmethod(commands.states)
@@ -77,7 +76,8 @@ class JobArray:
 
 
 def array_options(workers: Sequence[int], largest: int) -> Iterator[tuple[int, str]]:
-    """For each array, the worker of its index 0 and sbatch's option `--array`; SLURM limits the index (`largest`)."""
+    """Returns, for each array, the worker of index 0 and sbatch's option `--array`; SLURM limits the index to
+    `largest`."""
     for first, group in itertools.groupby(sorted(workers), lambda worker: worker // largest * largest):
         yield first, f"--array={','.join(str(worker - first) for worker in group)}"
 
@@ -95,6 +95,6 @@ def worker_header(cfg: SubmititLauncherConfig, logs: Path) -> list[str]:
 
 
 def note_of_end(jobs: Path, job: str) -> Path:
-    """The file that a worker's process leaves in the folder `jobs` where SLURM ends its job (SIGTERM). A process that
-    ends before the job is killed is a failed job for SLURM."""
+    """The file that a worker process writes to the folder `jobs` when SLURM ends its job (SIGTERM): SLURM records a job
+    as failed if its process ends before SLURM kills it."""
     return jobs / f"ended.{job}"

@@ -1,7 +1,8 @@
-"""SLURM's commands as functions. Every call blocks until the command has ended, for at most `COMMAND_S`. After the
-first start of workers, no call is made from the thread that delivers batches. Raises `LauncherError` if SLURM refuses
-or does not answer, or if the machine has no such command; the message has SLURM's reason and, for known reasons, what
-to do. Does not depend on the kinds of jobs.
+"""SLURM's commands as functions.
+
+Each call blocks until the command ends, for at most `COMMAND_S`; after the first start of workers, the thread that
+delivers batches makes no call. Raises `LauncherError` if SLURM refuses or does not answer, or if this machine lacks the
+command; the message contains SLURM's reason and, for known reasons, a remedy.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from collectx.errors import LauncherError
 
 # SLURM's default of MaxArraySize.
 _DEFAULT_ARRAY_SIZE = 1001
-# A busy controller takes tens of seconds; one that takes longer is down.
+# A busy controller takes tens of seconds; a slower one is down.
 COMMAND_S = 60.0
 
 _OVER = {"COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED", "BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL"}
 _OVER |= {"OUT_OF_MEMORY", "TIMEOUT"}
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 
-# The variables that `environment` removes: those of the job of this process, and defaults of SLURM's commands, which
-# hide jobs and nodes, or ask the user, or make of a job an array, one to wait for, or one of another cluster.
+# The variables that `environment` removes: those of this process's job, and defaults of SLURM's commands that would
+# hide jobs and nodes, ask the user, wait for the job, or submit an array or to another cluster.
 _REMOVED_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SACCT_")
 _REMOVED = {"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS"}
 _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER"}
@@ -106,7 +107,7 @@ class JobState:
 
 
 class NoMessage(LauncherError):
-    """A command has failed without a message."""
+    """A command failed without a message."""
 
 
 def is_here() -> bool:
@@ -115,7 +116,7 @@ def is_here() -> bool:
 
 
 def options(values: Mapping[str, object]) -> list[str]:
-    """Arguments of sbatch or srun, with `-` for `_` in their names. None and False leave an option out, True is an
+    """Returns arguments of sbatch or srun, with `-` for `_` in their names. None and False omit an option, True is an
     option without a value."""
     names = {key: key.replace("_", "-") for key in values}
     return [
@@ -131,7 +132,7 @@ def _quoted(option: str) -> str:
 
 
 def header(resources: SlurmResources, **defaults: Any) -> list[str]:
-    """The `#SBATCH` lines of a script. Precedence, lowest first: `defaults`, the named fields of `resources`,
+    """Returns the `#SBATCH` lines of a script: `defaults`, overridden by the fields of `resources`, overridden by
     `resources.sbatch`."""
     named = {name: getattr(resources, name) for name in ("partition", "account", "qos", "time", "mem", "constraint")}
     named |= {
@@ -145,11 +146,11 @@ def header(resources: SlurmResources, **defaults: Any) -> list[str]:
 
 
 def set_up(lines: Sequence[str]) -> list[str]:
-    """The lines of `launcher.setup`. A line that fails ends the script, as later commands would run in a wrong
-    environment. A command that fails within a sourced file does not end it."""
+    """Returns the lines of `launcher.setup`. A failing line ends the script, because later commands would run in a
+    wrong environment; a failing command in a sourced file does not."""
     return [
         *([_GUARD, *lines, "trap - ERR"] if lines else []),
-        "# The steps have the variables of this script, also where sbatch was told to export none.",
+        "# The steps get the variables of this script, even if sbatch was told to export none.",
         "export SLURM_EXPORT_ENV=ALL",
         "# Since 22.05, srun does not inherit this option from sbatch.",
         'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
@@ -157,11 +158,11 @@ def set_up(lines: Sequence[str]) -> list[str]:
 
 
 def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list[str]:
-    """The commands of a script: the lines of `launcher.setup`, then `exec srun` with `command`.
+    """Returns the commands of a script: the lines of `launcher.setup`, then `exec srun` with `command`.
 
     Args:
-        command: words; those that begin with `"$` are expanded by the shell.
-        srun: its options.
+        command: words; the shell expands those that begin with `"$`.
+        srun: options of srun.
     """
     arguments = map(_quoted, options(srun | {"container": resources.container}))
     words = (word if word.startswith('"$') else shlex.quote(word) for word in command)
@@ -169,11 +170,11 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
 
 
 def submit(script: Path, *options: str, arguments: Sequence[str] = ()) -> str:
-    """Calls sbatch with options and arguments of the script; returns the job id. The script's `#SBATCH` lines are
-    options too: there they win against the variables `SBATCH_*`, which set what the script leaves open.
+    """Calls sbatch with options, and arguments of the script; returns the job id. The script's `#SBATCH` lines are
+    passed as options too, because options override the variables `SBATCH_*`, and lines do not.
 
     Raises:
-        LauncherError: also if sbatch printed no job id.
+        LauncherError: also if sbatch prints no job id.
     """
     output = _run(["sbatch", "--parsable", *_options_of(script.read_text(), options), str(script), *arguments])
     # Sites print banners before the id.
@@ -181,14 +182,14 @@ def submit(script: Path, *options: str, arguments: Sequence[str] = ()) -> str:
     if not ids:
         said = "; ".join(line.strip() for line in output.splitlines()) or "nothing"
         raise LauncherError(
-            f"sbatch printed no job id, so it is not known whether the job is in the queue. It printed: {said}. See "
+            f"sbatch printed no job id, so collectx cannot tell whether the job is queued. It printed: {said}. See "
             "`squeue --me`, and ask your site how `sbatch --parsable` prints the id."
         )
     return ids[-1]
 
 
 def _options_of(script: str, more: Sequence[str]) -> list[str]:
-    """The options in the `#SBATCH` lines of a script, and `more`, for each part of a heterogeneous job."""
+    """Returns the options in the `#SBATCH` lines of a script, and `more`, for each part of a heterogeneous job."""
     words: list[str] = [*more]
     for line in script.splitlines():
         if line == "#SBATCH hetjob":
@@ -199,9 +200,8 @@ def _options_of(script: str, more: Sequence[str]) -> list[str]:
 
 
 def queued(jobs: Sequence[str]) -> dict[str, JobState]:
-    """The states of jobs in the controller's memory, which keeps them for some minutes after their end (MinJobAge).
-    `12_3` is task 3 of array 12.
-    """
+    """Returns the states of jobs that the controller remembers, which is until some minutes after their end
+    (MinJobAge). `12_3` is task 3 of array 12."""
     numbers = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={numbers}", "--format=%i|%T|%r|%N"]
     try:
@@ -233,14 +233,14 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def _rows(output: str, num_fields: int) -> Iterator[list[str]]:
-    """The fields of each line; other lines are a site's banners."""
+    """Returns the fields of each line; lines with fewer fields are a site's banners."""
     rows = (line.split("|", num_fields - 1) for line in output.splitlines())
     return (row for row in rows if len(row) == num_fields)
 
 
 def _read_states(rows: Iterable[Sequence[str]], jobs: Sequence[str]) -> dict[str, JobState]:
-    """The states of `jobs` in rows of id, state, reason and nodes. Of a heterogeneous job, only the first part, 12+0,
-    which starts the others, stands for the job."""
+    """Returns the states of `jobs` from rows of id, state, reason and nodes. The first part of a heterogeneous job,
+    12+0, stands for the job, because it starts the others."""
     states_by_job = {}
     for part, word, reason, nodes in rows:
         job, _, number = part.partition("+")
@@ -251,7 +251,7 @@ def _read_states(rows: Iterable[Sequence[str]], jobs: Sequence[str]) -> dict[str
 
 
 def hostnames(nodes: str) -> list[str]:
-    """The names in a list of nodes as SLURM writes it, such as `n[1-3]`."""
+    """Returns the names in a node list of SLURM, such as `n[1-3]`."""
     return _run(["scontrol", "show", "hostnames", nodes]).split()
 
 
@@ -262,13 +262,13 @@ def per_node(text: str) -> list[int]:
 
 
 def down(nodes: str) -> list[str]:
-    """Returns the nodes of a list, as SLURM writes it, that are down or do not answer."""
+    """Returns the nodes of a node list of SLURM that are down or do not answer."""
     command = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N|%T"]
     return list(dict.fromkeys(node for node, _ in _rows(_run(command), 2)))
 
 
 def slurmd(node: str) -> tuple[str, int]:
-    """The address and port over which SLURM starts tasks on a node."""
+    """Returns the address and port over which SLURM starts tasks on a node."""
     fields = _fields(_run(["scontrol", "--oneliner", "show", "node", node]))
     try:
         return fields["NodeAddr"], int(fields.get("Port") or settings()["SlurmdPort"])
@@ -277,13 +277,13 @@ def slurmd(node: str) -> tuple[str, int]:
 
 
 def settings() -> dict[str, str]:
-    """SLURM's configuration, by the names in slurm.conf."""
+    """Returns SLURM's configuration, by the names in slurm.conf."""
     rows = (line.partition("=") for line in _run(["scontrol", "show", "config"]).splitlines())
     return {name.strip(): value.strip() for name, _, value in rows}
 
 
 def largest_array() -> int:
-    """How many tasks an array whose first index is 0 may have; SLURM's default if it does not answer."""
+    """Returns the maximum number of tasks of an array that begins at index 0; SLURM's default if it does not answer."""
     try:
         known = settings()
     except LauncherError:
@@ -295,7 +295,7 @@ def largest_array() -> int:
 
 
 def node_states() -> list[tuple[str, str, int]]:
-    """Partition (the default one with a `*`), state and number of nodes, for each state in each partition."""
+    """Returns partition (the default one with a `*`), state and number of nodes, for each state in each partition."""
     rows = _rows(_run(["sinfo", "--noheader", "--format=%P|%T|%D"]), 3)
     return [(partition, state, int(count)) for partition, state, count in rows]
 
@@ -310,7 +310,7 @@ def why_no_accounting() -> str:
 
 
 def preempts(partitions: str | None) -> bool:
-    """Whether SLURM may preempt jobs in one of these partitions, such as `a,b`; None: in the default one."""
+    """Whether SLURM may preempt jobs in one of these partitions, such as `a,b`; None: in the default partition."""
     for line in _run(["scontrol", "--oneliner", "show", "partition"]).splitlines():
         fields = _fields(line)
         is_default = fields.get("Default") == "YES"
@@ -321,7 +321,7 @@ def preempts(partitions: str | None) -> bool:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """The fields of a record of scontrol."""
+    """Returns the fields of a record of scontrol."""
     return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
@@ -331,21 +331,20 @@ def cancel(jobs: Sequence[str]) -> None:
 
 
 def interrupt(jobs: Sequence[str]) -> None:
-    """Sends SIGINT to the tasks of jobs that run, whose trainers then write a checkpoint, end, and cancel their jobs;
-    cancels jobs that wait. After `cancel`, SLURM gives them its KillWait only. Continues after an error; the exception
-    has all errors.
-    """
-    # Not by scancel's option --state: for one task of an array, it cancels all tasks that are pending.
+    """Sends SIGINT to the tasks of running jobs, whose trainers then write a checkpoint, end, and cancel their jobs.
+    Cancels waiting jobs. (After `cancel`, jobs have SLURM's KillWait only.) Continues after an error; the exception
+    lists all errors."""
+    # Without scancel's option --state: given one task of an array, it cancels all pending tasks.
     words = {job: state.word for job, state in queued(jobs).items() if not state.is_over}
     running = [job for job, word in words.items() if word == "RUNNING"]
     waiting = [job for job, word in words.items() if word in _WAITING or word in ("SUSPENDED", "STOPPED")]
     errors = []
-    # First those that wait: a task of an array could start in the place of one that ends.
+    # Waiting jobs first: a task of an array could start when another one ends.
     for command in filter(None, (waiting, running and ["--signal=INT", *running])):
         try:
             _run(["scancel", "--quiet", *command])
         except NoMessage:
-            pass  # one of the jobs has ended meanwhile; the others are signalled
+            pass  # one of the jobs ended meanwhile; the others are signalled
         except LauncherError as error:
             errors.append(str(error))
     if errors:
@@ -353,17 +352,17 @@ def interrupt(jobs: Sequence[str]) -> None:
 
 
 def release(jobs: Sequence[str]) -> None:
-    """Lets a held job, or all tasks of a held array, start."""
+    """Releases a held job, or all tasks of a held array."""
     try:
         _run(["scontrol", "release", jobs[0].partition("_")[0]])
     except LauncherError:
-        # scontrol also fails for a job that it has released and that cannot start yet.
+        # scontrol also fails for a job that it released but that cannot start yet.
         if any(state.reason == _REASONS["JobHeldUser"] for state in queued(jobs).values()):
             raise
 
 
 def requeue(job: str) -> None:
-    """Requeues a running job, perhaps that of this process: SLURM then ends its steps, and every command in them."""
+    """Requeues a running job. If it is the job of this process, SLURM ends its steps, and this command with them."""
     with suppress(NoMessage):  # scontrol was ended with the steps
         _run(["scontrol", "requeue", job])
 
@@ -371,7 +370,7 @@ def requeue(job: str) -> None:
 def _run(command: Sequence[str]) -> str:
     name = command[0]
     try:
-        # In a new session: Ctrl-C must not end the command with which the trainer then cancels its jobs.
+        # In a new session: Ctrl-C must not end the command by which the trainer cancels its jobs.
         done = subprocess.run(
             command,
             capture_output=True,
@@ -382,7 +381,7 @@ def _run(command: Sequence[str]) -> str:
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise LauncherError(f"{name} has not answered for {COMMAND_S:g} s: SLURM's controller hangs.") from error
+        raise LauncherError(f"{name} did not answer within {COMMAND_S:g} s: SLURM's controller hangs.") from error
     except OSError as error:
         raise LauncherError(f"{name} cannot be called on this machine: {error}") from error
     if done.returncode:
@@ -395,8 +394,8 @@ def _run(command: Sequence[str]) -> str:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """`variables` for a command of SLURM, without those of the job that this process may be in: a job that is submitted
-    from inside another would use the tasks and GPUs of the other. Of the user's and the site's defaults, those of
-    sbatch are kept (see `submit`)."""
+    """Returns `variables` for a command of SLURM, without those of this process's own job: a job that is submitted from
+    inside another would use the other's tasks and GPUs. The user's and the site's defaults of sbatch are kept (see
+    `submit`)."""
     removed = {name for name in variables if name.startswith(_REMOVED_PREFIXES)} | _REMOVED
     return {name: value for name, value in variables.items() if name in _KEPT or name not in removed}

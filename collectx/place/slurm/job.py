@@ -3,23 +3,22 @@
     <run>/jobs/run.sh          the script of one run; <sweep>/jobs/array-0.sh of several
     <run>/jobs/task.json       the composed configuration, as plain data
     <run>/jobs/slurm.json      the job of the run
-    <run>/jobs/exit_status.17  exit status of the trainer in job 17; another job may still be ending in the folder
+    <run>/jobs/exit_status.17  the trainer's exit status in job 17; another job may still be ending in the folder
     <run>/jobs/node.17         the node of the script and of the trainer
-    <run>/jobs/log_begin       offset in job.log of this attempt of the job
+    <run>/jobs/log_begin       where this attempt of the job begins in job.log, in bytes
     <run>/logs/job.log         output of SLURM and the trainer
 
-    batch script --- srun --- task 0: the trainer     the job ends with it, and has its status
+    batch script --- srun --- task 0: the trainer     the job ends with the trainer, with its status
                           \\-- task r: worker r - 1
                  \\--  srun --overlap: a replacement, started by the trainer
 
-`ntasks` includes the trainer. srun does not kill tasks when one has failed: the trainer applies
+`ntasks` includes the trainer. srun kills no task when another one fails: the trainer applies
 `collector.on_worker_failure`.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -30,7 +29,7 @@ from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.place.slurm import commands, nodes
-from collectx.place.slurm.log_watcher import LogWatcher, TaskHandle, kill_command
+from collectx.place.slurm.log_watcher import LogWatcher, kill_command
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.processes import end_processes
 
@@ -39,13 +38,13 @@ _CLOSE_S = 2.0
 
 
 class JobTasksLauncher(Launcher):
-    """Workers in the SLURM job of the trainer: its tasks, and for replacements further steps.
+    """Starts workers in the trainer's SLURM job: as tasks of the job, and replacements as further steps.
 
     Args:
-        command: of a worker, without its index.
-        environment: of this task, as SLURM made it.
+        command: the command of a worker, without its index.
+        environment: the variables that SLURM set for this task.
         job_log, log_begin: see `LogWatcher`.
-        run: the run folder, under the name in the batch script.
+        run: the run folder, by its name in the batch script.
         group: the workers' part of a heterogeneous job; None for other jobs.
         log, announce: see `Launcher`.
     """
@@ -69,29 +68,27 @@ class JobTasksLauncher(Launcher):
         self._environment = environment
         self._group = group
         self._worker_log = log
-        # The suffix of SLURM's variables about the workers' part of the job.
+        # Suffix of SLURM's variables about the workers' part of the job.
         self._part = "" if group is None else f"_HET_GROUP_{group}"
-        # Without parts, the first task is the trainer's.
+        # Without parts, task 0 is the trainer.
         self._first = 1 if group is None else 0
         self._tasks = LogWatcher(job_log, log_begin, lambda: self._nodes()[self._first :], self._first)
-        # All steps that may be running: replacements, and those that kill a task.
-        self._steps: list[StepHandle] = []
+        # All steps that may be running: replacements, and steps that kill a task.
+        self._steps: list[RemoteHandle] = []
 
-    def start(
-        self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
-    ) -> TaskHandle | StepHandle:
-        """Returns the handle of the worker's task, or of a new step. Does not block. A replaced task that may hang is
-        killed."""
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
+        """Returns the handle of the worker's task, or of a new step. Kills a replaced task that may hang. Does not
+        block."""
         log = self._worker_log(worker)
-        if isinstance(previous, TaskHandle) and previous.exitcode is None:
+        if restarts == 1 and isinstance(previous, RemoteHandle) and previous.exitcode is None:
             self._start_step(lambda: self._kill(worker), log)
         if restarts:
             return self._start_step(lambda: self._step(worker, restarts), log)
         return self._tasks.watch(worker)
 
-    def _start_step(self, command: Callable[[], list[str]], log: Path) -> StepHandle:
+    def _start_step(self, command: Callable[[], list[str]], log: Path) -> RemoteHandle:
         self._steps = [step for step in self._steps if step.exitcode is None]
-        self._steps.append(StepHandle(command, log))
+        self._steps.append(start_step(command, log))
         return self._steps[-1]
 
     def close(self) -> None:
@@ -99,7 +96,8 @@ class JobTasksLauncher(Launcher):
         end_processes(self._steps, _CLOSE_S)
 
     def lost_node(self, worker: int) -> str:
-        """The node of a worker's task, if SLURM says that it is lost; otherwise empty. Blocks as `nodes.is_lost`."""
+        """Returns the node of a worker's task if SLURM says that it is lost, otherwise an empty string. Blocks like
+        `nodes.is_lost`."""
         node = self._home(worker)
         return node if nodes.is_lost(node) else ""
 
@@ -109,14 +107,14 @@ class JobTasksLauncher(Launcher):
         return names[min(worker + self._first, len(names) - 1)]
 
     def _nodes(self) -> list[str]:
-        """The node of every task of that part."""
+        """The node of every task of the workers' part."""
         return layout(self._environment, self._part)
 
     def _step(self, worker: int, restarts: int) -> list[str]:
-        """The command of a replacement's step. Blocks for some seconds if nodes are gone."""
+        """Returns the command of a replacement's step. Blocks for some seconds if nodes are gone."""
         task, names, home = worker + self._first, self._nodes(), self._home(worker)
-        # First the node of the lost worker, whose cores are free; then the others in turn, as a hung node may still
-        # answer.
+        # The lost worker's node comes first, because its cores are free; then the others in turn, because a hung node
+        # may still answer.
         turn = list(dict.fromkeys([home, *names[task:], *names]))
         turn = turn[(restarts - 1) % len(turn) :] + turn[: (restarts - 1) % len(turn)]
         node = next((node for node in turn if not nodes.seems_lost(node)), home)
@@ -124,7 +122,7 @@ class JobTasksLauncher(Launcher):
         return self._srun(node, [*self._command, str(worker)], container=self._cfg.container, cpus_per_task=cpus)
 
     def _kill(self, worker: int) -> list[str]:
-        """The command of a step that kills the worker's task. SLURM cannot signal a single task of a step."""
+        """Returns the command of a step that kills the worker's task: SLURM cannot signal a single task of a step."""
         home = self._home(worker)
         if nodes.seems_lost(home):
             raise LauncherError(f"worker {worker} may still be running on {home}, which does not answer")
@@ -144,70 +142,61 @@ class JobTasksLauncher(Launcher):
         return ["srun", *commands.options(options), *words]
 
 
-class StepHandle(RemoteHandle):
-    """A started step; its exit code is srun's. Only `join` blocks: a thread calls srun, and ends with it."""
+def start_step(command: Callable[[], list[str]], log: Path) -> RemoteHandle:
+    """Starts a step in a thread that calls srun and ends with srun; the handle's exit code is srun's.
 
-    def __init__(self, command: Callable[[], list[str]], log: Path):
-        """`command()` returns the command, and is called in the thread. Output of the step goes to `log`."""
-        super().__init__()
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopped = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run_step, args=(command,), name="collectx-step", daemon=True)
-        self._thread.start()
+    Args:
+        command: returns the command; called in the thread.
+        log: file of the step's output.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    is_stopped, lock = threading.Event(), threading.Lock()
 
-    def __str__(self) -> str:
-        return f"its srun ended with status {self.exitcode}" if self.exitcode else ""
+    def stop(handle: RemoteHandle, signum: int) -> None:
+        # srun forwards the signal to the worker.
+        with lock:
+            is_stopped.set()
+            for process in processes:
+                process.send_signal(signum)
 
-    def _run_step(self, command: Callable[[], list[str]]) -> None:
+    def run() -> None:
         code = 1
         try:
             words = command()
-            with self._lock, open(self._log, "ab") as log:
-                if self._is_stopped:
+            with lock, open(log, "ab") as file:
+                if is_stopped.is_set():
                     return
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     words,
                     env=commands.environment(os.environ),
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
+                    stdout=file,
+                    stderr=file,
                     start_new_session=True,
                 )
-            code = self._process.wait()
+                processes.append(process)
+            code = process.wait()
         except (OSError, LauncherError) as error:
             print(f"collectx: srun was not called: {error}", file=sys.stderr)
         finally:
-            self.finish(code)
+            handle.text = f"its srun ended with status {code}" if code else ""
+            handle.finish(code)
 
-    def join(self, timeout: float | None = None) -> None:
-        self._thread.join(timeout)
-
-    def terminate(self) -> None:
-        """srun forwards the signal to the worker."""
-        self._stop(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._stop(signal.SIGKILL)
-
-    def _stop(self, signum: int) -> None:
-        with self._lock:
-            self._is_stopped = True
-            if self._process is not None:
-                self._process.send_signal(signum)
+    handle = RemoteHandle(stop, lambda handle: True)
+    threading.Thread(target=run, name="collectx-step", daemon=True).start()
+    return handle
 
 
 def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
-    """The node of every task of the job, by its number (srun's `--distribution=block`).
+    """Returns the node of every task of the job, by task number (srun's `--distribution=block`).
 
     Args:
-        part: the end of the names of SLURM's variables about a part of the job.
+        part: suffix of SLURM's variables about a part of the job.
     """
-    # Within an allocation, the step of a run may have only some of the nodes.
+    # Within an allocation, a run's step may use only some of the nodes.
     scope = "STEP" if not part and "SLURM_STEP_NODELIST" in environment else "JOB"
     names = commands.hostnames(environment[f"SLURM_{scope}_NODELIST{part}"])
     name = "SLURM_STEP_TASKS_PER_NODE" if scope == "STEP" else f"SLURM_TASKS_PER_NODE{part}"
     counts = commands.per_node(environment.get(name, "1"))
-    # If no node has a task, each node counts as one.
+    # Without any task, each node counts as one.
     return [node for node, count in zip(names, counts, strict=False) for _ in range(count)] or names

@@ -1,17 +1,19 @@
-"""Workers as jobs of a scheduler: submitted, watched until they end, cancelled when they are no longer needed.
+"""Workers as jobs of a scheduler: submitted, watched until they end, cancelled when no longer needed.
 
-    start(worker, ...) -> JobHandle    the trainer's thread; only the first start of all waits for the scheduler
-    watcher thread                     submits replacements, polls all jobs, cancels
+    start(worker, ...) -> handle    in the trainer's thread; only the very first call waits for the scheduler
+    watcher thread                  submits replacements, polls all jobs, cancels
 
-The watcher thread makes the slow calls, so that batches do not wait for the scheduler.
+The watcher thread makes the slow calls, so batches do not wait for the scheduler.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from collectx.errors import LauncherError
@@ -21,65 +23,57 @@ from collectx.place.slurm.commands import JobState
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.processes import Limit
 
-# The polling interval: short after a change, growing while nothing changes.
+# The polling interval: short after a change, longer while nothing changes.
 _FIRST_POLL_S = 1.0
 _LAST_POLL_S = 10.0
 _CLOSING_POLL_S = 0.5
-# The interval between attempts to submit a refused replacement, until its `join_timeout` is over.
+# The interval between attempts to submit a refused replacement, until its `join_timeout` ends.
 _RETRY_S = 10.0
-# Workers that wait in the queue for longer are reported; changes at most once per notice interval.
+# How long workers wait in the queue before the user is told, and the minimum interval between two notices.
 _PATIENCE_S = 4.0
 _NOTICE_S = 15.0
 
 
-class JobHandle(RemoteHandle):
-    """The job of one process of a worker. Its exit code is 0 if it has completed, otherwise 1.
+_NEW = JobState("NOT SUBMITTED", False, False)
+
+
+@dataclass(eq=False)
+class Job:
+    """The job of one process of a worker.
 
     Attributes:
+        handle: its exit code is 0 if the job has completed, otherwise 1.
         id: the job's id; None until it is submitted.
-        is_ended_by_scheduler: see `RemoteHandle`.
-        released_until_s: when its grace period ends; None while it is needed.
+        released_until_s: end of the job's grace period; None while the job is needed.
     """
 
-    def __init__(self, worker: int, release: Callable[[JobHandle], None]):
-        super().__init__()
-        self.worker = worker
-        self.id: str | None = None
-        self.state = JobState("NOT SUBMITTED", False, False)
-        self.created_s = time.monotonic()
-        self.released_until_s: float | None = None
-        self.submit_at_s = 0.0
-        self._release = release
+    worker: int
+    handle: RemoteHandle
+    id: str | None = None
+    state: JobState = _NEW
+    created_s: float = field(default_factory=time.monotonic)
+    released_until_s: float | None = None
+    submit_at_s: float = 0.0
 
-    def __str__(self) -> str:
-        return f"job {self.id}: {self.state}" if self.id else f"no job: {self.state}"
-
-    @property
-    def expects_log(self) -> bool:
-        return self.state.word == "FAILED"
-
-    def terminate(self) -> None:
-        """Cancels the job if it does not end by itself within the grace period."""
-        self._release(self)
-
-    def become(self, state: JobState) -> bool:
-        """Sets the state; returns whether it has changed."""
-        if state == self.state:
-            return False
-        self.state = state
+    def update(self, state: JobState, id: str | None = None) -> bool:
+        """Sets the state, and the id once it is submitted; returns whether the state has changed."""
+        is_changed = state != self.state
+        self.state, self.id = state, id or self.id
+        self.handle.text = f"job {self.id}: {state}" if self.id else f"no job: {state}"
+        self.handle.expects_log = state.word == "FAILED"
         if state.is_over:
-            self.finish(0 if state.word == "COMPLETED" else 1)
-        return True
+            self.handle.finish(0 if state.word == "COMPLETED" else 1)
+        return is_changed
 
 
 class JobWatcher(Launcher):
-    """The jobs of all workers of one run.
+    """Submits and watches the jobs of one run's workers.
 
     Args:
-        scheduler: used in the thread of the first `start`, afterwards in the watcher thread.
+        scheduler: used in the thread of the first `start`, then in the watcher thread.
         max_requeues: see `Launcher`.
-        num_workers: how many jobs the first `start` submits.
-        grace_s: how long a job that has run may take to end by itself when it is no longer needed.
+        num_workers: number of jobs that the first `start` submits.
+        grace_s: how long a started job may take to end by itself when it is no longer needed.
         say: called with a line for the user, from any thread.
         log, announce, join_timeout: see `Launcher`.
     """
@@ -101,20 +95,20 @@ class JobWatcher(Launcher):
         self._num_workers = num_workers
         self._grace_s = grace_s
         self._say = say
-        self._jobs: list[JobHandle] = []
+        self._jobs: dict[RemoteHandle, Job] = {}
         self._changed = threading.Condition()
         self._has_changed = False
         self._is_closing = False
         self._queue_notice, self._queue_notice_s = "", 0.0
-        # The last error of each call of the scheduler.
+        # The last error of each kind of call.
         self._errors: dict[str, str] = {}
         self._watcher = threading.Thread(target=self._watch, name="collectx-jobs", daemon=True)
 
     # --- in the trainer's thread ---
 
-    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> JobHandle:
-        """Returns the handle of a job that runs the worker; see `collectx.place.base.Launcher`. The first processes
-        of all workers are submitted together, which blocks; the watcher submits replacements.
+    def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
+        """Returns the handle of the worker's job; see `Launcher.start`. The first call submits the jobs of all workers,
+        and blocks; the watcher submits replacements.
 
         Raises:
             LauncherError: the scheduler refused the first jobs.
@@ -122,40 +116,45 @@ class JobWatcher(Launcher):
         if restarts == 0:
             if not self._jobs:
                 self._submit_all()
-            return next(job for job in self._jobs if job.worker == worker)
-        job = JobHandle(worker, self._release)
+            return next(handle for handle, job in self._jobs.items() if job.worker == worker)
         with self._changing():
-            self._jobs.append(job)
+            return self._add(worker).handle
+
+    def _add(self, worker: int) -> Job:
+        handle = RemoteHandle(self._release)
+        job = self._jobs[handle] = Job(worker, handle)
+        job.update(job.state)
         return job
 
     def _submit_all(self) -> None:
         ids = self._scheduler.submit(range(self._num_workers))
         for worker, job_id in ids.items():
-            job = JobHandle(worker, self._release)
-            job.id = job_id
-            self._jobs.append(job)
+            job = self._add(worker)
+            job.update(job.state, job_id)
         first, last = ids[0], ids[self._num_workers - 1]
         self._say(f"workers are submitted: job {first}" + (f" to {last}" if last != first else ""))
         self._watcher.start()
 
-    def _release(self, job: JobHandle) -> None:
+    def _release(self, handle: RemoteHandle, signum: int = signal.SIGTERM) -> None:
+        """Cancels a job if it does not end by itself within the grace period."""
         with self._changing():
-            if job.released_until_s is None:
+            job = self._jobs.get(handle)
+            if job is not None and job.released_until_s is None:
                 job.released_until_s = time.monotonic() + self._grace_s
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Wakes the watcher at its end."""
+        """Wakes the watcher at the end of the block."""
         with self._changed:
             yield
             self._has_changed = True
             self._changed.notify()
 
     def close(self) -> None:
-        """Ends all jobs: pending jobs at once, running jobs if they have not ended by themselves within `grace_s`.
-        Blocks until then. Idempotent."""
-        for job in self._jobs:
-            self._release(job)
+        """Ends all jobs: cancels pending jobs at once, and running jobs that do not end within `grace_s`. Blocks until
+        all have ended. Idempotent."""
+        for handle in self._jobs:
+            self._release(handle)
         with self._changing():
             self._is_closing = True
         if self._watcher.ident is not None:
@@ -163,7 +162,7 @@ class JobWatcher(Launcher):
                 self._watcher.join()
             except BaseException:
                 # A second Ctrl-C.
-                for job in self._jobs:
+                for job in self._jobs.values():
                     job.released_until_s = 0.0
                 self._watcher.join()
                 raise
@@ -177,7 +176,7 @@ class JobWatcher(Launcher):
             with self._changed:
                 self._changed.wait_for(lambda: self._has_changed, _CLOSING_POLL_S if self._is_closing else pause_s)
                 is_changed, self._has_changed = self._has_changed, False
-                jobs, is_closing = list(self._jobs), self._is_closing
+                jobs, is_closing = list(self._jobs.values()), self._is_closing
             if not is_closing:
                 is_changed |= self._submit([job for job in jobs if job.id is None])
             is_changed |= self._poll([job for job in jobs if job.id is not None and not job.state.is_over])
@@ -188,20 +187,20 @@ class JobWatcher(Launcher):
                 self._report_queue(jobs)
             pause_s = _FIRST_POLL_S if is_changed else min(1.5 * pause_s, _LAST_POLL_S)
 
-    def _submit(self, jobs: Sequence[JobHandle]) -> bool:
+    def _submit(self, jobs: Sequence[Job]) -> bool:
         for job in jobs:
             if job.released_until_s is not None or time.monotonic() < job.submit_at_s:
                 continue
             try:
-                job.id = self._scheduler.submit([job.worker])[job.worker]
+                job.update(job.state, self._scheduler.submit([job.worker])[job.worker])
                 self._errors.pop("submit", None)
             except Exception as error:
                 job.submit_at_s = time.monotonic() + _RETRY_S
-                job.become(JobState("NOT SUBMITTED", False, False, _message(error)))
+                job.update(JobState("NOT SUBMITTED", False, False, _message(error)))
                 self._report_error("submit", error)
         return any(job.id is not None for job in jobs)
 
-    def _poll(self, jobs: Sequence[JobHandle]) -> bool:
+    def _poll(self, jobs: Sequence[Job]) -> bool:
         if not jobs:
             return False
         try:
@@ -211,15 +210,15 @@ class JobWatcher(Launcher):
             return False
         self._errors.pop("ask", None)
         gone = JobState("GONE", True, True, "cancelled in the queue, or forgotten since it ended")
-        changes = [self._become(job, states.get(str(job.id), gone)) for job in jobs]
+        changes = [self._update(job, states.get(str(job.id), gone)) for job in jobs]
         return any(changes)
 
-    def _become(self, job: JobHandle, state: JobState) -> bool:
-        job.is_ended_by_scheduler = state.is_over and self._scheduler.is_ended_by_slurm(str(job.id), state)
-        return job.become(state)
+    def _update(self, job: Job, state: JobState) -> bool:
+        job.handle.is_ended_by_scheduler = state.is_over and self._scheduler.is_ended_by_slurm(str(job.id), state)
+        return job.update(state)
 
-    def _cancel(self, jobs: Sequence[JobHandle]) -> None:
-        """Cancels jobs that have not started, and those whose grace period is over."""
+    def _cancel(self, jobs: Sequence[Job]) -> None:
+        """Cancels jobs that have not started, and jobs whose grace period is over."""
         now_s = time.monotonic()
         due = [job for job in jobs if not job.state.has_started or now_s >= (job.released_until_s or 0.0)]
         try:
@@ -230,16 +229,16 @@ class JobWatcher(Launcher):
             if not self._is_closing:
                 return
         for job in due:
-            job.become(JobState("CANCELLED", True, job.state.has_started, "by the trainer", job.state.node))
+            job.update(JobState("CANCELLED", True, job.state.has_started, "by the trainer", job.state.node))
 
     def _report_error(self, call: str, error: Exception) -> None:
-        """Reports an error of the scheduler, once; the watcher continues."""
+        """Reports an error of the scheduler once."""
         text = _message(error)
         if text != self._errors.get(call):
             self._errors[call] = text
             self._say(text)
 
-    def _report_queue(self, jobs: Sequence[JobHandle]) -> None:
+    def _report_queue(self, jobs: Sequence[Job]) -> None:
         """Reports which workers wait in the queue, and why."""
         now_s = time.monotonic()
         waiting = [

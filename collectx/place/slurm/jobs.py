@@ -1,10 +1,8 @@
-"""The three ways in which workers are SLURM's.
+"""The three places of SLURM. The other modules of this folder start their workers.
 
-    slurm              trainer and workers are the tasks of one job
-    submitit_delayed   the same, of a heterogeneous job: the trainer's part has resources of its own
-    submitit           the trainer runs where it was started, and each worker is a job
-
-What starts them is in the other modules of this folder.
+slurm              trainer and workers are the tasks of one job
+submitit_delayed   the same, in a heterogeneous job: the trainer's part has its own resources
+submitit           the trainer runs where it was started, and each worker is a job
 """
 
 from __future__ import annotations
@@ -15,8 +13,9 @@ from typing import Any
 from collectx.config.problem import Problem
 from collectx.place.base import Place
 from collectx.place.slurm import commands
+from collectx.place.slurm.script import WORKERS
 
-# Options of sbatch that collectx sets, and which option to use instead.
+# Options of sbatch that collectx sets itself, and what to use instead.
 _SBATCH = {
     "array": "use `launcher.max_parallel`, where the launcher has it.",
     "ntasks": "use `collector.num_workers`.",
@@ -32,7 +31,7 @@ _EARLY_S = 60
 
 
 class SlurmArray(Place):
-    """`launcher=submitit`, and what all three have."""
+    """`launcher=submitit`, and what the three places share."""
 
     has_worker_jobs = needs_workers = True
     # MPI does not connect separate jobs.
@@ -47,7 +46,7 @@ class SlurmArray(Place):
         yield from self._sbatch_problems()
 
     def _universe_problems(self) -> Iterator[Problem]:
-        """Trainer and workers are of one MPI universe. In one that a scheduler made, no process can join or leave."""
+        """Trainer and workers share one MPI universe. If a scheduler made it, no process can join or leave."""
         launcher = self.cfg.launcher.kind
         if self.cfg.backend.kind != "mpi":
             return
@@ -70,7 +69,7 @@ class SlurmArray(Place):
                 yield Problem(f"{path}.sbatch.{name}", "collectx sets it itself", advice=_SBATCH[name])
 
     def _parts(self) -> dict[str, object]:
-        """The resources of jobs, by their options."""
+        """The resources of jobs, by option."""
         return {"launcher": self._launcher}
 
     def missing(self) -> list[str]:
@@ -87,6 +86,8 @@ class SlurmJob(SlurmArray):
 
     is_job = can_be_step = has_one_universe = True
     has_worker_jobs = needs_workers = False
+    # The workers' part of a heterogeneous job; None for other jobs.
+    workers_part: int | None = None
 
     def _own_problems(self) -> Iterator[Problem]:
         yield from super()._own_problems()
@@ -94,13 +95,13 @@ class SlurmJob(SlurmArray):
         yield from self._time_problems()
 
     def _described_tasks(self) -> tuple[int, str]:
-        """The number of tasks that nodes are for, and what they are."""
-        if self.cfg.collector.schedule == "single":
+        """Number and description of the tasks that `launcher.nodes` are for."""
+        if not self.cfg.collector.has_workers:
             return self.num_tasks, "tasks, collector=single"
         return self.num_tasks, f"tasks, the trainer and {self.num_tasks - 1} workers"
 
     def _node_problems(self) -> Iterator[Problem]:
-        """A node without a task would be allocated for nothing."""
+        """No node is without a task."""
         nodes = self._launcher.nodes
         num_tasks, described = self._described_tasks()
         if nodes is not None and nodes > num_tasks:
@@ -109,7 +110,7 @@ class SlurmJob(SlurmArray):
             )
 
     def _time_problems(self) -> Iterator[Problem]:
-        """A run that is signalled as soon as it starts, at every start, delivers nothing."""
+        """A requeued run has time for a batch: it is not signalled as soon as it starts."""
         launcher = self._launcher
         if launcher.requeue is False or launcher.time is None:
             return
@@ -126,6 +127,7 @@ class SlurmParts(SlurmJob):
 
     can_be_step = has_one_universe = False
     needs_workers = True
+    workers_part = WORKERS
 
     def _parts(self) -> dict[str, object]:
         return {
@@ -141,14 +143,14 @@ class SlurmParts(SlurmJob):
             yield Problem("launcher.max_parallel", rule, self._launcher.max_parallel, advice)
 
     def _described_tasks(self) -> tuple[int, str]:
-        if self.cfg.collector.schedule == "single":
+        if not self.cfg.collector.has_workers:
             return super()._described_tasks()
         return self.num_tasks - 1, "workers"
 
 
 def _seconds(time: str) -> int | None:
-    """A time in SLURM's syntax: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; None
-    for other words, such as UNLIMITED."""
+    """Parses a time in SLURM's syntax: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+    Returns None for other words, such as UNLIMITED."""
     days, has_days, rest = time.rpartition("-")
     parts = rest.split(":")
     if not all(part.isdecimal() for part in (*parts, days or "0")) or len(parts) > 3:

@@ -1,10 +1,10 @@
-"""Detects failed workers among the tasks of a SLURM job, by the job's log.
+"""Detects failed workers among the tasks of a SLURM job, by reading the job's log.
 
     srun --- task r: worker r - 1, in a shell that prints its exit status      (`role_command`)
         \\-- the job's log <--- a thread of the trainer, on the same node
 
-The shell outlives its worker, and its output reaches the log over srun's connection, even without a shared file system.
-If the shell is killed or its node is lost, srun writes that to the log.
+The shell outlives its worker, and srun writes its output to the log, even without a shared file system. If the shell is
+killed or its node is lost, srun writes that. SLURM's commands know nothing of single tasks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from collectx.place.slurm import commands
 # The interval between two reads of the log.
 _POLL_S = 0.3
 
-# Arguments: the Python, the run folder. All processes of a task, envs' included, inherit its name.
+# Arguments: the Python, the run folder. All processes of a task, those of envs too, inherit COLLECTX_TASK.
 _ROLE = """\
 trap : TERM INT
 export COLLECTX_TASK="$SLURM_PROCID $1"
 if [ "$SLURM_PROCID" = 0 ]; then
   "$0" -u -m collectx.jobs.entry "$1"
   status=$?
-  # SIGTERM came before the trainer could handle it, as while it was importing.
+  # SIGTERM came before the trainer could handle it, for example during its imports.
   unset ${!SQUEUE_@}  # they may hide the job
   if [ "$status" = 143 ] && [ -n "$COLLECTX_REQUEUE" ] && [ ! -e "$1/result.json" ] &&
       [ "$(squeue --noheader --jobs="$COLLECTX_REQUEUE" --format=%T | sort -u)" = RUNNING ]; then
@@ -67,51 +67,29 @@ done
 
 
 def kill_command(worker: int, run: str) -> list[str]:
-    """A command that kills the processes of a worker's task, to be run on its node; the task's shell reports it."""
+    """Returns a command that kills the processes of a worker's task, for its node; the task's shell reports their
+    end."""
     return ["bash", "-c", _KILL, str(worker), run]
 
 
 def role_command(python: str, run: str) -> list[str]:
-    """The command of a task; `run` is the run folder."""
+    """Returns the command of a task; `run` is the run folder."""
     return ["bash", "-c", _ROLE, python, run]
 
 
 def role_shell(python: str) -> str:
-    """The command of a task as shell code; `$run` is the run folder."""
+    """Returns the command of a task as shell code; `$run` is the run folder."""
     return f'bash -c {shlex.quote(_ROLE)} {shlex.quote(python)} "$run"'
 
 
-class TaskHandle(RemoteHandle):
-    """The handle of a worker's task, which finishes when the task has failed; srun ends the task."""
-
-    def __init__(self, rank: int):
-        super().__init__()
-        self._rank = rank
-        self._host = self._how = ""
-
-    def __str__(self) -> str:
-        return "" if self.exitcode is None else f"task {self._rank} on {self._host} {self._how}"
-
-    def fail(self, host: str, status: int, how: str | None = None) -> None:
-        """Notes the end of the task; the first call counts. `how` is for messages; None: by `status`."""
-        if self.exitcode is not None:
-            return
-        if how is None:
-            how = f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
-        self._host, self._how = host, how
-        self.finish(status)
-
-
 class LogWatcher:
-    """Watches the workers' tasks of one attempt of a job.
+    """Watches the tasks of a job's workers in a thread, which the first `watch` starts and `close` ends.
 
     Args:
-        log: the job's log; the batch script has created it.
-        begin: the offset in the log at which this attempt begins.
-        nodes: returns the node of each worker, by SLURM's names; may raise `LauncherError`.
-        first: srun's number of the first worker's task.
-
-    The thread starts with the first `watch`, and ends in `close`.
+        log: the job's log, which the batch script created.
+        begin: where this attempt of the job begins in the log, in bytes.
+        nodes: returns the node name of each worker; may raise `LauncherError`.
+        first: srun's task number of the first worker.
     """
 
     def __init__(self, log: Path, begin: int, nodes: Callable[[], Sequence[str]], first: int):
@@ -119,26 +97,26 @@ class LogWatcher:
         self._begin = begin
         self._nodes = functools.cache(nodes)
         self._first = first
-        self._tasks: dict[int, TaskHandle] = {}
+        self._tasks: dict[int, RemoteHandle] = {}
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="collectx-tasks", daemon=True)
 
-    def watch(self, worker: int) -> TaskHandle:
-        """The handle of a worker's task."""
+    def watch(self, worker: int) -> RemoteHandle:
+        """Returns the handle of a worker's task, which finishes when the task fails. srun ends the task."""
         if self._watcher.ident is None:
             self._watcher.start()
         return self._task(worker)
 
     def close(self) -> None:
-        """Ends the thread, which closes the log. Blocks while it reads; if it asks SLURM for the nodes of a host list,
-        for at most `commands.COMMAND_S`. Idempotent."""
+        """Ends the thread. Blocks while it reads, or while it asks SLURM for node names, for at most
+        `commands.COMMAND_S`. Idempotent."""
         self._closing.set()
         if self._watcher.ident is not None:
             self._watcher.join()
 
-    def _task(self, worker: int) -> TaskHandle:
+    def _task(self, worker: int) -> RemoteHandle:
         # Both threads call this.
-        return self._tasks.setdefault(worker, TaskHandle(worker + 1))
+        return self._tasks.setdefault(worker, RemoteHandle())
 
     def _watch(self) -> None:
         with open(self._log, "rb") as log:
@@ -146,11 +124,11 @@ class LogWatcher:
             rest, pending = b"", list[bytes]()
             while not self._closing.wait(_POLL_S):
                 *lines, rest = (rest + log.read()).split(b"\n")
-                # Lines about which scontrol failed are read once more.
+                # Lines for which scontrol failed are read again.
                 pending = [line for line in pending + lines if not self._take(line.decode(errors="replace"))]
 
     def _take(self, line: str) -> bool:
-        """Whether the line is done with: it is not if scontrol, which knows the nodes, has failed."""
+        """Reads a line; returns False if scontrol, which names the nodes, failed."""
         try:
             self._read(line)
         except LauncherError:
@@ -159,24 +137,37 @@ class LogWatcher:
 
     def _read(self, line: str) -> None:
         if match := _END.search(line):
-            self._task(int(match["rank"]) - 1).fail(match["host"], int(match["status"]))
+            status = int(match["status"])
+            self._note_end(int(match["rank"]) - 1, match["host"], status, _described(status))
         elif match := _TASKS.search(line):
             self._note_srun_error(_numbers(match["numbers"]), match["hosts"], match["words"])
         elif match := _NODES.search(line):
             self._note_srun_error(None, match["hosts"], match["words"])
 
     def _note_srun_error(self, numbers: set[int] | None, hosts: str, words: str) -> None:
-        """Notes the end of tasks; if `numbers` is None, of all tasks on these nodes."""
+        """Notes the end of these tasks; `numbers=None`: of all tasks on these nodes."""
         lost = set(commands.hostnames(hosts))
         exited = _EXITED.match(words)
         for worker, node in enumerate(self._nodes()):
-            # The tasks of both parts of a job are numbered from 0; the parts have no node in common.
+            # Both parts of a job number their tasks from 0; they share no node.
             if node in lost and (numbers is None or worker + self._first in numbers):
-                status, how = (int(exited[1]), None) if exited else (1, f"is gone: srun says {words!r}")
-                self._task(worker).fail(node, status, how)
+                status = int(exited[1]) if exited else 1
+                how = _described(status) if exited else f"is gone: srun says {words!r}"
+                self._note_end(worker, node, status, how)
+
+    def _note_end(self, worker: int, host: str, status: int, how: str) -> None:
+        """Notes the end of a task; the first call counts."""
+        task = self._task(worker)
+        if task.exitcode is None:
+            task.text = f"task {worker + 1} on {host} {how}"
+            task.finish(status)
+
+
+def _described(status: int) -> str:
+    return f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
 
 
 def _numbers(text: str) -> set[int]:
-    """The numbers of a list such as 1,3-5."""
+    """Returns the numbers of a list such as 1,3-5."""
     ranges = (part.partition("-") for part in text.split(","))
     return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}

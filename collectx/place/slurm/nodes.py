@@ -1,7 +1,7 @@
-"""Whether a node of a job is lost: SLURM's word, and an attempt to reach the node as SLURM itself does.
+"""Tells whether a node of a job is lost: asks SLURM, and connects to the node as SLURM does.
 
-SLURM notices a lost node only after its `SlurmdTimeout`. Until then a node that cannot be reached is silent, and may be
-alive: what has no answer is not known to be lost. Used in the trainer's process of `launcher=slurm`.
+SLURM notices a lost node only after its `SlurmdTimeout`. Until then an unreachable node counts as silent: it may be
+alive. Used by the trainer of `launcher=slurm`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collectx.place.slurm import commands
 
 # How long a host may take to accept or refuse a connection.
 _ANSWER_S = 2.0
-# The interval between two questions to SLURM.
+# The interval between two queries of SLURM.
 _ASK_S = 2.0
-# SLURM's default of SlurmdTimeout, and how much later its word may come.
+# SLURM's default SlurmdTimeout, and how much later it may report the node.
 _SLURMD_TIMEOUT_S = 300
 _MARGIN_S = 30
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 def seems_lost(node: str) -> bool:
-    """Whether SLURM says that the node is lost, or the node is silent. Blocks for some seconds."""
+    """Whether the node is lost according to SLURM, or silent. Blocks for some seconds."""
     return _is_silent(node) or _is_down(node)
 
 
 def is_lost(node: str) -> bool:
-    """Whether SLURM says that the node is lost; blocks for a silent node until SLURM knows, at most for SLURM's
+    """Whether the node is lost according to SLURM. Blocks for a silent node until SLURM knows, for at most
     `SlurmdTimeout` and half a minute."""
     deadline = None
     while not _is_down(node):
@@ -51,8 +51,8 @@ def _is_down(node: str) -> bool:
 
 
 def _is_silent(node: str) -> bool:
-    """Whether nothing answers at the port over which SLURM starts tasks on the node; False if the port is not known. A
-    firewall may drop packets to any other port."""
+    """Whether nothing answers at the port over which SLURM starts tasks on the node; False if the port is unknown. A
+    firewall may drop packets to other ports."""
     try:
         socket.create_connection(commands.slurmd(node), timeout=_ANSWER_S).close()
     except LauncherError:

@@ -1,16 +1,14 @@
-"""Requeues the job of a run from inside. SLURM requeues only jobs that it has to kill, and records one that ends by
-itself after SIGTERM as failed: an interrupted run asks for the requeue itself.
+"""Requeues a run's job from inside. SLURM requeues only jobs that it kills, and records a job that ends by itself after
+SIGTERM as failed, so an interrupted run requeues its own job.
 
     SIGTERM: preemption, or `launcher.signal_s` before the time limit
         trainer: completes the batch, writes a checkpoint and `result.json`
         `requeue` -> the job is pending -> its next start resumes from the checkpoint
 
-    a worker's node is lost and the run fails: `requeue`, as above, from the checkpoint before
+    a worker's node is lost and the run fails: `requeue`, as above, from the last checkpoint
 
-    the trainer's node is lost: SLURM takes it out of a job that may lose nodes, which continues
-        a worker whose connection is gone: `end_after_loss` -> the job is pending, or cancelled
-
-Also used in the worker's process (`end_after_loss`).
+    the trainer's node is lost: SLURM removes it from a job that may lose nodes, and the job continues
+        a worker that lost its connection: `end_after_loss` -> the job is pending, or cancelled
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ from collectx.place.slurm import commands
 
 
 def is_requeue_wanted(launcher: JobLauncherConfig, preempts: Callable[[str | None], bool] = commands.preempts) -> bool:
-    """`launcher.requeue`; where that is null, whether the user has set a time limit, or the partition preempts jobs.
-    Blocks for the answer of SLURM. Where it does not answer or does not know the partition, returns False."""
+    """Returns `launcher.requeue`; if that is null, whether the user set a time limit or the partition preempts jobs.
+    Blocks for SLURM's answer; returns False if SLURM does not answer or does not know the partition."""
     if launcher.requeue is not None:
         return launcher.requeue
-    # sbatch takes from its variables what the script leaves open.
+    # sbatch reads its variables for what the script leaves open.
     if launcher.sbatch.get("time", launcher.time) is not None or "SBATCH_TIMELIMIT" in os.environ:
         return True
     parts = [launcher.sbatch.get("partition", launcher.partition) or os.environ.get("SBATCH_PARTITION")]
@@ -42,20 +40,19 @@ def is_requeue_wanted(launcher: JobLauncherConfig, preempts: Callable[[str | Non
 
 
 def num_requeues(environment: Mapping[str, str]) -> int:
-    """Returns how often SLURM has started the job of this process before."""
+    """Returns how often SLURM has restarted this process's job."""
     return int(environment.get("SLURM_RESTART_COUNT", 0))
 
 
 def job_id(environment: Mapping[str, str]) -> str:
-    """The id of the job of this process, such as 17, or 17_3 in an array: the number of an array's last task is also
-    that of the array."""
+    """Returns the id of this process's job, such as 17, or 17_3 in an array. (17 alone may be the whole array.)"""
     array = environment.get("SLURM_ARRAY_JOB_ID")
     return environment["SLURM_JOB_ID"] if array is None else f"{array}_{environment['SLURM_ARRAY_TASK_ID']}"
 
 
 def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
-    """Requeues the job of this process, whose steps SLURM then ends; blocks for at most two commands. Returns the
-    reason where the job is not requeued, otherwise an empty string."""
+    """Requeues this process's job; SLURM then ends its steps. Returns why the job is not requeued, or an empty string.
+    Blocks for at most two commands."""
     job = job_id(environment)
     if not cfg.requeue:
         return f"job {job} is not requeued (launcher.requeue=false)"
@@ -73,9 +70,8 @@ def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
 
 
 def end_after_loss(node: str, cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
-    """Requeues or cancels the job of this process if SLURM has taken `node`, that of the trainer, out of it; returns
-    "requeued" or "cancelled", or an empty string if it has not. Blocks for a few commands.
-    """
+    """Requeues or cancels this process's job if SLURM has removed `node`, the trainer's, from it. Returns "requeued",
+    "cancelled", or an empty string. Blocks for a few commands."""
     job = job_id(environment)
     state = commands.states([job]).get(job)
     if state is None or state.word != "RUNNING" or node in commands.hostnames(state.node):

@@ -1,7 +1,7 @@
 """The batch script of equal runs: one SLURM job whose tasks are trainer and workers, or an array of such jobs.
 
-With `launcher=submitit_delayed`, trainer and workers request different resources, as the two parts of one heterogeneous
-job, which SLURM starts together, on different nodes, and ends together:
+With `launcher=submitit_delayed`, trainer and workers are the two parts of one heterogeneous job, with different
+resources. SLURM starts both together, on different nodes, and ends both together:
 
     batch script --- srun --het-group=0: task 0, the trainer
                        \\- --het-group=1: task r, worker r - 1
@@ -27,7 +27,7 @@ _SEES = """\
 [ -e "$0/jobs/task.json" ] || { echo "$(hostname) does not see the run folder $0: all nodes must share its file system:
 choose another with hydra.run.dir or hydra.sweep.dir" >&2; exit 1; }
 """
-# As after `scontrol requeue` by hand, or where a node is lost while the job ends.
+# For example after `scontrol requeue` by hand, or after the loss of a node while the job ends.
 _COMPLETED = (
     """if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && grep -qs '"status": "completed"' "$run/result.json"; then""",
     '  echo "collectx: the run has completed: job $job was requeued, and has nothing to do"; exit 0',
@@ -43,14 +43,14 @@ def script(
     grace_s: float,
     after: Collection[str] = (),
 ) -> str:
-    """The batch script of equal runs: one job, or one array with a task for each. SLURM has no arrays of heterogeneous
-    jobs.
+    """Returns the batch script of equal runs: one job, or one array with a task for each run. SLURM has no arrays of
+    heterogeneous jobs.
 
     Args:
-        runs: the run folders; all nodes see them.
-        ntasks: of each run: the trainer and its workers.
+        runs: the run folders, which all nodes see.
+        ntasks: number of processes of a run, with the trainer.
         survives_nodes: whether the job continues when it loses a node.
-        grace_s: how long workers may run after the trainer's end, before they are killed.
+        grace_s: how long workers may run after the trainer's end before they are killed.
         after: jobs that must end first.
     """
     if after:
@@ -108,7 +108,7 @@ def script(
         look,
         f"srun --distribution=block --kill-on-bad-exit=0 {' : '.join(calls)} &",
         "roles=$!",
-        "# A worker that has not ended after the trainer hangs. With status 2, no worker has heard of the trainer.",
+        "# A worker that does not end after the trainer hangs. After status 2, no worker knows the trainer's address.",
         'wait_for_trainer() { until [ -s "$ended" ]; do sleep 1; done; read -r status < "$ended"; }',
         f'(wait_for_trainer; [ "$status" = 2 ] || sleep {grace_s:g}; kill -KILL "$roles") &',
         '{ wait "$roles"; } 2>/dev/null  # do not print how it was killed',
@@ -122,8 +122,8 @@ def script(
 
 
 def _limit(launcher: SlurmLauncherConfig) -> list[str]:
-    """Ends a job that SLURM itself has requeued once too often, as after a preemption without time for a checkpoint;
-    tells the trainer's shell which job it may requeue (`log_watcher`)."""
+    """Returns lines that end a job which SLURM itself requeued once too often, for example after preemptions without
+    time for a checkpoint, and that tell the trainer's shell which job it may requeue (`log_watcher`)."""
     if not launcher.requeue:
         return []
     limit = launcher.max_requeues
@@ -136,24 +136,25 @@ def _limit(launcher: SlurmLauncherConfig) -> list[str]:
 
 
 def _part(launcher: SubmititDelayedLauncherConfig, resources: PartResources) -> SubmititDelayedLauncherConfig:
-    """The launcher with the resources of one part."""
+    """Returns the launcher with the resources of one part."""
     fields: dict[str, Any] = {key: value for key, value in vars(resources).items() if value is not None}
     fields["sbatch"] = launcher.sbatch | resources.sbatch
     return dataclasses.replace(launcher, **fields)
 
 
 def _call(launcher: SlurmLauncherConfig, survives_nodes: bool, more: Mapping[str, object]) -> str:
-    """The arguments of srun for one part of the job."""
+    """Returns the arguments of srun for one part of the job."""
     options = {**launcher.srun, "container": launcher.container, "no-kill": survives_nodes, **more}
     return f"{shlex.join(commands.options(options))} {role_shell(launcher.python or sys.executable)}"
 
 
 def submit(path: Path, text: str, num_runs: int) -> list[str]:
-    """Writes the script and submits it, held (`commands.release`); returns the job ids of the runs, such as 17, or 17_0
-    and 17_1.
+    """Writes the script, and submits it as a held job (`commands.release`); returns the job ids of the runs, such as
+    17, or 17_0 and 17_1.
 
     Raises:
-        LauncherError: SLURM refused it; the message has SLURM's reason and a remedy. What was at `path` is there again.
+        LauncherError: SLURM refused the job; the message contains SLURM's reason and a remedy. The earlier file at
+            `path` is restored.
     """
     before, is_new = path.read_bytes() if path.exists() else None, not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)

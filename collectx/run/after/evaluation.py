@@ -1,8 +1,7 @@
 """Evaluates a policy: complete episodes in separate envs, with separate seeds. Used by `collectx eval`, and by
 the process that evaluates during a run (`collectx.run.evaluator`).
 
-The episodes are those with the lowest numbers in each env, whichever end first: the first ones to end would be the
-short ones.
+It counts the episodes with the lowest numbers in each env, not the first ones to end: those would be the short ones.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from collectx.run.statistics import bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
 from collectx.worker.spec import Placement
 
-# Seconds between two messages about how far an evaluation is.
+# Seconds between two progress messages.
 _SAY_S = 10.0
-# Steps of every env between two looks at what has ended.
+# Steps of every env between two checks for ended episodes.
 _STEPS = 64
 # The number of resamples for the bootstrap interval.
 _RESAMPLES = 10_000
@@ -54,7 +53,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean return, by the percentile bootstrap; None for one episode."""
+        """The 95 % CI of the mean return, by the percentile bootstrap; None for one episode."""
         if len(self.returns) < 2:
             return None
         low, high = bootstrap_interval(np.array(self.returns), np.mean, _RESAMPLES)
@@ -76,10 +75,10 @@ def evaluate(
     """Evaluates as `cfg.eval` says, in this process; blocks until the episodes have ended.
 
     Args:
-        policy: acts itself, on the CPU; None for random actions. A module is in evaluation mode afterwards if it acts
-            deterministically.
-        spec: of the run's envs.
-        say: called with how far the evaluation is, if it takes long.
+        policy: this object acts, not a copy, on the CPU; None for random actions. A module that acts deterministically
+            is left in evaluation mode.
+        spec: the spec of the run's envs.
+        say: called with progress messages if the evaluation takes long.
 
     Raises:
         EpisodeTooLong: an episode has more frames than `cfg.eval.max_frames_per_episode`.
@@ -112,7 +111,7 @@ def evaluate(
     lengths: dict[int, int] = defaultdict(int)
     ended: set[int] = set()
     next_s = time.monotonic() + _SAY_S
-    # More threads would wait for one another on busy cores, after each operation.
+    # On busy cores, several threads would wait for one another after each operation.
     outer = Placement(worker=0, index=0, num_workers=1, **vars(of_evaluation(env.num_envs)))
     with single_threaded(), collectors.build(cfg, policy, spec, outer=outer) as collector:
         while not ended.issuperset(range(episodes)):
@@ -144,8 +143,8 @@ def _too_long(cfg: RunConfig, ended: set[int], lengths: Mapping[int, int]) -> st
     longest = max(range(cfg.eval.episodes), key=lambda each: lengths[each])
     frames = f"{lengths[longest]:,} frames" + " without an end" * (longest not in ended)
     return (
-        f"{_count(ended, cfg.eval.episodes)}, and one has {frames} ({limit}): end episodes "
-        "after N frames with collector.max_frames_per_traj=N, or raise the limit"
+        f"{_count(ended, cfg.eval.episodes)}, and one has {frames} ({limit}). End episodes after N frames with "
+        "collector.max_frames_per_traj=N, or raise the limit"
     )
 
 
@@ -161,7 +160,7 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
 
     env, episodes = cfg.env, cfg.eval.episodes
     if not isinstance(env, GymnasiumConfig) or (not isinstance(env, GymEnvConfig) and env.id is None):
-        raise ConfigError(f"eval.video=true: env.kind={env.kind} renders no frames: only single envs of Gymnasium do.")
+        raise ConfigError(f"eval.video=true: env.kind={env.kind} renders no frames; only single Gymnasium envs do.")
     if find_spec("moviepy") is None:
         raise ConfigError("eval.video=true needs moviepy: pip install 'collectx[video]'")
     values = {field.name: getattr(env, field.name) for field in dataclasses.fields(GymEnvConfig)}

@@ -21,7 +21,8 @@ from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.saved_config import run_config
 
-# Rows of the example that a graph is recorded with; graphs take any number. One row would be taken for a constant.
+# Rows of the example with which a graph is recorded. The graph accepts any number, but would treat one row as a
+# constant.
 _ROWS = 2
 
 
@@ -81,7 +82,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Greedy(nn.Module):
-    """Observations `[B, *shape]` and states to actions and next states, for any B."""
+    """Maps observations `[B, *shape]` and states to actions and next states, for any B."""
 
     def __init__(self, policy: LoadedPolicy):
         super().__init__()
@@ -90,7 +91,7 @@ class _Greedy(nn.Module):
         example = policy.example(_ROWS)
         forms = [[(each.shape, each.dtype) for each in act] for act in (self(*example), policy.act(example, _ROWS))]
         if forms[0] != forms[1]:
-            raise ConfigError(f"the graph would give {forms[0]}, but the env takes {forms[1]}: use format=state_dict.")
+            raise ConfigError(f"the graph would give {forms[0]}, but the env takes {forms[1]}. Use format=state_dict.")
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if isinstance(self.module, StochasticPolicy):
@@ -100,12 +101,12 @@ class _Greedy(nn.Module):
 
 def _module(policy: LoadedPolicy) -> nn.Module:
     if not isinstance(policy.module, nn.Module):
-        raise ConfigError("the policy of this run has no weights: there is nothing to export.")
+        raise ConfigError("the policy of this run has no weights to export.")
     return policy.module
 
 
 def _prepare(run_dir: Path, output: Path | None, name: str) -> tuple[LoadedPolicy, Path]:
-    """The policy, and the path to write to, whose folder exists then."""
+    """Returns the policy and the output path; creates the path's folder."""
     files = RunFolder(run_dir)
     policy = LoadedPolicy.of(files, run_config(files), ExplorationType.DETERMINISTIC, torch.device("cpu"))
     _module(policy)

@@ -16,11 +16,11 @@ from collectx.run.folder import sources
 from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal import printing
 
-# Keys of a launcher that name code, or may.
+# Launcher options that name code, or may.
 _EXECUTED_BY_LAUNCHER = {
     **dict.fromkeys(("python", "setup"), "is executed"),
-    **dict.fromkeys(("srun", "sbatch", "container"), "is passed to SLURM, and may name what is executed"),
-    **dict.fromkeys(("ray_init_config", "remote_configs"), "is passed to Ray, and may name what is executed"),
+    **dict.fromkeys(("srun", "sbatch", "container"), "is passed to SLURM, and may name code to execute"),
+    **dict.fromkeys(("ray_init_config", "remote_configs"), "is passed to Ray, and may name code to execute"),
 }
 
 
@@ -35,26 +35,25 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     owner = other_owner(files)
     if owner is not None and not trusted:
         raise ConfigError(
-            f"{files.path} belongs to {owner}, and its configuration says which code is imported and called: read "
-            f"{files.config}, and add --trust, in Python trust=True."
+            f"{files.path} belongs to {owner}, and its configuration says which code is imported and called. Read "
+            f"{files.config}, then add --trust (in Python trust=True)."
         )
 
 
 def check_checkpoints(files: RunFolder) -> None:
-    """Checks the run that a command is to continue: its workers unpickle the states of their envs.
+    """Checks a run before a command continues it, as its workers will unpickle env states.
 
     Raises:
-        ConfigError: it belongs to another user, or others can write to its checkpoints.
+        ConfigError: the folder belongs to another user, or others can write to its checkpoints.
     """
     if not files.has_run:
         return
     if (owner := other_owner(files)) is not None:
-        raise ConfigError(f"{files.path} belongs to {owner}: to continue it, collectx resume {files.path} --trust.")
+        raise ConfigError(f"{files.path} belongs to {owner}. To continue it: collectx resume {files.path} --trust")
     if (path := next(filter(_is_writable_by_others, _checkpoint_paths(files)), None)) is not None:
         raise ConfigError(
-            f"{path}: others can write to it, and the states of envs in a checkpoint are pickles, which execute "
-            f"code: chmod -R go-w {files.checkpoints} if no file was changed, or collectx resume {files.path} "
-            "--trust."
+            f"{path}: others can write to it, and checkpoints contain env pickles, which execute code. If no file was "
+            f"changed, run chmod -R go-w {files.checkpoints} or collectx resume {files.path} --trust."
         )
 
 
@@ -77,12 +76,12 @@ def _origin(target: str) -> str:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        return f"is to be imported; there is no package {package}"
+        return f"would be imported, but there is no package {package}"
     return f"is imported from {spec.origin or list(spec.submodule_search_locations or ())}"
 
 
 def other_owner(files: RunFolder) -> str | None:
-    """The owner of the folder, of a configuration or of a file of a checkpoint, if it is another user."""
+    """The owner of the folder, a configuration or a checkpoint file, if it is another user."""
     configs = [path for _, path in files.configs]
     for path in (files.path, files.snapshot, *configs, *_checkpoint_paths(files)):
         if not path.exists():

@@ -1,5 +1,5 @@
-"""The records in a run folder for `collectx reproduce`: digests of the batches, to compare two runs, and for an async
-run the order of their delivery, to repeat it. Imports nothing heavy.
+"""The records in a run folder for `collectx reproduce`: batch digests, to compare two runs, and the delivery order of
+an async run, to repeat it. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two runs. `message` is one sentence for the user, with the batch or the reason;
-    `first_different` is the index of the first batch that differs or is missing in one run."""
+    """The comparison of two runs. `message` tells the user the batch or the reason in one sentence; `first_different`
+    is the index of the first batch that differs, or that one run lacks."""
 
     verdict: Verdict
     message: str
@@ -48,14 +48,14 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
     for index, (before, after) in enumerate(zip_longest(islice(_digests(old), limit), _digests(new))):
         if before is None or after is None:
             shorter = old if before is None else new
-            message = f"batch {index} is missing in {shorter}; the {index} before it are identical"
+            message = f"{shorter} lacks batch {index}; the first {index} are identical"
             return Comparison(Verdict.DIFFERENT, message, index) if index else _no_batches(shorter)
         for folder, digest in ((old, before), (new, after)):
             if not digest:
                 reason = f"{folder} has no digest of batch {index}: run it with trainer.digest=true"
                 return Comparison(Verdict.NOT_COMPARABLE, reason)
         if _kind(before) != _kind(after):
-            reason = f"batch {index} has the digest {before} in {old}, and {after}, of another kind, in {new}"
+            reason = f"batch {index} has digests of different kinds: {before} in {old}, {after} in {new}"
             return Comparison(Verdict.NOT_COMPARABLE, reason)
         if before != after:
             message = f"batch {index} is the first that differs ({before} in {old}, {after} in {new})"
@@ -71,7 +71,7 @@ def _kind(digest: str) -> str:
 
 
 def _no_batches(folder: str | Path) -> Comparison:
-    return Comparison(Verdict.NOT_COMPARABLE, f"{folder} has no delivered batch to compare")
+    return Comparison(Verdict.NOT_COMPARABLE, f"{folder} contains no batch to compare")
 
 
 def _digests(folder: str | Path) -> Iterator[str]:
@@ -83,16 +83,16 @@ def recorded_order(folder: str | Path) -> list[tuple[int, int, int]]:
     """Returns for each batch its worker, the policy version at its start, and the newest version at its delivery.
 
     Raises:
-        ValueError: the order cannot be repeated; the message has the reason.
+        ValueError: the order cannot be repeated; the message says why.
         DamagedFile: a file of the folder cannot be read.
     """
     files = RunFolder(folder)
     # A failure that ends the run has no effect on the batches before.
     if any(event.get("event") in LOSSES for event in files.read_events()):
-        raise ValueError(f"in {files.path} a worker was lost, and the log does not record between which batches")
+        raise ValueError(f"{files.path} lost a worker, and its log does not record between which batches")
     batches = order_of(files.metrics, files.read_metrics())
     if not batches:
-        raise ValueError(f"{files.path} is not the folder of a run that has delivered a batch")
+        raise ValueError(f"{files.path} contains no run that delivered a batch")
     return batches
 
 
@@ -103,15 +103,15 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, int
         parts = line.get("workers", ())
         try:
             if len(parts) != 1:
-                raise ValueError(f"{path} is not of an async run: a batch there has {len(parts)} workers' parts")
+                raise ValueError(f"{path} does not belong to an async run: a batch contains {len(parts)} worker parts")
             batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"]))
         except (KeyError, TypeError) as error:
-            raise DamagedFile(f"{path}: a line is not of a batch: {error!r}") from error
+            raise DamagedFile(f"{path}: a line does not describe a batch: {error!r}") from error
     return batches
 
 
 def why_not_recorded(refresh: str, num_workers_per_collector: int, inner: str) -> str | None:
-    """The reason why the order of a run with these keys of `collector` is not recorded; None where it is."""
+    """The reason why a run with these collector options does not record its order; None if it does."""
     if refresh == "step":
         return "with collector.refresh=step the weights change within a batch, which is not recorded"
     if num_workers_per_collector > 1 and inner == "async":

@@ -56,7 +56,8 @@ def load_policy(
         trust: allows a folder of another user. Its configuration names code that is imported and called.
 
     Raises:
-        ConfigError: the folder has no run or no weights, its configuration has problems, or it belongs to another user.
+        ConfigError: the folder contains no run or no weights, its configuration breaks a rule, or it belongs to another
+            user.
     """
     files = RunFolder(run_dir)
     cfg = run_config(files)
@@ -70,14 +71,13 @@ class LoadedPolicy:
 
     Attributes:
         module: the policy: an `nn.Module`, another callable, or None for random actions.
-        spec: the leaves and spaces that it was built for.
-        device: where it computes.
+        spec: the leaves and spaces that the policy was built for.
+        device: where the policy computes.
         leaves: the observation leaves that a call needs, `[*shape]` each.
 
     Args:
-        flatten: from an observation as the env returns it to the values of `spec.inputs`; None: an observation is one
-            value.
-        reads: keys that the policy reads, with those of `spec.inputs`.
+        flatten: converts an observation from the env to the values of `spec.inputs`; None: an observation is one value.
+        reads: keys that the policy reads besides `spec.inputs`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class LoadedPolicy:
 
     @classmethod
     def of(cls, files: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device) -> LoadedPolicy:
-        """The policy of a run in a folder, which is trusted."""
+        """The policy of the run in a trusted folder."""
         flatten: Callable[[Any], list[Any]] | None = None
 
         def examine(group: Env) -> None:
@@ -122,7 +122,7 @@ class LoadedPolicy:
 
         Args:
             observation: as the env returns it: arrays or tensors `[*shape]`, or `[B, *shape]` for a batch; a dict or
-                a tuple of them where the space is one. Or a TensorDict with the keys of `leaves`.
+                a tuple of these if the space is one. Or a TensorDict with the keys of `leaves`.
 
         Returns:
             As the env's `step` takes it, arrays `[*shape]` or `[B, *shape]`; tensors for a TensorDict.
@@ -136,7 +136,7 @@ class LoadedPolicy:
         size = _batch_size(tensors[0], self.leaves[0]) if tensors else ()
         rows = [_row(tensor, leaf, size) for tensor, leaf in zip(tensors, self.leaves, strict=True)]
         num_rows = size[0] if size else 1
-        self._actor(num_rows)  # making it is impossible in inference mode
+        self._actor(num_rows)  # an actor cannot be made in inference mode
         if not self._states or len(self._states[0]) != num_rows:
             self._states = [state.clone() for state in self._first_states(num_rows)]
         with torch.inference_mode():
@@ -174,7 +174,7 @@ class LoadedPolicy:
         of `leaves` and `states`; B is `rows`. The next call may overwrite the result.
 
         Args:
-            any_rows: of a user's policy, as it returns them, for any B.
+            any_rows: for any B; the outputs of a user's policy are passed on as they are.
         """
         actor = self._actor(rows)
         with exploration(self._kind):
@@ -184,7 +184,7 @@ class LoadedPolicy:
             else:
                 outputs = [*actor.act(inputs)]
         written = dict(zip(actor.leaves, outputs, strict=True))
-        # A state that the policy only reads, whether an episode begins, is zero in its later steps.
+        # A state that the policy only reads says whether an episode begins: zero from the second step on.
         following = [
             written[state.leaf.under("next")] if state.is_written else torch.zeros_like(old)
             for state, old in zip(self.states, inputs[len(self.leaves) :], strict=True)
@@ -204,7 +204,7 @@ class LoadedPolicy:
         values = [observation] if self._flatten is None else self._flatten(observation)
         if len(values) != len(self.leaves):
             keys = ", ".join(".".join(leaf.key) for leaf in self.leaves)
-            raise ShapeError(f"the policy reads {keys}: call it with a TensorDict that has these keys")
+            raise ShapeError(f"the policy reads {keys}. Call it with a TensorDict that contains these keys")
         return values
 
     def _actor(self, rows: int) -> Actor:
@@ -230,7 +230,7 @@ def build(
     spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), examine)
     seen = RolloutOptions.of(cfg.collector).env_spec(spec)
     policy = policies.build(cfg.policy, spec, cfg.seed)
-    # A lazy module has its tensors after the first call.
+    # A lazy module creates its tensors in the first call.
     policies.make_actor(policy, seen, torch.device("cpu"), ExplorationType.RANDOM)
     return policy, spec, seen
 
@@ -245,20 +245,20 @@ def write_weights(path: Path, policy: Any, flat: torch.Tensor) -> None:
     """
     if not flat.numel():
         return
-    weights, own = FlatWeights(policy), torch.empty_like(flat)
-    weights.write(own)
+    weights, before = FlatWeights(policy), torch.empty_like(flat)
+    weights.write(before)
     weights.read(flat)
     try:
         write_atomically(path, lambda file: torch.save(policy.state_dict(), file))
     finally:
-        weights.read(own)
+        weights.read(before)
 
 
 def load_weights(files: RunFolder, module: Any) -> None:
     """Copies the newest weights of a run into its policy; does nothing for a policy without weights.
 
     Raises:
-        ConfigError: the run has no weights, or they cannot be read.
+        ConfigError: the folder contains no weights, or they cannot be read.
     """
     if not isinstance(module, nn.Module):
         return
@@ -271,8 +271,8 @@ def load_weights(files: RunFolder, module: Any) -> None:
     checkpoints = Checkpoints(files.checkpoints)
     flat, problems = checkpoints.newest(lambda found: found.load(mmap=True)["collector"]["weights"])
     if flat is None:
-        advice = "a run writes them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."
-        raise ConfigError(f"{files.path} has no weights of its policy: {advice}", *problems)
+        advice = "A run saves them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."
+        raise ConfigError(f"{files.path} contains no policy weights. {advice}", *problems)
     FlatWeights(module).read(flat)
 
 
@@ -293,6 +293,6 @@ def _row(tensor: torch.Tensor, leaf: Leaf, size: tuple[int, ...]) -> torch.Tenso
     if len(size) > 1 or tuple(tensor.shape) != (*size, *leaf.shape):
         raise ShapeError(
             f"{'.'.join(leaf.key)}: expected shape {list(leaf.shape)}, or [B, ...] for a batch, got "
-            f"{list(tensor.shape)}: pass what the env returns"
+            f"{list(tensor.shape)}. Pass the observation that the env returns"
         )
     return tensor.reshape(size[0] if size else 1, *leaf.shape)

@@ -16,8 +16,8 @@ from collectx.run.terminal.notices import Notices
 
 class EventLog:
     """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. Events with
-    a message (`format_event`) are also written to `logs/trainer.log` and, unless `hidden`, passed to `show`; the same
-    message of many workers once (`Notices`)."""
+    a message (`format_event`) are also written to `logs/trainer.log` and, unless `hidden`, passed to `show`, which gets
+    the same message of many workers once (`Notices`)."""
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
         self._hidden = frozenset(hidden)
@@ -46,7 +46,7 @@ class EventLog:
                     # Not raised: the threads that report events must not stop, and the run continues without its log.
                     self._has_failed, failure = True, error
         if failure is not None:
-            self.show(f"no more events are written: {failure}")
+            self.show(f"the event log stopped: {failure}")
         if text is None or name in self._hidden:
             return
         if "worker" in fields:
@@ -62,17 +62,17 @@ class EventLog:
         self._notices.close()
 
 
-# The messages of events that are one sentence with the event's fields; see `format_event`.
+# Event messages that only fill in the event's fields; see `format_event`.
 _MESSAGES = {
     "worker_failed": "worker {worker} failed: {type}: {message}",
     "worker_dropped": "the run continues without worker {worker} (collector.on_worker_failure=drop): {num_workers} "
     "left",
     "checkpoint_failed": "no checkpoint could be written: {message}",
-    "logger_failed": "logger {logger} gets no more lines: {message}",
-    "logger_slow": "logger {logger} is slower than the run: lines are left out while {waiting} wait for it",
+    "logger_failed": "{logger} logging stopped, but the run continues: {message}",
+    "logger_slow": "{logger} logging is slower than the run: lines are skipped while {waiting} wait",
     "requeued": "the job is requeued: {reason}",
     "cancelled": "the job is cancelled: {reason}",
-    "evaluation_failed": "the policy is not evaluated any more: {message}",
+    "evaluation_failed": "evaluation stopped, but the run continues: {message}",
     "jobs": "{message}",
     "no_trajectories": "{message}",
     "peer_refused": "refused a connection from {address}: {reason}",
@@ -80,7 +80,7 @@ _MESSAGES = {
 
 
 def format_event(name: str, fields: dict[str, Any]) -> str | None:
-    """The message for the user about an event of `events.jsonl`; None where the event has none."""
+    """The user's message about an event of `events.jsonl`; None if users see none."""
     if name in _MESSAGES:
         return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")
@@ -88,7 +88,7 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         # Folders of earlier versions have `life`, the incarnation, alone.
         number = fields["restarts"] if "restarts" in fields else fields["life"]
         time, after = _nth(number), fields.get("after")
-        why = "as SLURM has ended its job" if after == "JobEnded" else f"after {after}"
+        why = "because SLURM ended its job" if after == "JobEnded" else f"after {after}"
         return f"worker {worker} is restarted for the {time} time, {why}"
     if name == "worker_ready" and fields["batches"]:
         reason = fields["new_episodes"]
@@ -97,12 +97,12 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         return f"worker {worker} joins after {fields['batches']} batches: {counts}{begins}"
     if name == "not_saved":
         return (
-            f"the trainer was interrupted within batch {fields['batches'] - 1}: neither a checkpoint nor final.pt is "
-            "written; `collectx resume` continues from the newest checkpoint, if there is one"
+            f"the trainer was interrupted within batch {fields['batches'] - 1}, so neither a checkpoint nor final.pt "
+            "was saved. `collectx resume` continues from the newest checkpoint, if there is one"
         )
     if name == "envs_not_saved":
         of = f" of workers {', '.join(map(str, fields['workers']))}" if "workers" in fields else ""
-        return f"checkpoints do not save the envs{of}: after a resume they begin new episodes: {fields['reason']}"
+        return f"checkpoints do not save the envs{of}, which begin new episodes after a resume: {fields['reason']}"
     if name == "resumed":
         workers: dict[str, list[str]] = {}
         for worker, reason in fields["new_episodes"].items():
@@ -115,7 +115,7 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"
-        return f"{where}: mean return {fields['mean_return']:.6g} (95 % interval {low:.6g} to {high:.6g})"
+        return f"{where}: mean return {fields['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g})"
     return None
 
 

@@ -64,9 +64,9 @@ def read_private(path: Path) -> bytes:
         mode = stat.S_IMODE(status.st_mode)
         if status.st_uid != os.geteuid() or mode & 0o077:
             raise PermissionError(
-                f"{path} belongs to user {status.st_uid} and has mode {mode:o}: it must belong to user {os.geteuid()}, "
-                "and have mode 600. Another user may have written it; or its file system has no modes: "
-                "choose another for the run folder (hydra.run.dir)."
+                f"{path} belongs to user {status.st_uid} and has mode {mode:o}, but it must belong to user "
+                f"{os.geteuid()} and have mode 600. Another user may have written it, or its file system has no modes. "
+                "Choose another run folder with hydra.run.dir."
             )
         return file.read()
 
@@ -113,7 +113,7 @@ def _drop_incomplete_line(path: Path) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON lines file, none where the file does not exist. An incomplete last line is skipped.
+    """Yields the objects of a JSON lines file, none if it does not exist. An incomplete last line is skipped.
 
     Raises:
         DamagedFile: the file, or a line of it, cannot be read.
@@ -135,8 +135,8 @@ _BLOCK = 1 << 24
 
 
 class LinesTail:
-    """Reads the lines that are appended to a file; of a file that is longer than `newest_bytes` when it is first read,
-    only those in its last `newest_bytes`."""
+    """Reads the lines that are appended to a file. If the file is longer than `newest_bytes` at the first read, only
+    the lines in its last `newest_bytes` are read."""
 
     def __init__(self, path: Path, newest_bytes: int | None = None):
         self.path = path
@@ -193,7 +193,7 @@ def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
     """Parses a JSON object; `path` and `part` name its place in messages.
 
     Raises:
-        DamagedFile: it is not a JSON object.
+        DamagedFile: `text` is not a JSON object.
     """
     try:
         value = json.loads(text)

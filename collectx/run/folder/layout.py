@@ -15,7 +15,7 @@
     <run>/report/              what `collectx report` writes
     <run>/policy.pt            the state dict of the policy with the last published weights, at the end of the run
     <run>/eval.json, videos/   the last `collectx eval`
-    <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id, by which they continue a run
+    <run>/tensorboard/, progress.csv, wandb/    what loggers write; logger_id lets them continue a run
 
 Used by the trainer's process while a run lives, and by the command line afterwards.
 """
@@ -37,7 +37,7 @@ from collectx.run.folder import lock
 from collectx.run.folder.files import decode, read_lines
 from collectx.run.folder.result import ENDED, Status
 
-# Folders between a folder and the runs below it: outputs, date, sweep, point.
+# The maximum depth of runs below a folder: outputs, date, sweep, point.
 _MAX_DEPTH = 4
 
 
@@ -78,24 +78,24 @@ class RunFolder:
 
     @property
     def has_run(self) -> bool:
-        """Whether the folder has a run in it, running or ended."""
+        """Whether the folder contains a run, active or ended."""
         return any(path.exists() for path in (self.config, self.metrics, self.result))
 
     @property
     def configs(self) -> list[tuple[int, Path]]:
-        """The configurations of the run, each with the number of batches before it: `config` with 0, then those with
-        which it was resumed."""
+        """The configurations of the run, each with the number of batches before it: `config` with 0, then the ones of
+        its resumes."""
         resumed = sorted(self.snapshot.glob("config-" + "[0-9]" * 9 + ".yaml"))
         return [(0, self.config), *((int(path.stem.rpartition("-")[2]), path) for path in resumed)]
 
     @property
     def newest_config(self) -> Path:
-        """The configuration with which the run was begun or resumed last."""
+        """The configuration of the last start or resume."""
         return self.configs[-1][1]
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is something to continue the run from; it may be damaged."""
+        """Whether the folder contains a checkpoint, which may be damaged."""
         return bool(Checkpoints(self.checkpoints).all())
 
     @property
@@ -108,7 +108,7 @@ class RunFolder:
         return (self.read_result() or {}).get("status") == Status.COMPLETED
 
     def resumed_config(self, batches: int) -> Path:
-        """The configuration of a run that was resumed with another one after `batches` batches."""
+        """The configuration with which the run was resumed after `batches` batches."""
         return self.snapshot / f"config-{batches:09d}.yaml"
 
     def name_below(self, root: Path) -> str:
@@ -116,15 +116,15 @@ class RunFolder:
         return self.path.name if self.path == root.absolute() else str(self.path.relative_to(root.absolute()))
 
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
-        """Makes the folders. Removes the files of an earlier run in the same folder, and those that a
-        killed process did not complete.
+        """Makes the folders. Removes the files of an earlier run in the same folder, and incomplete files of a killed
+        process.
 
         Args:
             keep_logs: keeps `logs/` and `jobs/`, which other processes of this run may have written already.
-            keep_run: the run continues: keeps all but what its end has written.
+            keep_run: for a resume; removes only the files that the end of the run wrote.
 
         Raises:
-            ConfigError: the folder cannot be made or written to.
+            ConfigError: the folder cannot be created or written to.
         """
         with folder_errors(self.path):
             for folder in (self.path, self.snapshot, self.logs):
@@ -149,8 +149,8 @@ class RunFolder:
         return ended + notes + lines + logs + configs + folders
 
     def set_aside(self, keep_run: bool) -> None:
-        """Called before `begin`, so that `restore` can undo it: moves what `begin` would remove to `.replaced`, and
-        copies what a new or a resumed run writes over.
+        """Called before `begin`, so that `restore` can undo it: moves the files that `begin` would remove to
+        `.replaced`, and copies the files that a new or resumed run overwrites.
 
         Raises:
             ConfigError: the folder cannot be written to.
@@ -166,13 +166,13 @@ class RunFolder:
             self._set_aside = [*moved, *copied]
 
     def forget_replaced(self) -> None:
-        """Removes what `set_aside` has kept. Idempotent."""
+        """Deletes the files that `set_aside` kept. Idempotent."""
         self._set_aside = []
         shutil.rmtree(self._replaced, ignore_errors=True)
 
     def restore(self, keep_run: bool) -> None:
-        """Undoes `set_aside` and what has followed it, for a run that never began. Without an earlier run, also removes
-        what Hydra has written, the lock, and the folder if it is then empty."""
+        """Undoes `set_aside` and `begin`, for a run that never began. Without an earlier run, also removes Hydra's
+        files, the lock, and the folder if it is then empty."""
         for path in {*self._stale(False, keep_run), *self.snapshot.glob("*"), self.events}:
             _remove(path)
         for path in self._set_aside:
@@ -183,7 +183,7 @@ class RunFolder:
             shutil.rmtree(self.hydra, ignore_errors=True)
             self.lock.unlink(missing_ok=True)
             for folder in (self.snapshot, self.logs, self.checkpoints, self.jobs, self.path):
-                with suppress(OSError):  # it has other files
+                with suppress(OSError):  # it contains other files
                     folder.rmdir()
 
     def log(self, role: str) -> Path:
@@ -195,11 +195,11 @@ class RunFolder:
         return self.log(f"worker-{worker}")
 
     def node_note(self, job: str) -> Path:
-        """The file into which the batch script of a job writes its node, which is also that of the trainer."""
+        """The file in which a job's batch script records its node, which is also the trainer's."""
         return self.jobs / f"node.{job}"
 
     def read_result(self) -> dict[str, Any] | None:
-        """The content of `result.json`; None where the file does not exist.
+        """The content of `result.json`; None if the file does not exist.
 
         Raises:
             DamagedFile: the file cannot be read.
@@ -215,7 +215,7 @@ class RunFolder:
         return result
 
     def read_meta(self) -> dict[str, Any]:
-        """The content of `snapshot/meta.json`; empty where it cannot be read."""
+        """The content of `snapshot/meta.json`; empty if the file cannot be read."""
         with suppress(OSError, DamagedFile):
             return decode(self.meta, "the file", self.meta.read_bytes())
         return {}
@@ -224,11 +224,11 @@ class RunFolder:
         """The lines of `metrics.jsonl`; see `read_lines`.
 
         Raises:
-            DamagedFile: also where lines are missing: each has the number of its batch.
+            DamagedFile: also if lines are missing: each line contains its batch number.
         """
         for index, line in enumerate(read_lines(self.metrics)):
             if (batch := line.get("batch", index)) != index:
-                problem = f"line {index + 1} is of batch {batch}, not {index}: lines are missing"
+                problem = f"line {index + 1} belongs to batch {batch}, not {index}: lines are missing"
                 raise DamagedFile(f"{self.metrics}: {problem}")
             yield line
 
@@ -245,19 +245,19 @@ def _remove(path: Path) -> None:
 def folder_errors(
     path: Path | str, what: str = "run folder", option: str = "hydra.run.dir or hydra.sweep.dir"
 ) -> Iterator[None]:
-    """Raises a `ConfigError` where the block, which makes the folder `path`, raises an `OSError`. `option` chooses
-    another place."""
+    """Raises a `ConfigError` if the block, which creates the folder `path`, raises an `OSError`. `option` is the option
+    with which the user chooses another folder."""
     try:
         yield
     except OSError as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ConfigError(f"the {what} {path} cannot be made: {why}: choose another with {option}.") from error
+        raise ConfigError(f"cannot create the {what} {path}: {why}. Choose another with {option}.") from error
 
 
 @contextmanager
 def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
     """Removes the folder, and those above it, that did not exist before the block and are empty after it. `of_hydra`
-    is the name of a file that Hydra writes there, which goes with the folder."""
+    names a file that Hydra writes there, which is removed with the folder."""
     path = path.absolute()
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -280,7 +280,7 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
             first process has ended although a file server may still hold its lock.
 
     Raises:
-        ConfigError: the lock is held, the folder contains a run and `replace` is false, or the folder cannot be made.
+        ConfigError: the lock is held, the folder contains a run and `replace` is false, or it cannot be created.
     """
     with folder_errors(files.path):
         files.path.mkdir(parents=True, exist_ok=True)
@@ -289,13 +289,13 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
         if not is_ours and not force:
             holder = os.read(handle, 1000).decode(errors="replace").strip()
             raise ConfigError(
-                f"{files.path}: a run is going on in this folder ({holder or 'its process is not known'}): "
-                "choose another with hydra.run.dir, or wait for its end."
+                f"{files.path}: a run is active in this folder ({holder or 'by an unknown process'}). Wait until it "
+                "ends, or choose another folder with hydra.run.dir."
             )
         if files.has_run and not (replace or force):
             raise ConfigError(
-                f"{files.path}: this folder has a run in it: choose another with hydra.run.dir, or replace that "
-                "run with run.overwrite=true."
+                f"{files.path}: this folder already contains a run. Continue it (resume=auto), replace it "
+                "(run.overwrite=true), or choose another folder with hydra.run.dir."
             )
         with folder_errors(files.path):
             os.ftruncate(handle, 0)
@@ -306,14 +306,14 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
 
 
 def is_locked(files: RunFolder) -> bool:
-    """Whether a process holds the lock of the folder. False where its file does not exist or cannot be read."""
+    """Whether a process holds the folder's lock. False if the lock file does not exist or cannot be read."""
     return lock.is_held(files.lock)
 
 
 def holder(files: RunFolder) -> tuple[int | None, str]:
-    """The process that holds the lock of the folder, None where it is not one of this host; and its host.
+    """The process that holds the folder's lock, None if it is not on this host; and its host.
 
-    The file may be written by anyone who may write to the folder: the process that it names is looked at.
+    Anyone who can write to the folder can write the lock file, so the process that it names is checked.
     """
     try:
         words = files.lock.read_text().split()
@@ -326,7 +326,7 @@ def holder(files: RunFolder) -> tuple[int | None, str]:
 
 def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = True) -> list[RunFolder]:
     """The runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False` only
-    those below it, for the folder of a sweep, which may have a run in it too."""
+    those below it, for a sweep folder, which may contain a run too."""
     runs, folders = [], [root.absolute()]
     for depth in range(max_depth + 1):
         runs += [folder for folder in folders if (depth or includes_root) and (folder / "snapshot").is_dir()]

@@ -1,9 +1,9 @@
-"""The lock of a run folder: on Linux an open file description lock (fcntl(2), "OFD locks"), elsewhere one of flock(2).
+"""The lock of a run folder: on Linux an open file description lock (fcntl(2), "OFD locks"), elsewhere flock(2).
 
-The kernel releases it when its holder exits or is killed. An OFD lock works between hosts on NFS, as POSIX record locks
-do. Unlike those, both kinds stay when the holder opens and closes the file again, as reading the whole folder does, and
-a process cannot lock a file twice. A forked process would share the lock, and closes its descriptor. On a file system
-without locks, every lock is granted.
+The kernel releases the lock when its holder exits or is killed. An OFD lock works between hosts on NFS, as POSIX record
+locks do. Unlike POSIX locks, both kinds survive when the holder opens and closes the file again, as a reader of the
+folder does, and a process cannot lock a file twice. A forked process would share the lock, so it closes the descriptor.
+On a file system without locks, every lock is granted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _HAS_OFD = sys.platform == "linux"
-# The numbers in Linux's fcntl.h: Pythons that were built with glibc's headers before 2.20 have no names for them.
+# The numbers in Linux's fcntl.h: Pythons built with glibc headers before 2.20 have no names for them.
 _OFD_GETLK, _OFD_SETLK = 36, 37
 _HELD = (errno.EACCES, errno.EAGAIN)
 # struct flock of 64-bit Linux, without its padding: type, whence, start, length (0: the whole file), pid.
@@ -26,10 +26,10 @@ _handles: set[int] = set()
 
 
 def acquire(path: Path) -> tuple[int, bool]:
-    """Opens the file, which is made where it does not exist, and locks it without waiting.
+    """Opens the file, creating it if necessary, and locks it without waiting.
 
     Returns:
-        its descriptor, for `release`, and False if the lock is held already.
+        (descriptor, acquired): pass the descriptor to `release`; `acquired` is False if another process holds the lock.
 
     Raises:
         OSError: the file cannot be opened.
@@ -57,8 +57,8 @@ def release(handle: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process, which may be this one, holds the lock of the file. False where the file does not exist or
-    cannot be read. With flock(2), which cannot ask, it holds a shared lock for a moment."""
+    """Whether a process, possibly this one, holds the lock of the file. False if the file does not exist or cannot be
+    read. flock(2) cannot ask, so there this takes a shared lock for a moment."""
     try:
         with open(path, "rb") as file:
             if _HAS_OFD:
@@ -70,9 +70,9 @@ def is_held(path: Path) -> bool:
 
 
 def is_held_by(path: Path, pid: int) -> bool:
-    """Whether process `pid` of this host holds the lock of the file. False where its files are hidden from this user.
+    """Whether process `pid` of this host holds the lock of the file. False if its files are hidden from this user.
 
-    The kernel does not say who holds such a lock, but it lists the locks of each open file of a process.
+    The kernel does not say who holds such a lock, but lists the locks of each open file of a process.
     """
     try:
         lock = path.stat()
@@ -88,7 +88,7 @@ def is_held_by(path: Path, pid: int) -> bool:
 
 
 def _call(handle: int, command: int, kind: int) -> int:
-    """Calls fcntl(2) for the whole file; returns the kind of the lock that it answers."""
+    """Calls fcntl(2) for all bytes of the file; returns the kind of lock in its answer."""
     answer = fcntl.fcntl(handle, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
     return int(_FLOCK.unpack(answer)[0])
 

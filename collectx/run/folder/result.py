@@ -44,15 +44,15 @@ def exit_status(*statuses: Status) -> int:
 
 ALL_DELIVERED = "all frames delivered"
 ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
-# The events of a worker that is lost while the run continues.
+# The events of a lost worker after which the run continues.
 LOSSES = ("worker_restarted", "worker_dropped")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of the run. `type` is the exception's type with its module, unless built in; the name alone for a worker
-    that was restarted or dropped, and for a checkpoint. `worker` is the index of the worker it happened in; None for
-    the trainer."""
+    """An error of the run. `type` is the exception's type with its module, unless built in; without the module for a
+    restarted or dropped worker, and for a checkpoint. `worker` is the index of the worker that raised it; None for the
+    trainer."""
 
     type: str
     message: str
@@ -68,15 +68,15 @@ class Result:
         exit_reason: one sentence.
         frames, batches: received by the trainer.
         wall_s: from the command's start to the end of the run.
-        checkpoint_s: the part of it that writing checkpoints took.
-        start_s: from the command's start to the first delivered batch; None where there was none.
+        checkpoint_s: the part of `wall_s` spent on writing checkpoints.
+        start_s: from the command's start to the first delivered batch; None without a batch.
         frames_per_s: frames after the first delivered batch, by the time from the first delivery to the last; None with
             fewer than two batches.
-        mean_return: mean return of the last 100 finished episodes; None where none finished.
+        mean_return: mean return of the last 100 finished episodes; None if none finished.
         num_episodes: finished episodes.
         digest: over all batches in order; None without `trainer.digest`.
-        failures: the errors that ended the run, then what the run survived: the failures of workers that were
-            restarted or dropped, and the different reasons why checkpoints could not be written.
+        failures: the errors that ended the run, then the failures that it survived: restarted or dropped workers, and
+            each distinct reason why a checkpoint could not be written.
         folder: the run folder.
     """
 
@@ -114,13 +114,13 @@ class Result:
 
 
 class ResultBuilder:
-    """Collects what the result of a run is made of.
+    """Collects the contents of a run's result.
 
     Attributes:
         start_s: when the command started, by `time.monotonic`.
         statistics, digest: of the delivered batches; `digest` is None where batches are not hashed.
         errors: errors of training and closing, in order.
-        is_unsaved_known: an event has said that the state of envs is not saved.
+        is_unsaved_known: whether an event already said that env states are not saved.
         config_error: the mistake in the configuration that ended the run before any worker started.
     """
 
@@ -177,8 +177,8 @@ class ResultBuilder:
         return self._status is Status.INTERRUPTED
 
     def add_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Records an event of `events.jsonl`. Failures of the run are that of a worker that is restarted or dropped,
-        which is otherwise raised as an error, and that of a checkpoint."""
+        """Records an event of `events.jsonl`. The result lists as failures the loss of a worker that is restarted or
+        dropped (otherwise raised as an error), and checkpoints that could not be written."""
         if name == "worker_failed":
             self._last_loss = Failure(fields["type"], fields["message"], fields["worker"])
         elif name == "envs_not_saved":
@@ -187,7 +187,7 @@ class ResultBuilder:
             self._recovered.append(self._last_loss)
         elif name == "checkpoint_failed":
             failure = Failure(fields["type"], f"no checkpoint could be written: {fields['message']}")
-            # A full disk is the reason of each failure from then on.
+            # A full disk makes every later checkpoint fail too.
             if failure not in self._recovered:
                 self._recovered.append(failure)
 
@@ -232,8 +232,8 @@ _has_started_a_run = False
 
 
 def _command_start_s() -> float:
-    """Returns when the command started: the start of this process for its first run (resolution 10 ms), the current
-    time for later runs of a sweep, and where the operating system has no start times.
+    """Returns when the command started: the start of this process for its first run (resolution 10 ms), and the current
+    time for later runs of a sweep, or if the operating system records no start times.
     """
     global _has_started_a_run
     now_s = time.monotonic()

@@ -1,8 +1,8 @@
-"""The configurations of a run that is resumed, in its folder: which one applies from which batch on, what a resume may
-change, and how configurations are compared.
+"""The configurations in a run folder: which one applies from which batch on, what a resume may change, and how
+configurations are compared.
 
-    snapshot/config.yaml             with which the run began
-    snapshot/config-000000050.yaml   from its batch 50 on, if a resume changed the configuration there
+    snapshot/config.yaml             from the start of the run
+    snapshot/config-000000050.yaml   from batch 50 on, if a resume changed the configuration there
 """
 
 from __future__ import annotations
@@ -40,17 +40,15 @@ def is_equal_run(config: Path, cfg: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class Change:
-    """A change that a resume has made: for this `reason`, the run gives the same batches as an uncut one up to
-    `batches` only."""
+    """A change by a resume: for this `reason`, only the first `batches` batches are those of an uninterrupted run."""
 
     batches: int
     reason: str
 
 
 def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
-    """The newest configuration that gives the same batches as the first one, and the first change that ends this; None
-    if all batches of the run can be repeated.
-    """
+    """The newest configuration that gives the same batches as the first one, and the change that ends this; None if all
+    batches of the run can be repeated."""
     (_, path), *others = files.configs
     changes = []
     for batches, other in others:
@@ -60,13 +58,13 @@ def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
         path = other
     for event in files.read_events():
         if event.get("event") == "resumed" and event.get("new_episodes"):
-            changes.append(Change(event["batches"], "with new episodes, as the state of envs was not saved"))
+            changes.append(Change(event["batches"], "with new episodes, as env states were not saved"))
             break
     return path, min(changes, key=lambda change: change.batches, default=None)
 
 
 def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
-    """The result of the run in a folder, if it is completed and `cfg` does not change what ended it; otherwise None."""
+    """The result of the run in a folder, if it is complete and `cfg` does not change what ended it; otherwise None."""
     result = files.read_result()
     if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
         return None
@@ -82,24 +80,25 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
     if not files.config.is_file() or not files.has_checkpoint:
         return []
     saved, new = _read(files.newest_config), _plain(cfg)
-    changed = [f"seed={new['seed']}: is {saved['seed']}"] if saved.get("seed") != new["seed"] else []
+    changed = [f"seed (was {saved['seed']}, now {new['seed']})"] if saved.get("seed") != new["seed"] else []
     for group in GROUPS:
         before, after = saved.get(group) or {}, new[group]
         names = (*after, *before) if group in KEPT_GROUPS else marked(group, "kept")
         changed += [
-            f"{group}.{name}={YAML.show(after.get(name))}: is {YAML.show(before.get(name))}"
+            f"{group}.{name} (was {YAML.show(before.get(name))}, now {YAML.show(after.get(name))})"
             for name in dict.fromkeys(names)
             if before.get(name) != after.get(name)
         ]
-    rule = "a resumed run keeps its seed, env, policy, kind of trainer, and number and batches of workers"
-    return [f"{text} in {files.path}, and {rule}: start a new run in another folder." for text in changed]
+    return [
+        f"you cannot change {text} on resume of {files.path}. Start a new run in another folder." for text in changed
+    ]
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A saved configuration as plain data, without a part of Hydra: where a run writes to is not the folder's to say.
+    """A saved configuration as plain data, without Hydra's section: a folder does not decide where a run writes.
 
     Raises:
-        DamagedFile: it cannot be read.
+        DamagedFile: the file cannot be read.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -117,9 +116,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def config_text(cfg: RunConfig) -> str:
-    """A configuration as YAML, for comparison: equal text is an equal run. Resources of a scheduler, `launcher.wait`,
-    `run.overwrite`, `run.resume`, checkpoints, loggers and evaluations have no effect on a run, so it contains only the
-    name of the launcher."""
+    """A configuration as YAML, for comparison: runs with equal texts are equal. It leaves out options that have no
+    effect on a run: `run.overwrite`, `run.resume`, checkpoints, loggers, evaluations, and all launcher options except
+    `kind`, such as the resources of a scheduler."""
     from omegaconf import OmegaConf
 
     content = asdict(cfg)
@@ -130,10 +129,10 @@ def config_text(cfg: RunConfig) -> str:
 
 
 def saved_config(files: RunFolder) -> RunConfig:
-    """The configuration with which the run in a folder was begun or resumed last.
+    """The configuration of the last start or resume of the run in a folder.
 
     Raises:
-        ConfigError: it cannot be read, or has problems.
+        ConfigError: the configuration cannot be read, or breaks a rule.
     """
     cfg, problems = check_config(read_config(files.newest_config))
     if problems:
@@ -142,8 +141,8 @@ def saved_config(files: RunFolder) -> RunConfig:
 
 
 def readable_config(files: RunFolder) -> RunConfig:
-    """Returns the same as `saved_config`; options that cannot be read, or that this version of collectx refuses, have
-    the packaged defaults. For commands that follow or end a run, whatever has written its folder."""
+    """Like `saved_config`, but with the packaged defaults for options that cannot be read, or that this version of
+    collectx refuses. For commands that watch or end a run of any version."""
     try:
         content = read_config(files.newest_config)
     except DamagedFile:
@@ -158,10 +157,10 @@ def readable_config(files: RunFolder) -> RunConfig:
 
 
 def check_folder(files: RunFolder) -> None:
-    """Checks that a folder that a user names has a run that this version of collectx reads.
+    """Checks that a folder named by the user contains a run that this version of collectx can read.
 
     Raises:
-        ConfigError: there is no run, or a newer version has written it.
+        ConfigError: there is no run, or a newer version wrote it.
     """
     if not files.config.is_file():
         raise ConfigError(f"{files.path} is not a run folder: {files.config} does not exist.")
@@ -169,13 +168,13 @@ def check_folder(files: RunFolder) -> None:
 
 
 def run_config(files: RunFolder) -> RunConfig:
-    """Returns the same as `saved_config`, for a folder that a user names."""
+    """`saved_config` for a folder named by the user: see `check_folder`."""
     check_folder(files)
     return saved_config(files)
 
 
 def saved_text(files: RunFolder) -> str | None:
-    """The `saved_config` as `config_text`; None where it cannot be read."""
+    """The `config_text` of `saved_config`; None if it cannot be read."""
     try:
         return config_text(saved_config(files))
     except ConfigError:
@@ -183,7 +182,7 @@ def saved_text(files: RunFolder) -> str | None:
 
 
 def completed(root: Path) -> dict[str, Path]:
-    """The folder of each completed run below `root`, by its configuration as `config_text`."""
+    """The folder of each completed run below `root`, by its `config_text`."""
     folders = {}
     for files in runs_below(root, includes_root=False):
         with suppress(DamagedFile):
@@ -193,8 +192,8 @@ def completed(root: Path) -> dict[str, Path]:
 
 
 def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The options of `other` that differ from those of `one` and have an effect on the content of the batches."""
-    # A trainer that anneals its learning rate learns otherwise if the run has another length.
+    """The options of `other` that differ from those of `one` and affect the batches."""
+    # A trainer that anneals its learning rate learns differently in a run of another length.
     is_length_free = not (other.get("trainer") or {}).get("anneal")
     mark = "without_effect"
     no_effect = {"": marked("", mark), "collector": [*marked("collector", mark), *["total_frames"] * is_length_free]}
@@ -204,16 +203,16 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         if section in no_effect[""] or before == after:
             continue
         if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
-            differences.append(f"{section}={after}, which was {before}")
+            differences.append(f"{section}={after} (was {before})")
             continue
         for name in {**before, **after}:
             if before.get(name) != after.get(name) and name not in no_effect.get(section, ()):
-                differences.append(f"{section}.{name}={after.get(name)}, which was {before.get(name)}")
+                differences.append(f"{section}.{name}={after.get(name)} (was {before.get(name)})")
     return differences
 
 
 def _read(config: Path) -> dict[str, Any]:
-    """A saved configuration for comparison, with the defaults of options that are newer than it."""
+    """A saved configuration for comparison, with defaults for options that are newer than the file."""
     content = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | read_config(config)
     complete = {
         group: vars(check_group(group, {"kind": section.get("kind")}, [])) | section
@@ -232,7 +231,7 @@ def _plain(cfg: RunConfig) -> dict[str, Any]:
 
 
 def _relevant(content: dict[str, Any]) -> dict[str, Any]:
-    """Without the options that say what happens to an earlier run in the folder."""
+    """Leaves out the options that say what happens to an earlier run in the folder."""
     run = {name: value for name, value in (content.get("run") or {}).items() if name not in ("overwrite", "resume")}
     return {**content, "run": run}
 

@@ -29,8 +29,8 @@ from collectx.run.folder.layout import RunFolder
 if TYPE_CHECKING:
     import torch
 
-# The version of the run folder: of its files, their names and fields. 1 (collectx 0.1) had none in `meta.json`. A new
-# optional field does not change it.
+# The format of run folders: file names and fields. Format 1 (collectx 0.1) is not recorded in `meta.json`. A new
+# optional field does not change the format.
 FORMAT = 2
 _GIT_TIMEOUT_S = 5
 # In bytes.
@@ -52,8 +52,8 @@ def write_config(cfg: RunConfig, path: Path) -> None:
 
 
 def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
-    """Writes `snapshot/meta.json`, and `snapshot/git.patch`: what the checkout that contains the current folder adds
-    to its commit, if that is below `_MAX_PATCH`."""
+    """Writes `snapshot/meta.json`, and `snapshot/git.patch`: the uncommitted changes of the current folder's checkout,
+    if they are below `_MAX_PATCH`."""
     write_json(folder.meta, meta(cfg, argv))
     patch = _diff(Path.cwd())
     if patch and len(patch) < _MAX_PATCH:
@@ -70,7 +70,7 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
         "cwd": os.getcwd(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
-        # The job is that of one run only with submitit's launcher.
+        # With other launchers, a job may contain several runs.
         **({"job": requeue.job_id(os.environ)} if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" else {}),
         "platform": platform.platform(),
         "num_cpus": num_cores(),
@@ -83,8 +83,8 @@ def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
 
 
 def write_numerics(folder: RunFolder, device: torch.device) -> None:
-    """Adds what floating-point results depend on, hardware and threads, to `snapshot/meta.json`. `device` is that of
-    the trainer."""
+    """Adds hardware and threads, on which floating-point results depend, to `snapshot/meta.json`. `device` is the
+    trainer's."""
     import torch
 
     numerics = {
@@ -107,13 +107,13 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
 
 
 def check_format(folder: RunFolder) -> None:
-    """Checks that this version of collectx reads the run folder. It reads its own format and earlier ones."""
+    """Raises `ConfigError` if this version of collectx cannot read the run folder: it has a later format."""
     meta = folder.read_meta()
     if (found := meta.get("format", 1)) > FORMAT:
         version = (meta.get("packages") or {}).get("collectx", "a newer one")
         reads = f"collectx {sys.modules['collectx'].__version__} reads formats up to {FORMAT}"
-        advice = f"use the version that wrote it, {version}."
-        raise ConfigError(f"{folder.path} is a run folder of format {found}, and {reads}: {advice}")
+        advice = f"Use the version that wrote it, {version}."
+        raise ConfigError(f"{folder.path} is a run folder of format {found}, but {reads}. {advice}")
 
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:
@@ -172,12 +172,12 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _diff(folder: Path) -> bytes | None:
-    """Returns the changes of tracked files of the checkout since the commit, in a form that `git apply` reads."""
+    """Returns the uncommitted changes of the checkout's tracked files, for `git apply`."""
     return _git("diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD", folder=folder)
 
 
 def _git(*arguments: str, folder: Path) -> bytes | None:
-    """The output of git; None without a checkout or git, or where it takes too long."""
+    """The output of git; None without a checkout or git, or if git takes too long."""
     command = ["git", "--no-optional-locks", *arguments]
     try:
         return subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True).stdout

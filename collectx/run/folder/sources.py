@@ -1,7 +1,7 @@
-"""The user code that a configuration names, and digests of its source files: for the snapshot, and for `collectx
-reproduce`, which names what has changed. Imports none of it.
+"""The user code that a configuration names, and digests of its source files: the snapshot records them, and `collectx
+reproduce` names the ones that changed. Imports none of this code.
 
-The versions of installed packages are in the snapshot: only files outside of them are read.
+Files of installed packages are not read, as the snapshot records the package versions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Target(NamedTuple):
     Attributes:
         key: the option that names it.
         name: its import path.
-        kwargs_key: the option of its keyword arguments.
-        kwargs: the keyword arguments.
+        kwargs_key: the option with its keyword arguments.
+        kwargs: these arguments.
     """
 
     key: str
@@ -54,17 +54,14 @@ def targets(cfg: RunConfig) -> Iterator[Target]:
 
 
 def digests(cfg: RunConfig) -> dict[str, str]:
-    """Returns for each `key=import path` of `targets` the digest of its module's file, of all Python files for a
-    package.
-
-    Leaves out those of installed packages, and those without a source file.
-    """
+    """Returns, for each `key=import path` of `targets`, the digest of the module's file, or of all Python files of a
+    package. Leaves out installed packages, and modules without a source file."""
     modules = {f"{each.key}={each.name}": _module(each.name) for each in targets(cfg)}
     return {name: _digest(path) for name, path in modules.items() if path is not None}
 
 
 def _module(target: str) -> Path | None:
-    """The file of the module in an import path, the folder of a package."""
+    """The file of an import path's module, or the folder of its package."""
     first, *others = target.partition(":")[0].split(".")
     try:
         spec = find_spec(first)

@@ -1,8 +1,8 @@
-"""The output of a run: live progress, a rich display on a terminal and a plain line every few seconds elsewhere; at the
-end the errors, a short table and the path of the run folder.
+"""The output of a run: live progress, as a rich display on a terminal and a plain line every few seconds elsewhere; at
+the end the errors, a short table and the path of the run folder.
 
-The progress is drawn by a thread of the trainer's process that reads `Statistics`; deliveries never wait for it. As the
-thread shares the interpreter with the trainer, it draws at most 4 times a second and spends at most 1 % of its time
+A thread of the trainer's process reads `Statistics` and draws the progress; deliveries never wait for it. The thread
+shares the interpreter with the trainer, so it draws at most 4 times a second and spends at most 1 % of its time
 drawing.
 """
 
@@ -37,13 +37,13 @@ PLAIN_S = 5.0
 DRAWING_SHARE = 0.01
 # The columns of the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
-# From this share on, one side is said to wait for the other.
+# If one side waits for this share of the time, the other is the bottleneck.
 _DOMINATES = 0.6
 
 
 class Progress:
-    """Shows a run during the `with` block; the last state stays on the screen. The end of the block waits for the
-    thread for at most 2 s: if it is writing to a pipe that no process reads, it ends with the process."""
+    """Shows a run during the `with` block; the last state stays on the screen. The end of the block waits up to 2 s for
+    the thread, which may hang on a pipe that no process reads, and then ends with the process."""
 
     def __init__(self, statistics: Statistics, console: Console | None = None, start_s: float | None = None):
         """`console` is standard output by default; `start_s`, by `time.monotonic`, the zero of the elapsed time."""
@@ -72,7 +72,7 @@ class Progress:
         self._stop.set()
         self._thread.join(timeout=2.0)
         if self._live is not None:
-            # The display of a run without a batch is removed.
+            # Removes the display of a run without a batch.
             self._live.transient = not self._statistics.batches
             self._live.stop()
 
@@ -83,11 +83,11 @@ class Progress:
     def _run(self) -> None:
         try:
             is_live = self._live is not None or self._cell is not None
-            least_s = interval_s = REFRESH_S if is_live else PLAIN_S
+            min_s = interval_s = REFRESH_S if is_live else PLAIN_S
             while not self._stop.wait(interval_s):
                 started_s = time.thread_time()
                 self._draw()
-                interval_s = max(least_s, (time.thread_time() - started_s) / DRAWING_SHARE)
+                interval_s = max(min_s, (time.thread_time() - started_s) / DRAWING_SHARE)
             if self._statistics.batches:
                 self._draw()
         except Exception as error:  # a display that cannot be drawn (a closed pipe) must not end the run
@@ -104,7 +104,7 @@ class Progress:
 
 
 def _html(panel: RenderableType) -> Any:
-    """Returns the panel as a notebook shows it."""
+    """Returns the panel as HTML, for a notebook."""
     from IPython.display import HTML
 
     console = Console(file=io.StringIO(), record=True, force_jupyter=False, width=120)
@@ -139,7 +139,7 @@ def format_line(view: View) -> str:
 
 
 def render_panel(view: View, charts: RenderableType | None = None) -> RenderableType:
-    """The live display: a bar, the sums, `charts`, a row for each worker and one for the trainer, its scalars."""
+    """The live display: a bar, the sums, `charts`, a row for each worker and one for the trainer, and its scalars."""
     now = view.numbers
     if not now.batches:
         return Text(f"waiting for the first batch, {clock(view.elapsed_s)}", style="dim")
@@ -173,21 +173,21 @@ def render_panel(view: View, charts: RenderableType | None = None) -> Renderable
 
 
 def _left(view: View) -> str:
-    """The time until all frames are delivered, which is the longest where `trainer.target_return` may end the run."""
+    """The time until all frames are delivered; an upper limit if `trainer.target_return` may end the run earlier."""
     text, target = f"{clock(view.left_s or 0)} left", view.numbers.target_return
     return text if target is None else f"at most {text} (until target_return={target:g})"
 
 
 def _trainer(view: View) -> list[str]:
-    """The trainer's share of the time, and which side waits for the other where one dominates."""
+    """The trainer's share of the time, and the bottleneck if one side mostly waits for the other."""
     if view.trainer_share is None:
         return []
     parts = [f"trainer {view.trainer_share:.0%}"]
     waits = [worker.shares[_SHARES.index("wait")] for worker in view.workers]
     if waits and min(view.trainer_share, sum(waits) / len(waits)) >= _DOMINATES:
-        parts.append(f"workers wait for the trainer {sum(waits) / len(waits):.0%}")
+        parts.append(f"bottleneck: trainer (workers idle {sum(waits) / len(waits):.0%})")
     elif 1 - view.trainer_share >= _DOMINATES:
-        parts.append(f"the trainer waits for the workers {1 - view.trainer_share:.0%}")
+        parts.append(f"bottleneck: workers (trainer idle {1 - view.trainer_share:.0%})")
     return parts
 
 
@@ -238,7 +238,7 @@ def log_errors(errors: Sequence[BaseException], log: Path) -> None:
             for error in errors:
                 file.write(traceback_of(error))
     except OSError as error:
-        printing.message(f"{log} could not be written: {error}")
+        printing.message(f"cannot write {log}: {error}")
 
 
 def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> None:
@@ -255,16 +255,20 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
 
 
 def _how_to_continue(folder: Path) -> str:
-    """Returns the command that continues a failed run from its checkpoint, or how to write checkpoints."""
+    """Returns the command that resumes a failed run, or how to save checkpoints."""
     if RunFolder(folder).has_checkpoint:
-        return f"from its newest checkpoint, the run continues with: collectx resume {folder}"
+        return f"to continue from the newest checkpoint: collectx resume {folder}"
     options = "checkpoint.every_batches or checkpoint.every_min"
-    return f"the run has no checkpoint to continue from; {options} set when there is one"
+    return f"no checkpoint was saved, so this run cannot be resumed. Save more often with {options}."
 
 
 def print_completed(result: Result) -> None:
-    """Prints that a run is completed already, and its table."""
-    printing.message(f"the run is completed: {result.exit_reason}. To continue, change what ended it")
+    """Prints that a run is already complete, and its table."""
+    if result.exit_reason == ALL_DELIVERED:
+        how = f"To train longer: collectx resume {result.folder} collector.total_frames=N"
+    else:
+        how = "To train longer, change the option that ended it."
+    printing.message(f"already complete: {result.exit_reason}. {how}")
     _print_table(result)
 
 
@@ -273,8 +277,7 @@ def _print_table(result: Result) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """The text of an error: type, message, the place where it was raised, and the remote traceback of a worker's
-    error."""
+    """The text of an error: type, message, where it was raised, and the remote traceback of a worker's error."""
     text = f"{type_name(error)}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not notes and not isinstance(error, CollectxError):

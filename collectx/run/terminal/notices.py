@@ -7,16 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-# For how long messages of the same text are gathered, in seconds.
+# Equal messages are gathered for this many seconds.
 PAUSE_S = 1.0
 
 
 class Notices:
-    """Passes the first message of a text to `show`, and after `PAUSE_S`, or at `flush`, how many workers have repeated
-    it. Texts that differ in numbers are the same. From any thread; `show` is called from a thread of this object too.
-
-    As a context manager, closes at the end of the block.
-    """
+    """Passes the first message of a text to `show`, and after `PAUSE_S`, or at `flush`, how many workers repeated it.
+    Texts that differ only in numbers count as equal. Any thread may call it; `show` is also called from a thread of
+    this object. As a context manager, closes at the end of the block."""
 
     def __init__(self, show: Callable[[str], None]):
         self._show = show
@@ -40,21 +38,21 @@ class Notices:
             self._show(text)
 
     def flush(self) -> None:
-        """Shows what was repeated since the last call."""
+        """Shows the messages that were repeated since the last call."""
         with self._lock:
             gathered, self._gathered = self._gathered, {}
             if self._timer is not None:
                 self._timer.cancel()
         for workers, text, is_repeated in gathered.values():
             if is_repeated:
-                self._show(f"the same of {len(workers)} workers, the last one: {text}" if len(workers) > 1 else text)
+                self._show(f"{len(workers)} workers reported this; last: {text}" if len(workers) > 1 else text)
 
     def __enter__(self) -> Self:
         return self
 
     def close(self) -> None:
-        """Flushes, and waits up to `PAUSE_S` for the thread: while `show` waits for a pipe that no process reads, it
-        ends with the process."""
+        """Flushes, and waits up to `PAUSE_S` for the thread. If `show` hangs on a pipe that no process reads, the
+        thread ends with the process."""
         self.flush()
         if self._timer is not None:
             self._timer.join(PAUSE_S)

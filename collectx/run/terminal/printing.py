@@ -1,7 +1,7 @@
-"""Prints messages on standard error, and tables of runs on standard output; on a terminal with colours.
+"""Prints messages on standard error and run tables on standard output, with colours on a terminal.
 
-Used at the end of a run, by what watches jobs, and by the command line. Texts may have parts of a folder's content:
-control characters are escaped.
+Used at the end of a run, by `collectx.jobs`, and by the command line. Texts may quote files, so control characters are
+escaped.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-# The numbers of an objective over the seeds.
-SPREAD = ("mean", "std", "least", "most")
+# The statistics of an objective over the seeds.
+SPREAD = ("mean", "std", "min", "max")
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
-# The numbers of a run that its row has, as `result.json` names them, and their forms.
+# The numbers in a run's row, by their names in `result.json`, and their formats.
 _NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": None, "wall_s": ".1f"}
 # Objectives of which less is better.
 _LESS_IS_BETTER = ("wall_s", "start_s")
@@ -68,20 +68,20 @@ def say(text: str) -> None:
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Prints a text as it is: without markup, highlights, and line breaks that a path could not be copied with."""
+    """Prints a text as it is: without markup, highlights or line breaks, which would make paths hard to copy."""
     console.print(printable(text), style=style, soft_wrap=True, markup=False, highlight=False)
 
 
 def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The row of a run in a table of `COLUMNS`. `numbers` are named as in `result.json`; None: the run has none."""
+    """A run's row in a table of `COLUMNS`. `numbers` are named as in `result.json`; None if there are none."""
     if numbers is None:
         return (name, status, *[""] * len(_NUMBERS))
     return (name, status, *(number_cell(numbers.get(key), form) for key, form in _NUMBERS.items()))
 
 
 def number_cell(value: Any, form: str | None = None) -> str:
-    """A number of a table, by default with four significant digits, or one decimal from 1,000 on; `-` where there is
-    none."""
+    """A number in a table, by default with four significant digits, or one decimal from 1,000 on; `-` for None and
+    NaN."""
     if not isinstance(value, (int, float)) or math.isnan(value):
         return "-"
     return format(value, form or (",.1f" if abs(value) >= 1000 else "#.4g"))
@@ -100,9 +100,9 @@ def print_sweep(
     statuses: Mapping[Path, Status] | None = None,
     objective: str = "mean_return",
 ) -> None:
-    """Prints the table of the points (name and run folder) and the sweep's folder: ranked by the `objective`, or where
-    seeds were swept, in their order, with a second table that is ranked. `statuses` are those of run folders without a
-    result; by default "not run"."""
+    """Prints a table of the points (name and run folder) ranked by `objective`, and the sweep folder. If seeds were
+    swept, the first table is not ranked, and a second one ranks the statistics over seeds. `statuses` are those of run
+    folders without a result; by default "not run"."""
     rows: list[tuple[str, str, Mapping[str, Any] | None]] = []
     for name, folder in points:
         try:
@@ -123,9 +123,8 @@ def print_sweep(
 
 
 def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objective: str) -> list[tuple[str, ...]]:
-    """Returns mean and spread of the objective over points that differ in their seeds alone and have completed; empty
-    if no seeds were swept, or no point has an objective.
-    """
+    """Returns the statistics of the objective over completed points that differ only in their seeds; empty if no seeds
+    were swept, or no point has an objective."""
     values: dict[str, list[float]] = {}
     names = [_SEED.sub("", name).strip(",") for name, _, _ in rows]
     if len(set(names)) == len(names):
@@ -143,7 +142,7 @@ def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objec
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, ...]:
-    """Mean, standard deviation, least and most of an objective over the seeds; None where there is none."""
+    """Mean, standard deviation, minimum and maximum of an objective over the seeds; None without values."""
     if not values:
         return (None,) * len(SPREAD)
     return fmean(values), stdev(values) if len(values) > 1 else None, min(values), max(values)
@@ -157,8 +156,8 @@ def rank(value: float | None, objective: str) -> float:
 
 
 def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) -> None:
-    """Prints a table to standard output, without colours and lines where that is no terminal. The first two columns
-    are texts, the second one the status."""
+    """Prints a table to standard output, as plain text if that is not a terminal. The first two columns are texts, the
+    second one the status."""
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console
@@ -174,10 +173,10 @@ def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) ->
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **style: Any) -> Table:
-    """A table of rich.
+    """A rich table.
 
     Args:
-        num_texts: the number of first columns that are texts; the others are numbers.
+        num_texts: how many of the first columns are texts; the others are numbers.
         style: arguments of `rich.table.Table`.
     """
     from rich.table import Table

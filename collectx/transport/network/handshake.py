@@ -36,10 +36,10 @@ _PROOF_BYTES = 32
 # time. So silent peers exhaust neither threads nor descriptors. While others wait, a peer may be silent for less time
 # after the trainer's nonce: a worker answers at once.
 _HANDSHAKE_S = 10.0
-_MOST_HANDSHAKES = 64
+_MAX_HANDSHAKES = 64
 _SILENT_S = 0.25
 # At most this many refusals are reported in this many seconds.
-_MOST_REFUSALS, _REFUSALS_S = 20, 60.0
+_MAX_REFUSALS, _REFUSALS_S = 20, 60.0
 _HELLO_BYTES = 65536
 _CONNECT_S = 3.0
 _PAUSE_S = 0.25
@@ -101,7 +101,7 @@ class Listener:
         self._on_refuse = on_refuse
         self._servers = listening_sockets(endpoint.addresses, endpoint.port, interface)
         self._closed = False
-        self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
+        self._handshakes = threading.Semaphore(_MAX_HANDSHAKES)
         self._lock = threading.Lock()
         # The threads of handshakes that are not over, with their connections.
         self._peers: dict[threading.Thread, socket.socket] = {}
@@ -189,10 +189,10 @@ class Listener:
         with self._lock:
             now_s, num_skipped = time.monotonic(), 0
             if now_s >= self._refused_since_s + _REFUSALS_S:
-                num_skipped = max(0, self._num_refused - _MOST_REFUSALS)
+                num_skipped = max(0, self._num_refused - _MAX_REFUSALS)
                 self._refused_since_s, self._num_refused = now_s, 0
             self._num_refused += 1
-            is_reported = self._num_refused <= _MOST_REFUSALS
+            is_reported = self._num_refused <= _MAX_REFUSALS
         if is_reported:
             others = f" (before, {num_skipped} more were refused)" if num_skipped else ""
             self._on_refuse(plain_address(address), f"{reason}{others}")

@@ -42,7 +42,7 @@ from collectx.transport.network.p2p import TRAINER, Outgoing, PairConfig
 _OPTIONS: dict[str, Any] = {"num_worker_threads": 4, "_transports": ["uv"]}
 _INTERFACE = "TP_SOCKET_IFNAME"
 # torch keeps ids in 16 bits.
-_MOST_IDS = 2**15 - 1
+_MAX_IDS = 2**15 - 1
 # How often a waiting receiver checks that the connection still exists.
 _CHECK_S = 0.05
 
@@ -220,7 +220,7 @@ class _Agent:
     def __init__(self) -> None:
         self.pairs: dict[int, RpcPair] = {}
         self._lock = threading.Lock()
-        self._ids = itertools.cycle(range(1, _MOST_IDS))
+        self._ids = itertools.cycle(range(1, _MAX_IDS))
         self._used: set[int] = set()
         self._agent: Any = None
         self._id = TRAINER

@@ -1,3 +1,3 @@
-"""Central inference (`inference=server`): the server's process, and what workers have in place of a policy. They talk
-by `collectx/transport/inference.py`.
+"""Central inference (`inference=server`): the server's process, and the workers' replacement for a policy. They talk
+through `collectx/transport/inference.py`.
 """

@@ -1,4 +1,4 @@
-"""Stands for a policy that the inference server calls, in workers, which only step envs."""
+"""The stand-in for the policy in workers that only step envs, while the inference server calls the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the requests that the inference server acts for next. Decisions without I/O, in the server's process."""
+"""Chooses the next requests for which the inference server acts. Decisions without I/O, in the server's process."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from typing import Protocol
 
 from collectx.transport.inference import END, ActionRequest
 
-# A worker, and a group of its envs.
+# A worker, and one of its env groups.
 Member = tuple[int, int]
 
 
 class Order(Protocol):
-    """The order in which requests are acted for."""
+    """The order in which the server answers requests."""
 
     def add(self, request: ActionRequest) -> None:
-        """A request has come."""
+        """Records a new request."""
 
     def drop(self, worker: int) -> None:
-        """A worker is gone and not replaced."""
+        """Forgets a worker that is gone and not replaced."""
 
     def take(self) -> Sequence[ActionRequest]:
-        """The requests of the next call of the policy; empty: it waits."""
+        """Returns the requests for the next policy call; empty to wait for more."""
 
     def wait_s(self) -> float | None:
-        """After how many seconds `take` may return requests although none has come; None: never."""
+        """Seconds until `take` may return requests even if no new one arrives; None: never."""
 
 
 class FixedOrder:
-    """Acts for all members that are being stepped, in the order of the workers, whatever the order of their requests.
-    Half of the members take turns with the other half. A batch begins when all members have ended the one before.
+    """Acts for all members in worker order, regardless of the order in which requests arrive. The members form two
+    halves that alternate: one steps while the policy acts for the other. A batch begins when all members have ended the
+    previous one.
 
     Args:
-        members: all of them, in order.
+        members: all members, in order.
     """
 
     def __init__(self, members: Sequence[Member]):
@@ -51,7 +52,7 @@ class FixedOrder:
             if (waiting := half.get((request.worker, request.group))) is None:
                 continue
             if waiting and waiting[-1].incarnation < request.incarnation:
-                # The process is gone. Its place in a batch that it had completed is kept.
+                # The old process is gone. Its END request stays, as it had completed that batch.
                 ended = [each for each in waiting if each.step == END]
                 waiting.clear()
                 waiting.extend(ended)
@@ -82,12 +83,12 @@ class FixedOrder:
 
 
 class ReadyOrder:
-    """Acts for those that wait, in the order in which they came.
+    """Acts for waiting members in the order in which their requests arrived.
 
     Args:
         sizes: the number of envs in each group.
-        min_batch, timeout_s, max_batch: options of the group `inference`. A group is not split: a call has at least
-            one.
+        min_batch, timeout_s, max_batch: options of the config group `inference`. Env groups are not split: a call
+            contains at least one.
     """
 
     def __init__(

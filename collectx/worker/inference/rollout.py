@@ -27,7 +27,7 @@ from collectx.transport.inference import END, InferenceClient
 
 
 def split(num_envs: int, num_groups: int) -> list[slice]:
-    """The rows of each group in a slot."""
+    """The slot rows of each group."""
     bounds = [num_envs * group // num_groups for group in range(num_groups + 1)]
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
@@ -36,14 +36,14 @@ class ServedGroup(Rollout):
     """The rollout of one group, whose policy is called elsewhere. See `Rollout` for the arguments.
 
     Attributes:
-        report: of the last batch of `steps`.
+        report: the report about the last batch of `steps`.
     """
 
     report: SlotReport
 
     def steps(self, views: SlotViews) -> Iterator[None]:
-        """Fills the slot but for the policy's outputs and versions, and yields before each step, until these are
-        written. Run under `torch.inference_mode`."""
+        """Fills the slot except for the policy's outputs and versions. Yields before each step until the server has
+        written these. Run under `torch.inference_mode`."""
         env, num_actions = self._own_env(), len(self._env.spec.action)
         views.terminated[:] = False
         views.truncated[:] = False
@@ -64,10 +64,10 @@ class ServedGroup(Rollout):
 
 
 class ServedRollout:
-    """Has the methods of `Rollout` that a worker calls.
+    """The methods of `Rollout` that a worker calls, for several groups.
 
     Args:
-        groups: the rollout of each group, whose policy is a `ServedActor`, with the rows of the group.
+        groups: the rollout of each group, whose policy is a `ServedActor`, and its slot rows.
         pointer: returns the pointer to the granted weights; see `ActionRequest`.
     """
 
@@ -87,8 +87,8 @@ class ServedRollout:
         return self._num_slots - 1, [rollout.prepare(part) for rollout, part in zip(self._rollouts, parts, strict=True)]
 
     def collect(self, prepared: Any, policy_version: int) -> SlotReport:
-        """See `Rollout.collect`. The server writes the versions. `policy_version` is that of random actions, which are
-        drawn here."""
+        """See `Rollout.collect`. The server writes the versions; `policy_version` is only used for random actions,
+        which are drawn here."""
         slot, views = prepared
         pointer, self._client.wait_s = self._pointer(), 0.0
         if self._rollouts[0].acts_randomly:
@@ -141,7 +141,7 @@ class ServedRollout:
 
     @property
     def group(self) -> Env:
-        """See `Rollout.group`; of a user's envs there is one group only."""
+        """See `Rollout.group`; a user's envs form a single group."""
         return self._rollouts[0].group
 
     def state(self) -> dict[str, Any]:

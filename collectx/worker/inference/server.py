@@ -1,5 +1,5 @@
-"""The inference server (`inference=server`): calls the policy for the envs of all workers of its machine. It reads
-observations in the workers' slots and writes actions there, each with the newest weights.
+"""The inference server (`inference=server`): calls the policy for the envs of all workers on its machine. It reads
+observations from the workers' slots, and writes actions computed with the newest weights.
 
     requests --order--> observations of many slots --one call of the policy--> actions in these slots --> replies
 
@@ -42,7 +42,7 @@ def run_inference_server(
     raised.
 
     Args:
-        specs: its own, and that of one worker's envs.
+        specs: the server's process spec, and the env spec of one worker.
     """
     with reported(link):
         InferenceServer(*specs.open(), link, requests).run()
@@ -52,8 +52,8 @@ class InferenceServer:
     """See the module.
 
     Args:
-        spec: its configuration, and the groups of one worker's envs.
-        env_spec: of one worker's envs, without the states of a recurrent policy.
+        spec: the server's configuration, and the env groups of one worker.
+        env_spec: the spec of one worker's envs, without the states of a recurrent policy.
     """
 
     def __init__(self, spec: ProcessSpec, env_spec: EnvSpec, link: SharedMemoryLink, requests: InferenceEnd):
@@ -79,7 +79,7 @@ class InferenceServer:
         self._order = _order(spec, link.batch.num_workers)
 
     def run(self) -> None:
-        """Acts until the trainer closes the connection, or is gone."""
+        """Acts until the trainer closes the connection or is gone."""
         poll, trainer = select.poll(), self._link.fileno()
         for descriptor in (trainer, self._requests.fileno()):
             poll.register(descriptor, select.POLLIN)
@@ -100,8 +100,8 @@ class InferenceServer:
                     self._act(taken)
 
     def _act(self, requests: Sequence[ActionRequest]) -> None:
-        """Writes the actions for these requests, and the version of the weights."""
-        # With `SlotSpec.grants_name_version`, all of a batch have the same pointer.
+        """Writes the actions for these requests, and the policy version."""
+        # With `SlotSpec.grants_name_version`, all requests of a batch contain the same pointer.
         self._link.pointer = requests[0].pointer
         self._version = self._link.refresh(self._read, self._version)
         places = [(self._slots[each.worker][each.slot], self._rows[each.group], each.step) for each in requests]
@@ -132,7 +132,7 @@ class InferenceServer:
         return self._inferences[num_envs]
 
     def _make_actor(self, num_envs: int) -> Actor:
-        # One call acts for several groups of envs, whose first observations are those of one group.
+        # One call acts for several env groups; the first observations of one group stand for all.
         first = {key: value[:1] for key, value in self._env_spec.example_observation.items()}
         spec = replace(self._env_spec, num_envs=num_envs, example_observation=first)
         device = torch.device(self._spec.policy_device or "cpu")
@@ -143,7 +143,7 @@ class InferenceServer:
         """Replies to a request of the trainer."""
         reply: Any = None
         if request.name == "state":
-            # The form of a worker's; there are no envs.
+            # Like a worker's state, but without envs.
             reply = {"rollout": {}, "generators": save_generators()}
         elif request.name == "load":
             load_generators(request.arguments[0]["generators"])
@@ -158,7 +158,7 @@ class InferenceServer:
 
 
 class _Views:
-    """The tensors of one slot that the policy reads, and the arrays that its outputs are written to."""
+    """The tensors of one slot that the policy reads, and the arrays that receive its outputs."""
 
     def __init__(self, slot: Slot, observed: Sequence[tuple[str, ...]], written: Sequence[tuple[str, ...]]):
         arrays = slot.arrays()

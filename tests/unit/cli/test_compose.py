@@ -4,6 +4,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from composed_overrides import with_choices
 
 from collectx.cli.compose import Composer, compose, typed
 from collectx.cli.sweep import names
@@ -38,12 +39,20 @@ def test_every_choice_of_a_group_has_the_type_of_its_kind(index: int):
     composer = Composer()
     checked = composer.check([f"{group}={name}" for group, name in chosen.items()])
     node = composer.load(checked.overrides)
+    read = with_choices(checked.overrides)
+    assert {**read, "hydra": read.hydra.runtime.choices} == {**node, "hydra": node.hydra.runtime.choices}
     cfg, problems, _ = typed(node, node.hydra)
     # Some choices have keys that the user must set.
     assert [problem for problem in problems if "is not set: set" not in problem] == []
     for group in GROUPS:
         if KINDS[group]:
             assert type(getattr(cfg, group)) is KINDS[group][getattr(cfg, group).kind].schema
+
+
+def test_the_short_run_of_the_tests_is_that_of_hydra():
+    words = ["debug=tiny", "collector=multi_async", "trainer=impala", "env=pong"]
+    read, node = with_choices(words), Composer().load(words)
+    assert {**read, "hydra": None} == {**node, "hydra": None}
 
 
 @pytest.mark.sample(3)

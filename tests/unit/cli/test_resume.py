@@ -77,11 +77,11 @@ def test_a_run_that_is_running_or_queued_is_not_said_to_have_no_checkpoint(stub,
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("seed=1", "seed=1: is 0 in"),
-        ("env.num_envs=4", "env.num_envs=4: is"),
-        ("collector.num_workers=4", "collector.num_workers=4: is 2 in"),
-        ("collector.init_random_frames=2000", "collector.init_random_frames=2000: is null in"),
-        ("trainer=impala", "trainer.kind=impala: is ppo in"),
+        ("seed=1", "you cannot change seed (was 0, now 1) on resume of"),
+        ("env.num_envs=4", "change env.num_envs (was"),
+        ("collector.num_workers=4", "change collector.num_workers (was 2, now 4)"),
+        ("collector.init_random_frames=2000", "change collector.init_random_frames (was null, now 2000)"),
+        ("trainer=impala", "change trainer.kind (was ppo, now impala)"),
         ("trainer.gama=1", "did you mean trainer.gamma?"),
         ("-m", "continues one run"),
         ("run.resume=never", "run.resume=never: resume continues the run in"),
@@ -100,7 +100,7 @@ def test_a_completed_run_is_left_as_it_is_unless_its_end_is_changed(stub, old, c
     files = old("completed")
     words = ["trainer.digest=true", f"hydra.run.dir='{files.path}'", "resume=auto"]
     assert resume.main([str(files.path)]) == run.main(words) == 0
-    assert capsys.readouterr().err.count("the run is completed") == 2
+    assert capsys.readouterr().err.count("already complete") == 2
     assert not stub.calls
     assert not files.hydra.exists()
     assert resume.main([str(files.path), "run.max_batches=5"]) == run.main([*words, "run.max_batches=6"]) == 0
@@ -139,10 +139,7 @@ def test_checkpoints_that_others_can_write_to_are_read_on_request_only(stub, old
     path.chmod(path.stat().st_mode | mode)
     assert run.main([f"hydra.run.dir='{files.path}'", "resume=auto"]) == resume.main([str(files.path)]) == 2
     assert f"{path}: others can write to it" in (err := capsys.readouterr().err)
-    assert (
-        err.count(f"chmod -R go-w {files.checkpoints} if no file was changed, or collectx resume {files.path} --trust.")
-        == 2
-    )
+    assert err.count(f"run chmod -R go-w {files.checkpoints} or collectx resume {files.path} --trust.") == 2
     assert not stub.calls
     assert resume.main([str(files.path), "--trust"]) == 130
 
@@ -177,7 +174,7 @@ def test_a_run_is_reproduced_up_to_where_a_resume_changed_it(stub, old, capsys):
     assert reproduce.main([str(files.path), "hydra.run.dir=new"]) == 0
     cfg = stub.calls[0][0]
     assert (cfg.checkpoint.keep, cfg.trainer.gamma, cfg.run.max_batches) == (5, composed().trainer.gamma, 2)
-    assert f"resumed after 2 batches with trainer.gamma=0.5, which was {cfg.trainer.gamma}: " in capsys.readouterr().err
+    assert f"resumed after 2 batches with trainer.gamma=0.5 (was {cfg.trainer.gamma}): " in capsys.readouterr().err
     # One that applied after the checkpoint is replaced, and the newest one is resumed.
     saved_config.write_snapshot(composed("trainer.digest=true trainer.gamma=0.25"), files, [], 1)
     assert [batches for batches, _ in files.configs] == [0, 1]
@@ -204,7 +201,7 @@ def test_a_run_is_reproduced_beyond_changes_that_have_no_effect(stub, old, capsy
     reproduce.main([str(files.path), "hydra.run.dir=new"])
     cfg = stub.calls[0][0]
     assert (cfg.collector.total_frames, cfg.run.max_batches) == expected
-    is_cut = "after 1 batches with collector.total_frames=9999, which was " in capsys.readouterr().err
+    is_cut = "after 1 batches with collector.total_frames=9999 (was " in capsys.readouterr().err
     assert is_cut == (expected[1] == 1)
 
 

@@ -167,7 +167,7 @@ def test_an_error_without_a_text_is_named(stub, monkeypatch, capsys):
 
     monkeypatch.setattr(run, "call_hydra", fail)
     assert run.main([]) == 2
-    assert " cannot be made: PermissionError: choose" in capsys.readouterr().err
+    assert ": PermissionError. Choose another with" in capsys.readouterr().err
 
 
 @pytest.mark.ci
@@ -251,8 +251,8 @@ def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving,
             "trainer.gamma=interval(0,1): Hydra's basic sweeper cannot",
         ),
         (["-m", "hydra/sweeper=nope"], [], "nope"),
-        (["hydra.run.dir=file/run"], [], "file/run cannot be made"),
-        (["-m", "hydra.sweep.dir=file", "seed=1,2"], [], "file cannot be made"),
+        (["hydra.run.dir=file/run"], [], "cannot create the run folder "),
+        (["-m", "hydra.sweep.dir=file", "seed=1,2"], [], "cannot create the run folder "),
         (["hydra.run.dir=${nowhere}"], [], "nowhere"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_repeated_sweep_continues_points_from_their_checkpoints(queue, capsys)
     assert [path.name for path in first.checkpoints.iterdir()] == ["000000001"]
     assert [JobSpec.read(files).cfg.run.resume for files in (first, second)] == ["auto", "auto"]
     err = capsys.readouterr().err
-    assert f"{second.path} has no checkpoint: the run begins anew" in err
+    assert f"{second.path} contains no checkpoint, so the run starts over" in err
     assert str(first.path) not in err
     queue.states["101_1"] = "CANCELLED"
     assert run.main([*words, "run.overwrite=true"]) == 0
@@ -91,7 +91,7 @@ def test_a_queued_job_is_not_replaced_and_that_is_told(queue, capsys):
     assert run.main(words) == run.main([*words, "run.overwrite=true"]) == 0
     assert queue.states == {"100": "PENDING"}
     folder = Path("run").absolute()
-    told = "run.overwrite=true does not replace a job that has not ended: this is the run of job 100. To replace it: "
+    told = "run.overwrite=true does not replace job 100, which has not ended. To replace it: "
     assert f"{told}collectx cancel {folder}, then this command again" in capsys.readouterr().err
 
 

@@ -70,7 +70,7 @@ def test_workers_whose_jobs_wait_are_told_with_slurms_reason(queue, tmp_path, ca
     assert word == "running"
     assert f"{tmp_path.name}: worker 2, 1: PENDING (Resources: what it asks for is in use) on n1\n" in text
     queue.error = "Unable to contact slurm controller"
-    assert f"whether its workers' jobs wait is not known: {queue.error}" in said(capsys, files)[1]
+    assert f"collectx cannot tell whether worker jobs wait: {queue.error}" in said(capsys, files)[1]
 
 
 def test_a_damaged_run_does_not_keep_the_others_of_its_sweep_from_being_told(tmp_path, capsys):

@@ -80,7 +80,7 @@ def test_gpus_are_counted_among_those_that_the_host_of_a_worker_sees(monkeypatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
     set_visible_device(None)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,3"
-    with pytest.raises(RendezvousError, match=r"is to see cuda:2, and its host gives it CUDA_VISIBLE_DEVICES=5,3"):
+    with pytest.raises(RendezvousError, match=r"should see cuda:2, but its host provides CUDA_VISIBLE_DEVICES=5,3"):
         set_visible_device("cuda:2")
     set_visible_device("cuda:1")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"

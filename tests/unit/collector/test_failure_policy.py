@@ -15,14 +15,22 @@ DIED, ENDED = WorkerDied, JobEnded
     [
         ("raise", DIED, 0, 3, 0, Action.END_RUN, ""),
         ("restart", DIED, 0, 3, 2, Action.RESTART, ""),
-        ("restart", DIED, 0, 3, 3, Action.END_RUN, "worker 5 was not restarted: collector.max_restarts=3"),
+        (
+            "restart",
+            DIED,
+            0,
+            3,
+            3,
+            Action.END_RUN,
+            "worker 5 was not restarted: the run used all 3 restarts (collector.max_restarts",
+        ),
         ("drop", DIED, 0, 2, 0, Action.DROP, ""),
         ("drop", DIED, 0, 1, 0, Action.END_RUN, "1 workers would be left, and collector.min_workers=2"),
         # A job that its scheduler has ended is no failure, for so many times; its restarts are counted apart.
         ("raise", ENDED, 1, 3, 0, Action.REQUEUE, ""),
         ("restart", ENDED, 1, 3, 3, Action.REQUEUE, ""),
-        ("raise", ENDED, 2, 3, 0, Action.END_RUN, "worker 5 was submitted launcher.max_requeues=2 times again"),
-        ("restart", ENDED, 2, 3, 0, Action.RESTART, "launcher.max_requeues=2"),
+        ("raise", ENDED, 2, 3, 0, Action.END_RUN, "worker 5 was already requeued 2 times (launcher.max_requeues)"),
+        ("restart", ENDED, 2, 3, 0, Action.RESTART, "requeued 2 times (launcher.max_requeues)"),
     ],
 )
 def test_what_follows_the_loss_of_a_worker(mode, error, num_requeues, num_others, num_restarts, action, note):

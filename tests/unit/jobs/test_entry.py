@@ -78,3 +78,21 @@ def test_a_signal_after_the_result_of_a_job_is_without_effect(within, folder):
     entry._end_without_result(folder, signal.SIGUSR1)
     assert killed == [(os.getpid(), signal.SIGUSR1)]
     signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("gone", ["the trainer", "its node"])
+def test_the_task_of_an_ended_worker_lasts_as_long_as_the_trainer(within, monkeypatch, folder, gone):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    folder.jobs.mkdir(exist_ok=True)
+    node, waits = folder.node_note("7"), []
+    node.parent.mkdir(exist_ok=True)
+    node.write_text("n1")
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            (folder.jobs / "exit_status.7").touch() if gone == "the trainer" else node.unlink()
+
+    within(entry, "time", sleep=sleep)
+    entry._wait_for_trainer(composed("launcher=slurm"), folder)
+    assert len(waits) == 3

@@ -57,7 +57,7 @@ def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part, mon
     folder.log("job").write_text("Killed\n")
     forgotten = status_of_job(folder, "7", {})
     assert forgotten.status == "failed"
-    assert re.match(r"SLURM knows no job 7 any more(?s:.*)job.log ends:\n  Killed", forgotten.detail)
+    assert re.match(r"SLURM no longer knows job 7(?s:.*)job.log ends:\n  Killed", forgotten.detail)
 
 
 def test_a_job_that_waits_because_a_node_was_lost_says_so(folder):
@@ -86,7 +86,7 @@ def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
 
 def test_the_clock_of_another_host_may_be_ahead(folder):
     folder.metrics.write_text("{}\n")
-    for ahead_s, text in ((-90, "last batch 9"), (3600, "last batch came is not known (the clock of its host is 3")):
+    for ahead_s, text in ((-90, "last batch 9"), (3600, "time of the last batch unknown (the clock of its host is 3")):
         os.utime(folder.metrics, (time.time() + ahead_s,) * 2)
         assert text in status_of_job(folder, "7", LauncherError("SLURM does not answer")).detail
 

@@ -94,6 +94,6 @@ def test_an_interruption_before_jobs_are_followed_leaves_no_job(queue, monkeypat
 def test_a_run_folder_that_cannot_be_made_is_refused_before_its_job(queue):
     Path("point1", "logs").parent.mkdir()
     Path("point1", "logs").touch()
-    with pytest.raises(ConfigError, match=r"point1 cannot be made: .*hydra.sweep.dir"):
+    with pytest.raises(ConfigError, match=r"cannot create the .*point1: .*hydra.sweep.dir"):
         start("", "collector.num_workers=1")
     assert set(queue.states.values()) <= {"CANCELLED", "COMPLETED"}

@@ -91,7 +91,7 @@ def test_a_terminal_shows_the_queue_then_the_progress(queue, monkeypatch, capsys
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("").results] == ["completed"]
     out = capsys.readouterr().out
-    parts = ["job 100 is in the queue for 0:00", "321" if batches else "waiting for the first batch", "completed"]
+    parts = ["job 100 has been in the queue for 0:00", "321" if batches else "waiting for the first batch", "completed"]
     assert [out.find(part) for part in parts] == sorted(out.find(part) for part in parts)
     assert min(out.find(part) for part in parts) >= 0
 
@@ -110,7 +110,8 @@ def test_an_old_result_of_a_requeued_job_is_no_reason_to_ask_at_every_refresh(qu
     squeue = queue.squeue
     monkeypatch.setattr(queue, "squeue", lambda command: asked.append(command) or squeue(command))
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_on))
-    monkeypatch.setattr(watcher, "_MIN_QUERY_S", 3600.0)
+    for name in ("_MIN_QUERY_S", "_MAX_QUERY_S"):
+        monkeypatch.setattr(watcher, name, 3600.0)
     queue.is_held = True
     assert [ended.status for ended in start("launcher.requeue=true").results] == ["completed"]
     assert len(asked) == 3

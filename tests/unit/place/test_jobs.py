@@ -80,10 +80,10 @@ def is_readable(descriptor):
 
 def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements(workers, wait_until):
     first, *others = workers.start_all()
-    assert [handle.id for handle in (first, *others)] == ["1_0", "1_1", "1_2"]
-    assert workers.lines == ["workers are submitted: job 1_0 to 1_2"]
+    assert [handle.text.partition(":")[0] for handle in (first, *others)] == ["job 1_0", "job 1_1", "job 1_2"]
+    assert workers.lines[0] == "workers are submitted: job 1_0 to 1_2"
     other = workers.start(1, NOTHING, 1)
-    wait_until(lambda: other.id == "2_1", what="the replacement is submitted")
+    wait_until(lambda: "job 2_1: " in other.text, what="the replacement is submitted")
     assert workers.scheduler.submitted == [[0, 1, 2], [1]]
     assert workers.describe(1, other).startswith("worker 1 (job 2_1: ")
     assert workers.describe(0, first).startswith("worker 0 (job 1_0: ")
@@ -106,7 +106,7 @@ def test_the_end_of_a_job_makes_its_sentinel_readable_and_is_described(workers, 
     if log is not None:
         path.write_text(log)
     workers.become(1, RUNNING)
-    wait_until(lambda: second.state == RUNNING)
+    wait_until(lambda: "RUNNING" in second.text)
     assert first.exitcode is None
     assert not is_readable(first.sentinel)
     workers.become(0, end)
@@ -121,7 +121,7 @@ def test_a_terminated_job_is_cancelled_at_once_in_the_queue_and_later_when_it_ru
     waiting, running, kept = workers.start_all()
     for worker in (1, 2):
         workers.become(worker, RUNNING)
-    wait_until(lambda: running.state == kept.state == RUNNING)
+    wait_until(lambda: "RUNNING" in running.text and "RUNNING" in kept.text)
     for handle in (waiting, running):
         handle.terminate()
         handle.kill()
@@ -135,7 +135,7 @@ def test_closing_waits_for_jobs_that_end_by_themselves(tmp_path, wait_until):
     with closing(Jobs(tmp_path, grace_s=60.0)) as workers:
         running, *waiting = workers.start_all()
         workers.become(0, RUNNING)
-        wait_until(lambda: running.state == RUNNING)
+        wait_until(lambda: "RUNNING" in running.text)
         cancel = workers.scheduler.cancel
 
         def cancelled(ids):
@@ -159,7 +159,7 @@ def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried
     assert handle.exitcode is None
     assert f"NOT SUBMITTED ({refusal})" in workers.describe(0, handle)
     workers.scheduler.refusal = None
-    wait_until(lambda: handle.id is not None, what="it is submitted in the end")
+    wait_until(lambda: "job 2_0: " in handle.text, what="it is submitted in the end")
     assert workers.lines.count(refusal) == 1
 
 
@@ -173,7 +173,7 @@ def test_a_scheduler_that_does_not_answer_or_not_as_it_should_is_no_dead_worker(
     assert handle.exitcode is None
     workers.scheduler.trouble = None
     workers.become(0, RUNNING)
-    wait_until(lambda: handle.state == RUNNING)
+    wait_until(lambda: "RUNNING" in handle.text)
 
 
 @pytest.mark.parametrize(("word", "kind"), [("PREEMPTED", JobEnded), ("FAILED", WorkerDied)])

@@ -8,8 +8,8 @@ from composed_overrides import composed
 
 from collectx.config.registry import from_dict
 from collectx.errors import ConfigError
-from collectx.library.submitit import slurm_resources
 from collectx.place.slurm.script import script
+from collectx.place.slurm.submitit import slurm_resources
 
 
 def options_of(text):

@@ -97,8 +97,8 @@ WAITING, WORKING = (1.0, 1.0, 8.0, 0.0), (9.0, 0.0, 1.0, 0.0)
 @pytest.mark.parametrize(
     ("waited_s", "timings", "share", "words"),
     [
-        (1.0, WAITING, 90, "workers wait for the trainer 80%"),
-        (8.0, WORKING, 20, "the trainer waits for the workers 80%"),
+        (1.0, WAITING, 90, "bottleneck: trainer (workers idle 80%)"),
+        (8.0, WORKING, 20, "bottleneck: workers (trainer idle 80%)"),
         (5.0, WORKING, 50, None),  # no side dominates
         (5.0, WAITING, 50, None),  # the workers wait for each other
     ],
@@ -111,7 +111,7 @@ def test_the_trainers_share_of_the_time_and_which_side_waits(delivery, waited_s,
         statistics.add(replace(batch, waited_s=waited_s if index else 100.0), 10.0 * index)
     for text in drawn(statistics, 30.0):
         assert re.search(rf"trainer .*\b{share}%", text)
-        assert ("wait for" in text or "waits for" in text) == (words is not None)
+        assert ("bottleneck" in text) == (words is not None)
         assert (words or "") in text
 
 

@@ -45,7 +45,7 @@ def test_it_is_reproducible_and_greedy_by_default(run, evaluate):
     assert status == 0
     low, high = first["interval"]
     assert low <= first["mean_return"] <= high
-    assert f"mean return {first['mean_return']:.6g} (95 % interval {low:.6g} to {high:.6g}) of 4 episodes" in text
+    assert f"mean return {first['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g}) of 4 episodes" in text
     assert (len(first["returns"]), first["returns"]) == (4, first["lengths"])
     assert evaluate(folder, "episodes=4")[2] == first
     one = evaluate(folder, "exploration_type=random", "eval.episodes=4")[2]

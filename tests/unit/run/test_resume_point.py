@@ -73,7 +73,8 @@ def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys
     assert resume.main([str(ended.path), option]) == 2
     number, what = (5, "batches") if "max" in option else (100, "frames")
     assert (
-        f"{option}: {ended.checkpoints}/000000005 has {number} {what} already: choose more." in capsys.readouterr().err
+        f"{option}: {ended.checkpoints}/000000005 already contains {number} {what}. Choose more."
+        in capsys.readouterr().err
     )
     assert {path: path.stat().st_mtime_ns for path in ended.checkpoints.iterdir()} == before
 
@@ -105,4 +106,4 @@ def test_missing_lines_are_noticed_by_the_command(cfg, ended, capsys, monkeypatc
     ended.metrics.write_bytes(b"".join(lines))
     assert command([str(ended.path)] + ["run.max_batches=6"] * (command is resume.main)) == 2
     said = capsys.readouterr().err
-    assert f"{ended.metrics}: line {line + 1} is of batch {line + 1}, not {line}: lines are missing" in said
+    assert f"{ended.metrics}: line {line + 1} belongs to batch {line + 1}, not {line}: lines are missing" in said

@@ -37,7 +37,7 @@ def test_over_seeds_mean_and_spread_are_ranked(tmp_path, capsys):
     values = {"a=1,seed=0": 1.0, "a=1,seed=1": 3.0, "a=2,seed=0": 10.0, "a=2,seed=1": None, "a=3,seed=0": None}
     print_sweep(tmp_path, points(tmp_path, **values, **{"a=3,seed=1": None}))
     *_, head, first, second, third = rows(capsys.readouterr().out)
-    assert head == ["point", "seeds", "mean_return", "std", "least", "most"]
+    assert head == ["point", "seeds", "mean_return", "std", "min", "max"]
     assert first == ["a=2", "1", "10.00", "-", "10.00", "10.00"]
     assert second == ["a=1", "2", "2.000", "1.414", "1.000", "3.000"]
     assert third == ["a=3", "0", "-", "-", "-", "-"]

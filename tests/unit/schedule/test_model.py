@@ -347,7 +347,7 @@ _MODELS = {
 _FAST = ("sync", "overlap", "async", "lag-1-all-late", "lag-2", "replay")
 
 
-@pytest.mark.parametrize("depth", [7, pytest.param(12, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("depth", [6, pytest.param(12, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=[] if each in _FAST else pytest.mark.ci) for each in _MODELS]
 )

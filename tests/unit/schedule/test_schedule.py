@@ -146,6 +146,16 @@ def test_a_worker_that_joins_an_async_run_again_is_not_granted_its_full_slots():
     assert list(schedule.released(parts)) == [(0, 1)]
 
 
+@pytest.mark.parametrize(("restored", "granted"), [(0, [(0, 1)]), (1, [(0, 0), (0, 1)])])
+def test_a_restored_batch_takes_a_slot_of_its_own_worker_when_that_joins_again(restored, granted):
+    schedule = AsyncSchedule(2, 2, None)
+    schedule.dropped(0)
+    schedule.dropped(1)
+    schedule.restore((arrival(restored, -1),))
+    schedule.joined(0)
+    assert list(schedule.batch_awaited()) == granted
+
+
 def test_a_worker_that_joins_a_sync_run_takes_part_from_the_next_batch_on():
     schedule = SyncSchedule(0)
     assert schedule.next_batch() is None

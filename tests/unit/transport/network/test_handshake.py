@@ -145,7 +145,7 @@ JSON = st.one_of(VALUES, st.dictionaries(st.sampled_from(["worker", "host"]), VA
 
 
 def test_nonsense_is_refused_before_and_after_the_proof(wait_until, monkeypatch):
-    monkeypatch.setattr(handshake, "_MOST_REFUSALS", 1000)
+    monkeypatch.setattr(handshake, "_MAX_REFUSALS", 1000)
     reasons = []
     known = "it closed the connection|it does not know the secret|it knows the secret, but|worker .* is not expected"
     with Toys("gloo", batch_spec(1), events=lambda name, address, reason: reasons.append(reason)) as toys:
@@ -178,9 +178,9 @@ def test_strangers_hold_few_threads_for_a_short_time_and_do_not_fill_the_log(lis
         finally:
             proving.discard(peer)
 
-    for name, value in {"_prove_to_worker": counted, "_HANDSHAKE_S": 1.0, "_MOST_HANDSHAKES": 3}.items():
+    for name, value in {"_prove_to_worker": counted, "_HANDSHAKE_S": 1.0, "_MAX_HANDSHAKES": 3}.items():
         monkeypatch.setattr(handshake, name, value)
-    monkeypatch.setattr(handshake, "_MOST_REFUSALS", 4)
+    monkeypatch.setattr(handshake, "_MAX_REFUSALS", 4)
     listener = listen()
     with contextlib.ExitStack() as stack:
         place = "127.0.0.1", listener.endpoint.port
@@ -201,7 +201,7 @@ def test_many_silent_strangers_keep_no_worker_out(listen, monkeypatch):
     listener = listen()
     place = "127.0.0.1", listener.endpoint.port
     with contextlib.ExitStack() as stack:
-        for _ in range(4 * handshake._MOST_HANDSHAKES):
+        for _ in range(4 * handshake._MAX_HANDSHAKES):
             peer = stack.enter_context(socket.socket())
             peer.setblocking(False)
             peer.connect_ex(place)

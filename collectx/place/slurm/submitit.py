@@ -1,4 +1,4 @@
-"""submitit's parameters of SLURM jobs, as the launcher's configuration."""
+"""Translates submitit's parameters of SLURM jobs into the launcher's configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.errors import ConfigError
 
-# submitit's parameters about how it starts and watches jobs.
+# Parameters about how submitit starts and watches jobs.
 _UNSUPPORTED = (
     "array_parallelism",
     "nodes",
@@ -22,11 +22,11 @@ _UNSUPPORTED = (
 
 
 def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
-    """The launcher configuration of parameters of submitit's `AutoExecutor` (see `DistributedCollector`), which
-    submitit checks and translates.
+    """Returns the launcher configuration for parameters of submitit's `AutoExecutor` (see `DistributedCollector`).
+    submitit itself checks them.
 
     Raises:
-        ConfigError: submitit does not know a parameter, or it is one that `collectx` decides.
+        ConfigError: submitit does not know a parameter, or collectx sets it itself.
     """
     requested = _translated(slurm_kwargs)
     wrong = [
@@ -56,7 +56,7 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
 
 
 def _translated(slurm_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The parameters under sbatch's names, with `_` for `-`, without those that are None."""
+    """Returns the parameters that are not None by sbatch's names, with `_` for `-`."""
     if not slurm_kwargs:
         return {}
     import submitit

@@ -1,0 +1,136 @@
+"""Workers whose jobs are submitted together with their trainer's job (`collectx.submitit_delayed_launcher`), for
+clusters where a job cannot submit jobs.
+
+    python script.py                `submit_and_follow`: submits all jobs and follows the first
+      job: python script.py         `presubmitted_workers`: the script's collector writes `jobs/task.json`
+      jobs: one per worker          `entry.py --wait`: these wait for that file, and join
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collectx.config.schema.launcher import SubmititLauncherConfig
+from collectx.config.schema.run import RunConfig
+from collectx.errors import LauncherError
+from collectx.jobs.rendezvous import JobSpec, announce_trainer
+from collectx.jobs.submitted_workers import worker_command
+from collectx.place.launcher import Launcher
+from collectx.place.slurm import commands
+from collectx.place.slurm.array import JobArray
+from collectx.run.folder.layout import RunFolder
+from collectx.user_objects import UserObjects
+
+_VARIABLE = "COLLECTX_PRESUBMITTED_JOBS"
+_MIN_PAUSE_S = 1.0
+_MAX_PAUSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class PresubmittedJobs:
+    """Describes the submitted worker jobs to the trainer's job, in an environment variable.
+
+    Attributes:
+        folder: the run folder in which the workers wait for `jobs/task.json`.
+        backend, tcp_port: as passed to `submitit_delayed_launcher`.
+        queue_timeout_s: how long workers and trainer wait for each other.
+    """
+
+    folder: str
+    num_workers: int
+    backend: str
+    tcp_port: int | None
+    queue_timeout_s: float
+
+    def as_environment(self) -> tuple[str, str]:
+        """Returns name and value of the environment variable."""
+        return _VARIABLE, json.dumps(vars(self))
+
+    @classmethod
+    def from_environment(cls) -> PresubmittedJobs | None:
+        """Reads the environment variable of this process; None if it is not set."""
+        text = os.environ.get(_VARIABLE)
+        return None if text is None else cls(**json.loads(text))
+
+    def files(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+
+def presubmitted_workers(cfg: RunConfig, jobs: PresubmittedJobs, objects: Sequence[UserObjects]) -> Launcher:
+    """Writes `jobs/task.json` for the waiting workers; returns their launcher, which replaces no worker. `objects` as
+    for `submitted_workers`."""
+    files, token = jobs.files(), secrets.token_hex(8)
+    JobSpec(cfg, token=token).write(files, objects)
+    return Launcher(
+        files.worker_log,
+        lambda endpoint: announce_trainer(files, endpoint, token),
+        ("queue_timeout_s", jobs.queue_timeout_s),
+    )
+
+
+def submit_and_follow(
+    files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
+) -> None:
+    """Submits the trainer's job, which runs this process's script, and the worker jobs. Copies the trainer's output to
+    standard output, and returns when its job has completed. Cancels all jobs at the end.
+
+    Args:
+        trainer, workers: resources of the jobs.
+
+    Raises:
+        LauncherError: SLURM refused a job; or the trainer's job failed, or a worker's before any worker had joined.
+    """
+    files.begin()
+    files.jobs.mkdir(exist_ok=True)
+    script = files.jobs / "trainer.sh"
+    script.write_text(_script(trainer, files, presubmitted))
+    command = worker_command(files, wait_s=presubmitted.queue_timeout_s)
+    array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
+    jobs: list[str] = []
+    try:
+        jobs.append(commands.submit(script))
+        jobs += array.submit(range(presubmitted.num_workers)).values()
+        print(f"collectx: job {jobs[0]}, its workers {', '.join(jobs[1:])}; log: {files.log('trainer')}", flush=True)
+        _follow(jobs, files)
+    finally:
+        if jobs:
+            commands.cancel(jobs)
+
+
+def _script(resources: SubmititLauncherConfig, files: RunFolder, presubmitted: PresubmittedJobs) -> str:
+    log = str(files.log("trainer")).replace("%", "%%")
+    header = commands.header(resources, job_name="collectx", output=log, open_mode="append", ntasks=1, no_requeue=True)
+    name, value = presubmitted.as_environment()
+    body = commands.body(resources, [sys.executable, "-u", *sys.orig_argv[1:]])
+    return "\n".join(["#!/bin/bash", *header, f"export {name}={shlex.quote(value)}", *body, ""])
+
+
+def _follow(jobs: Sequence[str], files: RunFolder) -> None:
+    """Copies the trainer's log to standard output until the trainer's job, the first one, ends."""
+    num_printed, pause_s = 0, _MIN_PAUSE_S
+    gone = commands.JobState("GONE", True, True)
+    while True:
+        states = commands.states(jobs)
+        trainer, *others = [states.get(job, gone) for job in jobs]
+        text = files.log("trainer").read_bytes() if files.log("trainer").exists() else b""
+        print(text[num_printed:].decode(errors="replace"), end="", flush=True)
+        pause_s = _MIN_PAUSE_S if len(text) > num_printed else min(1.5 * pause_s, _MAX_PAUSE_S)
+        num_printed = len(text)
+        if trainer.is_over:
+            if trainer.word != "COMPLETED":
+                raise LauncherError(f"job {jobs[0]} of the trainer: {trainer}; log: {files.log('trainer')}")
+            return
+        # Once a worker has joined, the trainer handles lost workers.
+        has_joined = any(event["event"] == "worker_joined" for event in files.read_events())
+        for index, state in enumerate(others):
+            if state.is_over and state.word != "COMPLETED" and not has_joined:
+                log = files.worker_log(index)
+                raise LauncherError(f"job {jobs[1 + index]} of worker {index}: {state}; log: {log}")
+        time.sleep(pause_s)

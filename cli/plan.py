@@ -15,8 +15,8 @@ from collectx.run.terminal import printing
 
 _USAGE = """\
 collectx plan [overrides] [-m] [flags]: shows what `collectx run` with the same arguments would do, and starts nothing:
-processes, cores, memory, bytes per batch, files, and what SLURM is asked for; with -m the totals over all points. One
-env is made in this process, and closed, to read its spaces.
+processes, cores, memory, bytes per batch, time, files, and what SLURM is asked for; with -m the totals over all points.
+One env is made in this process to read its spaces, stepped for a moment, and closed.
 
   --json   as JSON, sizes in bytes
 

@@ -1,7 +1,7 @@
 """Plans of runs (`collectx plan`): their processes, memory, messages, files and requested resources. Starts no run.
 
-Makes one env in this process to read its spaces, as `collectx run` does before it starts workers. A plan is plain data,
-by sections; keys that end in `_bytes` are bytes.
+Makes one env in this process to read its spaces, as `collectx run` does before it starts workers, and steps it for a
+moment. A plan is plain data, by sections; keys that end in `_bytes` are bytes, in `_s` seconds.
 
 Not counted: interpreters and libraries, the envs themselves, and the memory that a learning trainer needs besides its
 copy of the weights (gradients, optimizer state, activations).
@@ -13,27 +13,32 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from collectx import collector, env, policy, trainer
-from collectx.batch import to_tensordict
+from collectx.batch import REWARD, as_array, to_tensordict
 from collectx.config.derived import num_workers_of
 from collectx.config.schema.launcher import SlurmLauncherConfig, SlurmResources, SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
-from collectx.env.base import EnvSpec
+from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
 from collectx.jobs.status import NamedRun
 from collectx.jobs.submit import arrays, script_text, with_requeue
 from collectx.place import place_of
 from collectx.place.slurm.array import worker_header
 from collectx.place.slurm.commands import largest_array
+from collectx.rollout.inference import RandomInference
 from collectx.run import RunFolder, cores
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
 
 Section = dict[str, Any]
+# For how long an env is stepped, and how often, beside a first step.
+_STEPPING_S, _MAX_STEPS = 0.2, 200
 
 
 def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, Any]:
@@ -48,7 +53,7 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
     Raises:
         ConfigError, SpaceError, ShapeError: as `collectx run` with these configurations.
     """
-    specs: dict[str, EnvSpec] = {}
+    specs: dict[str, tuple[EnvSpec, float | None]] = {}
     plans: list[dict[str, Any]] = [{"name": run.name, **_plan(run, specs)} for run in runs]
     scripts = _scripts(runs)
     launcher = runs[0].cfg.launcher
@@ -64,11 +69,15 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
     return {"runs": plans, "slurm": scripts, "totals": totals}
 
 
-def _plan(run: NamedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
+def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict[str, Section]:
     cfg = run.cfg
     is_users = policy.is_user_policy(cfg.policy)
     key = f"{asdict(cfg.env)} {is_users}"
-    spec = specs[key] = specs.get(key) or env.read_spec(cfg.env, is_users)
+    if key not in specs:
+        seconds: list[float | None] = []
+        spec = env.read_spec(cfg.env, is_users, lambda group: seconds.append(step_s(group)))
+        specs[key] = spec, seconds[0]
+    spec, one_step_s = specs[key]
     module = policy.build(cfg.policy, spec, cfg.seed)
     batch = collector.batch_of(cfg, module, spec)
     replay_nbytes = 0
@@ -87,6 +96,7 @@ def _plan(run: NamedRun, specs: dict[str, EnvSpec]) -> dict[str, Section]:
         "cores": _cores(cfg),
         "memory": memory,
         "traffic": traffic,
+        "time": _time(cfg, batch, traffic, one_step_s),
         "files": _files(cfg, run.folder, traffic, batch.weights_nbytes, replay_nbytes),
     }
 
@@ -149,6 +159,47 @@ def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
         # Async workers skip versions that are published faster than they are sent.
         "network_to_the_workers_per_version_bytes": batch.num_workers * batch.weights_nbytes * is_network,
         "schedule": options.schedule,
+    }
+
+
+def step_s(group: Env) -> float | None:
+    """Seconds per step and env, with random actions and without the first step, in which much is loaded. Blocks for two
+    steps, or a moment. None: of tensors on a device, for which it would have to wait."""
+    spec, size = group.spec, group.spec.num_envs
+    if spec.device is not None:
+        return None
+    first = first_observations(group, [1] * size)
+    carry = [as_array(tensor) for tensor in first.values()]
+    rewards = () if spec.next_only_leaves == (REWARD,) else spec.next_only_leaves
+    action, others = (
+        [as_array(torch.zeros((size, *leaf.shape), dtype=leaf.dtype)) for leaf in leaves]
+        for leaves in (spec.action, rewards)
+    )
+    infer, took_s = RandomInference(spec, spec.action), list[float]()
+    while len(took_s) <= _MAX_STEPS and (len(took_s) < 2 or sum(took_s[1:]) < _STEPPING_S):
+        infer([], action)
+        terminated, truncated = np.zeros((2, size), np.bool_)
+        out = StepArrays(carry, np.zeros(size, np.float32), terminated, truncated, np.ones(size, np.bool_), others)
+        began_s = perf_counter()
+        if group.step(action, out) and not spec.ragged:
+            group.restart(terminated | truncated, carry)
+        took_s.append(perf_counter() - began_s)
+    return sum(took_s[1:]) / len(took_s[1:]) / size
+
+
+def _time(cfg: RunConfig, batch: SlotSpec, traffic: Section, one_step_s: float | None) -> Section:
+    """As long as the envs take, that is without policy, trainer, network, and workers that wait for a core."""
+    if one_step_s is None:
+        return {"batch_s": None}
+    inner = cfg.collector.num_workers_per_collector
+    envs = max(1, batch.rows // inner)
+    step, part_s = envs * one_step_s, batch.steps * envs * one_step_s
+    workers = 1 if batch.stacked else batch.num_workers
+    num_batches = traffic["batches"]
+    return {
+        "step_of_a_worker_s": step,
+        "part_of_a_worker_s": part_s,
+        "all_batches_s": None if num_batches is None else num_batches * part_s / workers,
     }
 
 
@@ -218,7 +269,9 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
 def _section(title: str, values: Section) -> Iterator[str]:
     yield title
     shown = {
-        key.removesuffix("_bytes").replace("_", " "): _shown(key, value) for key, value in values.items() if value != 0
+        key.removesuffix("_bytes").removesuffix("_s").replace("_", " "): _shown(key, value)
+        for key, value in values.items()
+        if value != 0
     }
     width = max(map(len, shown))
     yield from (f"  {name:{width}}  {value}" for name, value in shown.items())
@@ -227,6 +280,9 @@ def _section(title: str, values: Section) -> Iterator[str]:
 def _shown(key: str, value: Any) -> str:
     if value is None:
         return "unknown"
+    if key.endswith("_s"):
+        unit_s, name = next(each for each in ((3600.0, "h"), (1.0, "s"), (0.0, "ms")) if value >= each[0])
+        return f"{value / (unit_s or 1e-3):,.3g} {name}"
     return _size(value) if key.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -28,6 +28,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from collectx import progress
 from collectx.batch import REWARD, Key, Leaf, as_array
 
 
@@ -182,6 +183,7 @@ def first_observations(env: Env, seeds: Sequence[int]) -> dict[Key, torch.Tensor
     }
     out: Sequence[Any] = [*first.values()]
     env.reset(seeds, out if spec.device is not None else [as_array(value) for value in out])
+    progress.one_more()
     return first
 
 

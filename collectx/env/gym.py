@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from numpy import ndarray
 
+from collectx import progress
 from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import env_factory, explain_errors
@@ -57,6 +58,7 @@ class GymEnv(Env):
         with closed_on_error(self):
             for env in envs:
                 self.user_envs.append(env)
+                progress.one_more()
             first = self.user_envs[0]
             self._observation = ObservationLeaves(first.observation_space, exclude_keys, info_keys)
             action = SpaceLeaves(first.action_space, ("action",))
@@ -118,6 +120,7 @@ class GymEnv(Env):
         result = None
         try:
             result = self.user_envs[e].reset(seed=seed)
+            progress.one_more()
             write_env(self._leaves, out, e, self._values(*result))
         except Exception as error:
             where = f"env {e} of this group of {self.spec.num_envs}"

@@ -137,6 +137,7 @@ def open_workers(
         options.close_timeout_s,
         launcher.describe,
         launcher.join_timeout,
+        num_steps=batch.steps,
     )
     if place.shares_memory:
         return _sharing_memory(launcher, batch, specs, env_spec, supervisor)

@@ -25,11 +25,13 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from collectx import progress
 from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot, as_array
 from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
 from collectx.errors import NotRestorable, ShapeError
 from collectx.policy.base import Actor
 from collectx.policy.random import RandomActor
+from collectx.progress import STEPS
 from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.inference import Inference, RandomInference, make_inference, refreshing
@@ -221,7 +223,7 @@ class Rollout:
         """Writes observations, policy outputs, rewards and ends of a batch. Returns the number of steps, and the
         seconds spent in envs and policy. Leaves the observations after the last step in `_carry`."""
         env, stop, ends_early = self._own_env(), self._stop, self._ends_early
-        num_actions = len(env.spec.action)
+        counts, num_actions = progress.counts, len(env.spec.action)
         observations = self._observations_by_step(views)
         env_s = policy_s = 0.0
         step, last = 0, views.steps - 1
@@ -231,6 +233,7 @@ class Rollout:
                     following = observations[step + 1]
                     if stop[0]:
                         raise RolloutStopped
+                    counts[STEPS] = step
                     started = perf_counter()
                     infer(seen, written)
                     acted = perf_counter()
@@ -256,6 +259,7 @@ class Rollout:
         if self._random is not None:
             self._random.reset()
         self._own_env().reset(seeds, self._carry)
+        progress.one_more()
         self._episodes.abandon()
 
     def restart(self, chosen: np.ndarray) -> None:

@@ -20,9 +20,11 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from collectx import progress
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.errors import ShapeError
+from collectx.progress import STEPS
 from collectx.rollout.inference import Inference
 from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_step
 
@@ -38,7 +40,7 @@ class OneEnvRollout(Rollout):
 
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
         env, stop, ends_early, carry = self._own_env(), self._stop, self._ends_early, self._carry
-        num_actions = len(env.spec.action)
+        counts, num_actions = progress.counts, len(env.spec.action)
         next_only = [np.zeros_like(array[0]) for array in views.next_only]
         terminated, truncated = np.zeros((2, 1), np.bool_)
         out = StepArrays(carry, np.zeros(1, np.float32), terminated, truncated, np.ones(1, np.bool_), next_only)
@@ -52,6 +54,7 @@ class OneEnvRollout(Rollout):
                 for step, (seen, written) in enumerate(zip(*views.policy_arrays(), strict=True)):
                     if stop[0]:
                         raise RolloutStopped
+                    counts[STEPS] = step
                     started = perf_counter()
                     for array, value in observed:
                         array[step] = value

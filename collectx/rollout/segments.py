@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from collectx import progress
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array, as_tensor
 from collectx.env.base import EnvSpec, StepArrays
 from collectx.errors import ShapeError
 from collectx.policy.base import Actor
+from collectx.progress import STEPS
 from collectx.rollout.loop import Rollout, RolloutStopped, raise_at_step
 from collectx.rollout.one_env import OneEnvRollout, is_possible
 from collectx.rollout.tensors import TensorRollout
@@ -91,7 +93,7 @@ class RaggedRollout(Rollout):
         env_s = policy_s = 0.0
         env, infer = self._own_env(), self._next_inference()
         num_actions = len(self._env.spec.action)
-        num_envs = self._env.spec.num_envs
+        num_envs, counts = self._env.spec.num_envs, progress.counts
         versions = repeat(policy_version) if self._refresh is None else iter(self._refresh, None)
         step = 0
         try:
@@ -99,6 +101,7 @@ class RaggedRollout(Rollout):
                 while len(self._complete) < num_envs:
                     if self._stop[0]:
                         raise RolloutStopped
+                    counts[STEPS] = step
                     version = next(versions)
                     started = perf_counter()
                     infer(self._carry_tensors, self._written)

@@ -18,11 +18,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from collectx import progress
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array
 from collectx.env.base import Env, StepArrays
 from collectx.env.tensor_vector import TensorVectorEnv
 from collectx.errors import ShapeError
 from collectx.policy.base import Actor
+from collectx.progress import STEPS
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.inference import Inference, RandomInference
@@ -181,7 +183,7 @@ class TensorRollout(Rollout):
 
     def _step_envs(self, views: Any, infer: Inference) -> tuple[int, float, float]:
         env, stop, ends_early, carry = self._own_env(), self._stop, self._ends_early, self._carry
-        num_actions = len(env.spec.action)
+        counts, num_actions = progress.counts, len(env.spec.action)
         env_s = policy_s = 0.0
         step, last = 0, len(views.steps) - 1
         for target, value in zip(views.steps[0][0], carry, strict=True):
@@ -191,6 +193,7 @@ class TensorRollout(Rollout):
                 for step, (seen, written, out) in enumerate(views.steps):
                     if stop[0]:
                         raise RolloutStopped
+                    counts[STEPS] = step
                     started = perf_counter()
                     infer(seen, written)
                     acted = perf_counter()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from collectx.config.derived import (
     acts_in_fixed_order,
-    frames_per_part,
     is_elastic,
     rows_per_env,
 )
@@ -205,10 +204,6 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     if options.max_batch is not None and options.max_batch < options.min_batch:
         rule = f"is below `inference.min_batch={options.min_batch}`"
         yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or `null`.")
-    # While the trainer takes no batch, one worker may be the only one that acts: each of its steps waits.
-    waits = not is_fixed and options.min_batch > cfg.env.num_envs
-    steps = frames_per_part(collector) // cfg.env.num_envs if waits else 1
-    if (limit_s := collector.worker_timeout_s) <= steps * options.timeout_s:
-        what = "calls" if steps == 1 else f"{steps} steps"
-        rule = f"{what} that wait so long exceed collector.worker_timeout_s={limit_s:g}"
+    if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
+        rule = f"steps that wait so long exceed collector.worker_timeout_s={limit_s:g}"
         yield Problem("inference.timeout_s", rule, options.timeout_s, "use a shorter wait, such as 0.01.")

@@ -227,8 +227,8 @@ class Transport(Protocol):
     def receive(self) -> Arrival | Departure | Joined | Reply:
         """Blocks until a granted slot is full, a request was answered, or a worker has joined or is gone.
 
-        A worker is gone with `WorkerTimeout` if it delivers nothing within `collector.start_timeout_s` (first batch) or
-        `collector.worker_timeout_s` (any other) of its grant.
+        A worker is gone with `WorkerTimeout` if it makes no progress for `collector.start_timeout_s` (before its first
+        batch) or `collector.worker_timeout_s` (afterwards): it owes a batch, and makes, resets or steps no env.
         """
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
@@ -309,6 +309,10 @@ class Link(Protocol):
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
         """Answers the request that `acquire` returned."""
+
+    def report_progress(self) -> None:
+        """Lets the trainer see what this process counts from now on (`collectx.progress`). Called once, in the worker's
+        process, before its envs are made."""
 
     def fail(self, error: BaseException) -> None:
         """Reports the error that ends this worker, without waiting. Called once."""

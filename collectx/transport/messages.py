@@ -7,6 +7,7 @@ trainer -> worker    GRANT   | slot, reset, version (int64): of the weights to a
 worker -> trainer    FULL    | slot, version, frames, episodes (int64), seconds (4 float64) | returns (float64)
                              | lengths (int64) | nothing, or `SlotReport.added` as by `pack_tensors`
                      HAVE    | version (int64)
+                     PROGRESS| steps, others (int64): see `collectx.progress`
                      FAILED  | the error, encoded by the transport
 between processes of one machine    REQUEST | pickled request        REPLY | pickled answer
 over a network                      REQUEST | tensors, plain data    REPLY | tensors, plain data: see `pack_signed`
@@ -26,7 +27,7 @@ from collectx.batch import Key
 from collectx.errors import RendezvousError
 from collectx.transport.base import Fill, Reset, SlotReport
 
-FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY = (bytes([number]) for number in range(7))
+FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY, PROGRESS = (bytes([number]) for number in range(8))
 _NUMBERS = struct.Struct("<cqqq")
 # How a grant says whether the envs are reset; above, twice the seed, plus whether it is static.
 _NO_RESET, _RESET = 0, 1
@@ -93,6 +94,17 @@ def unpack_version(message: bytes) -> int:
     """The version of `pack_version`."""
     _, version, _, _ = _NUMBERS.unpack(message)
     return version
+
+
+def pack_progress(counts: tuple[int, ...]) -> bytes:
+    """What a worker has counted."""
+    return _NUMBERS.pack(PROGRESS, *counts, 0)
+
+
+def unpack_progress(message: bytes) -> tuple[int, int]:
+    """The counts of `pack_progress`."""
+    _, steps, others, _ = _NUMBERS.unpack(message)
+    return steps, others
 
 
 def pack_full(slot: int, report: SlotReport) -> bytes:

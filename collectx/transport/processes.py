@@ -57,22 +57,25 @@ def _join(handles: Sequence[Handle], timeout_s: float) -> None:
         handle.join(max(0.0, deadline - time.monotonic()))
 
 
-def timeout_error(name: str, has_joined: bool, limit: Limit, stacks: str = "") -> WorkerTimeout:
-    """The error of a worker that has exceeded a timeout; for `stacks` see `collectx.transport.tracebacks`."""
+def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str = "", stacks: str = "") -> WorkerTimeout:
+    """The error of a worker that has exceeded a timeout.
+
+    Args:
+        progress: how far it has come.
+        stacks: see `collectx.transport.tracebacks`.
+    """
     option, limit_s = limit
     if has_joined:
-        what = "delivered nothing"
-        why = "its env or policy hangs, its host is unreachable, or a batch takes longer"
+        what, longer = "made no progress", "If making, resetting or stepping its envs once may take longer"
+        how = progress or "It has delivered nothing, and finished no step of its envs"
     else:
-        what = "has not joined"
-        why = (
-            "it waits in a queue, starts slowly, or cannot reach the trainer; see its log (choose another network "
-            "with backend.interface, and open all TCP ports between the hosts)"
+        what, longer = "has not joined", "To wait longer"
+        how = (
+            "It waits in a queue, starts slowly, or cannot reach the trainer; see its log (choose another network with "
+            "backend.interface, and open all TCP ports between the hosts)"
         )
-    return WorkerTimeout(
-        f"{name} {what} for {limit_s:g} s ({option}={limit_s:g}): {why}. To wait longer, raise {option}."
-        f"{stacks and ' '}{stacks}"
-    )
+    text = f"{name} {what} for {limit_s:g} s ({option}={limit_s:g}). {how}. {longer}, raise {option}."
+    return WorkerTimeout(f"{text}{stacks and ' '}{stacks}")
 
 
 def death_error(

@@ -49,7 +49,10 @@ class SharedMemoryTransport(SlabTransport):
             incarnation: the worker's, if the inference server acts for it.
         """
         ours, theirs = Pipe(duplex=True)
-        self._supervisor.connect(self._supervisor.add(_LocalPeer(worker, remote_end=theirs)), ours)
+        peer = _LocalPeer(worker, remote_end=theirs)
+        if worker < self.spec.num_workers:
+            peer.counts = self.slab.progress(worker)
+        self._supervisor.connect(self._supervisor.add(peer), ours)
         client = None
         if incarnation is not None and self.inference is not None:
             client = self.inference.client(worker, incarnation)

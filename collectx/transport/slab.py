@@ -1,6 +1,6 @@
 """One block of memory for all slots and weights, shared between processes or private to one.
 
-    | header: newest versions, stop, preempted | shared weights | weights of worker 0 alone | ... | region 0 | ... |
+    | header: newest versions, stop, preempted | progress | shared weights | weights of worker 0 | ... | region 0 |
 
 There are two buffers for weights, and a pointer: twice the version, plus the index of the buffer that holds it. The
 trainer writes a newer version into the other buffer and then stores the pointer; a reader that finds the pointer
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from collectx import progress
 from collectx.batch import ALIGNMENT_BYTES, Slot
 from collectx.memory import SharedMemory, barrier, batch_memory
 from collectx.transport.base import Arrival, SlotSpec, Writes, keep_granted
@@ -34,14 +35,16 @@ class SlabLayout:
     Attributes:
         region: the layout of a region.
         pointers_nbytes, weights_nbytes, nbytes: sizes of the pointers, of one buffer for weights, and of all.
-        weights_start, regions_start: offsets.
+        progress_start, weights_start, regions_start: offsets.
     """
 
     def __init__(self, spec: SlotSpec):
         self.region = spec.layout(spec.num_workers if spec.stacked else 1)
         self.pointers_nbytes = _aligned((1 + spec.num_workers) * _POINTER_BYTES)
         self.weights_nbytes = _aligned(spec.weights_nbytes)
-        self.weights_start = self.pointers_nbytes + ALIGNMENT_BYTES
+        self.progress_start = self.pointers_nbytes + ALIGNMENT_BYTES
+        # Each worker writes to cache lines of its own.
+        self.weights_start = self.progress_start + spec.num_workers * ALIGNMENT_BYTES
         self.regions_start = self.weights_start + 2 * (1 + spec.num_workers) * self.weights_nbytes
         num_regions = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
         self.nbytes = self.regions_start + num_regions * self.region.nbytes
@@ -101,6 +104,11 @@ class Slab:
         index = slot if self.spec.stacked else worker * self.spec.num_slots + slot
         nbytes = self._layout.region.nbytes
         return self._regions[index * nbytes : (index + 1) * nbytes]
+
+    def progress(self, worker: int) -> memoryview:
+        """What the worker counts; see `collectx.progress`."""
+        start = self._layout.progress_start + worker * ALIGNMENT_BYTES
+        return self._memory[start : start + progress.NBYTES].numpy().view(np.int64).data
 
     def gather(self, parts: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
         """See `Transport.gather`; `parts` are (worker, slot)."""
@@ -208,6 +216,9 @@ class SlabLink:
     @property
     def preempted(self) -> memoryview:
         return self._slab.preempted
+
+    def report_progress(self) -> None:
+        progress.report_to(self._slab.progress(self.worker))
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
         if self.batch.grants_name_version:

@@ -14,6 +14,8 @@ from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
+from collectx import progress
+from collectx.progress import OTHERS, STEPS, Counts
 from collectx.transport.connections import LONGEST_WAIT_S, MessageReader, set_send_timeout, shut_down
 from collectx.transport.processes import Handle, Limit, death_error, end_processes, timeout_error
 from collectx.transport.tracebacks import request_stacks
@@ -23,6 +25,8 @@ _GRACE_S = 0.2
 # If `events` is not called for longer than this share of the shorter timeout, the excess does not count towards
 # timeouts: the run may have been stopped (Ctrl-Z).
 _MAX_GAP = 0.25
+# How often it looks how far workers have come.
+_LOOK_S = 1.0
 
 
 class JoinState(Enum):
@@ -50,6 +54,9 @@ class Peer:
         num_outstanding: grants not yet delivered, and requests not yet answered.
         has_delivered: whether it has ever delivered a batch.
         limit: the timeout that applies while `num_outstanding` is above 0.
+        counts: what it counts, in shared memory (`collectx.progress`); None: it says so in messages.
+        progress: the counts that were seen last.
+        began_s, progressed_s: when it began what it owes, and when it has counted since, by the timers' clock.
     """
 
     index: int
@@ -61,6 +68,10 @@ class Peer:
     num_outstanding: int = 0
     has_delivered: bool = False
     limit: Limit | None = None
+    counts: memoryview | None = None
+    progress: Counts | None = None
+    began_s: float = 0.0
+    progressed_s: float | None = None
 
 
 class PeerTimers:
@@ -114,6 +125,7 @@ class Supervisor(Generic[AnyPeer]):
 
     Args:
         start_timeout_s, worker_timeout_s, close_timeout_s: the options of `collector`.
+        num_steps: of a worker's batch, for messages.
         describe: `describe(index, handle)` names a worker and its log in error messages.
         join_timeout: `join_timeout(index, handle)` is the option, and its value in seconds, that limits how long a
             worker may take to connect; `start_timeout_s` then counts from its connection. `None` if
@@ -132,14 +144,17 @@ class Supervisor(Generic[AnyPeer]):
         describe: Callable[[int, Handle | None], str],
         join_timeout: Callable[[int, Handle | None], Limit | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        num_steps: int = 0,
     ):
         self.workers: dict[int, AnyPeer] = {}
+        self._num_steps = num_steps
         self._start_timeout_s = start_timeout_s
         self._worker_timeout_s = worker_timeout_s
         self._close_timeout_s = close_timeout_s
         self._describe = describe
         self._join_timeout = join_timeout
         self._longest_gap_s = _MAX_GAP * min(start_timeout_s, worker_timeout_s)
+        self._look_every_s, self._looked_s = min(_LOOK_S, self._longest_gap_s), 0.0
         self._timers = PeerTimers(self._longest_gap_s, clock)
         self._selector = selectors.DefaultSelector()
 
@@ -191,7 +206,7 @@ class Supervisor(Generic[AnyPeer]):
         """Notes that a worker was granted a slot, and starts its timer."""
         process.num_outstanding += 1
         if process.limit is None:
-            self._timers.start(process, self._limit(process))
+            self._begin(process)
 
     def delivered(self, process: Peer) -> None:
         """Notes that a worker delivered one of its outstanding batches."""
@@ -204,9 +219,38 @@ class Supervisor(Generic[AnyPeer]):
     def replied(self, process: Peer) -> None:
         """Notes that a worker answered one of its requests."""
         process.num_outstanding -= 1
+        progress.one_more()
         self._timers.stop(process)
         if process.num_outstanding:
-            self._timers.start(process, self._limit(process))
+            self._begin(process)
+
+    def _begin(self, process: Peer) -> None:
+        """Starts the timer of a worker that begins something."""
+        self._timers.start(process, self._limit(process))
+        process.progress, process.began_s, process.progressed_s = self._counted(process), self._timers.now_s, None
+
+    @staticmethod
+    def _counted(process: Peer) -> Counts | None:
+        """What a worker has counted until now."""
+        return None if process.counts is None else (process.counts[STEPS], process.counts[OTHERS])
+
+    def progressed(self, process: Peer, counts: Counts | None) -> bool:
+        """Notes what a worker has counted; returns whether that is new, so that its timeout begins again."""
+        if counts is None or counts == process.progress or process.limit is None:
+            return False
+        process.progress, process.progressed_s = counts, self._timers.now_s
+        if counts[STEPS] == 0:  # it has made or reset envs
+            process.began_s = self._timers.now_s
+        self.restart_timer(process)
+        progress.one_more()
+        return True
+
+    def _look(self) -> None:
+        """Looks how far the workers have come that owe something."""
+        if self._timers.now_s - self._looked_s >= self._look_every_s:
+            self._looked_s = self._timers.now_s
+            for process in self.workers.values():
+                self.progressed(process, self._counted(process))
 
     def restart_timer(self, process: Peer) -> None:
         """Lets a worker's full timeout begin at this moment."""
@@ -218,10 +262,11 @@ class Supervisor(Generic[AnyPeer]):
         """Blocks until a worker has sent a message, is gone or is late, or a share of the timeouts has passed, for
         `timeout_s` at most; yields `(worker, message)`, or `(worker, error)` for a worker that is gone or late."""
         self._timers.advance()
+        self._look()
         expiring = self._timers.next()
         limits = [LONGEST_WAIT_S] if timeout_s is None else [LONGEST_WAIT_S, timeout_s]
         if expiring is not None:
-            limits += [max(0.0, expiring[0] - self._timers.now_s), self._longest_gap_s]
+            limits += [max(0.0, expiring[0] - self._timers.now_s), self._look_every_s]
         ready = self._selector.select(min(limits))
         self._timers.advance()
         active: set[Any] = set()
@@ -244,6 +289,8 @@ class Supervisor(Generic[AnyPeer]):
             deadline_s, late = expiring
             # A watched descriptor may be a sign of the late worker. Messages of other workers are not.
             if self._timers.now_s >= deadline_s and late not in active and not was_called:
+                if self.progressed(late, self._counted(late)):
+                    return
                 if late.limit is not None and late.limit == self._limit(late):
                     yield late, self.timeout_error(late, late.limit)
                 else:
@@ -283,7 +330,19 @@ class Supervisor(Generic[AnyPeer]):
     def timeout_error(self, process: Peer, limit: Limit) -> Exception:
         """The error of a worker that exceeded a timeout."""
         stacks = request_stacks(process.handle.pid if process.handle is not None else None, process.connection)
-        return timeout_error(self.describe(process), process.state is JoinState.JOINED, limit, stacks)
+        return timeout_error(
+            self.describe(process), process.state is JoinState.JOINED, limit, self._progress_of(process), stacks
+        )
+
+    def _progress_of(self, process: Peer) -> str:
+        """How far a worker has come in what it owes, for messages."""
+        if process.progress is None or process.progressed_s is None:
+            return ""
+        steps, others = process.progress
+        if steps:
+            step_s = (process.progressed_s - process.began_s) / steps
+            return f"It stepped {steps} of {self._num_steps} times, {step_s:.2g} s a step"
+        return "" if process.has_delivered else f"It has made or reset envs {others} times, and not stepped them yet"
 
     def _limit(self, process: Peer) -> Limit:
         if process.has_delivered:

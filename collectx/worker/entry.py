@@ -30,6 +30,7 @@ def inline_worker(spec: ProcessSpec, link: InlineLink) -> Generator[None]:
 def run_worker(spec: Sealed[ProcessSpec], link: Link) -> None:
     """The main function of a worker process. Returns when the trainer says stop; an error is reported to it, then
     raised."""
+    link.report_progress()
     run_until_stopped(link, lambda: _make_source(spec.open(), link))
 
 
@@ -89,6 +90,7 @@ def run_remote_worker(
         return _make_source(spec, link, build=build)
 
     write_on_signal(link.connection)
+    link.report_progress()
     run_until_stopped(link, make_source)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from collectx import env as envs
 from collectx import policy as policies
+from collectx import progress
 from collectx.batch import Leaf, Slot, nested_dims, to_tensordict
 from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
@@ -168,6 +169,7 @@ class RolloutSource:
         placement = self._spec.placement
         first_row = first_env - placement.index * self._spec.num_envs
         group = envs.build(cfg, first_env, placement.incarnation, placement.numbers.of(first_row))
+        progress.one_more()
         if group.spec.num_envs != num_envs:
             raise ShapeError(
                 f"worker {self._spec.worker} made {group.spec.num_envs} envs, but worker 0 made {num_envs}. All "

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from multiprocessing.connection import Listener
 
@@ -130,7 +131,7 @@ def test_the_error_of_a_lost_worker_ends_the_run(way, fault):
         assert (caught.value.lever, caught.value.force) == ("left", 3)
         assert "pull_the_lever" in message
     elif fault == "stopped":
-        assert "delivered nothing for 5 s (collector.worker_timeout_s=5)" in message
+        assert "made no progress for 5 s (collector.worker_timeout_s=5)" in message
         assert "is stopped (by SIGSTOP" in message
     else:
         assert re.search(r"worker 1 \(pid \d+\) was killed by signal 9", message)
@@ -189,6 +190,32 @@ def test_a_worker_that_hangs_has_its_stacks_in_the_error_and_in_its_log(fault, t
             list(collector)
     for text in (str(caught.value), (tmp_path / "worker-0.log").read_text()):
         assert re.search(r'faulty.py", line \d+ in pull_the_lever\n.*faulty.py", line \d+ in step\n', text)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "distributed", "nested"])
+def test_a_batch_that_takes_longer_than_the_timeout_is_no_hang(kind):
+    shape = {"num_workers": 2, "worker_timeout_s": 2.0}
+    if kind == "nested":
+        kind, shape = "distributed", {**shape, "num_workers": 1, "num_workers_per_collector": 2}
+    # Each part takes three seconds at least.
+    with start(kind, "local", counting(step_s=0.3), frames_per_batch=20, total_frames=40, **shape) as collector:
+        assert sum(batch.numel() for batch in collector) == 40
+
+
+@pytest.mark.ci
+@ways.over([ways.SHARED_SYNC, ways.GLOO_ASYNC])
+def test_a_step_that_hangs_is_told_with_the_steps_before_it(way):
+    shape = {"num_workers": 1, "worker_timeout_s": 2.0, "close_timeout_s": 0.0}
+    env = faulty("sleeps", at_step=40 + 36, step_s=0.1)
+    with start(way.kind, way.place, env, frames_per_batch=40, **shape) as collector:
+        next(collector)
+        began_s = time.monotonic()
+        with pytest.raises(WorkerTimeout) as caught:
+            next(collector)
+    # Two seconds after 36 steps.
+    assert 5.0 < time.monotonic() - began_s < 9.0
+    assert re.search(r"It stepped 3[0-6] of 40 times, 0.\d* s a step", str(caught.value))
 
 
 # A worker of another host, whose output is its log.

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -96,6 +97,20 @@ def test_a_killed_worker_takes_its_simulator_along_and_leaves_those_of_others(si
     simulators.end([other, simulators(0)])
     licences = list(simulators.folder.glob("*.licence"))
     assert bool(licences) is (kind == "stubborn")
+
+
+@pytest.mark.ci
+def test_the_trainer_ends_the_simulators_of_workers_that_end_with_the_fork_server(simulators):
+    knobs = {"on_worker_failure": "restart", "total_frames": -1}
+    with start("multi_sync", "local", env(simulators, **KINDS["daemon"]), **knobs) as collector:
+        next(collector)
+        before = [simulators(0), simulators(1)]
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        for _ in range(4):
+            next(collector)
+        simulators.end(before)
+        after = [simulators(0), simulators(1)]
+    simulators.end(after)
 
 
 @pytest.mark.ci

@@ -20,6 +20,7 @@ LAYERS = [
         "lazy_compiler",
         "limits",
         "memory",
+        "progress",
         "random_state",
         "standard_streams",
         "signal_handlers",

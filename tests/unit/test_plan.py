@@ -51,6 +51,15 @@ def test_the_replay_buffer(alpha, tmp_path):
     assert "replay_buffer_bytes" not in json.dumps(planned("trainer=meter", tmp_path)["traffic"])
 
 
+def test_how_long_the_envs_take(tmp_path):
+    """Of an async run, two workers deliver batches at the same time."""
+    for schedule, steps, workers in (("multi_sync", 16, 1), ("multi_async", 32, 2)):
+        time = planned(f"env.step_s=0.02 collector={schedule} trainer=meter", tmp_path)["time"]
+        assert 0.019 < time["step_of_a_worker_s"] < 1.0
+        assert time["part_of_a_worker_s"] == pytest.approx(steps * time["step_of_a_worker_s"])
+        assert time["all_batches_s"] == pytest.approx(4 * time["part_of_a_worker_s"] / workers)
+
+
 def test_batches_traffic_and_files(tmp_path):
     one = planned("collector=distributed_sync trainer=meter", tmp_path)
     traffic = one["traffic"]

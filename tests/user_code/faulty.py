@@ -65,13 +65,13 @@ def pull_the_lever(fault: str) -> None:
 
 class FaultyEnv(gymnasium.Env):
     """Steps `at_step` times, then makes the file `sign`, if there is one, and fails at every step; with -1 it fails at
-    every reset. `at_close` is what happens when it is closed."""
+    every reset. `at_close` is what happens when it is closed. A step takes `step_s`."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, fault: str, at_step: int, sign: str | None = None, at_close: str | None = None):
-        self._fault, self._left, self._sign, self._at_close = fault, at_step, sign, at_close
+    def __init__(self, fault: str, at_step: int, sign: str | None = None, at_close: str | None = None, step_s=0.0):
+        self._fault, self._left, self._sign, self._at_close, self._step_s = fault, at_step, sign, at_close, step_s
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -81,6 +81,7 @@ class FaultyEnv(gymnasium.Env):
 
     def step(self, action):
         self._left -= 1
+        time.sleep(self._step_s)
         if self._left < 0:
             if self._sign is not None:
                 Path(self._sign).touch()

@@ -172,13 +172,15 @@ class CollectorConfig(Section):
     )
     start_timeout_s: float = option(
         60.0,
-        "Maximum seconds, above 0, from a worker's start to its first batch, including imports.",
+        """Maximum seconds, above 0, that a worker may take to start, including imports, and that it may then make no
+        progress, as with worker_timeout_s, before its first batch.""",
         above=0,
         without_effect=True,
     )
     worker_timeout_s: float = option(
         120.0,
-        "Maximum seconds, above 0, for one batch of a worker. After this time, the worker counts as hung.",
+        """Maximum seconds, above 0, in which a worker that owes a batch makes no progress: makes no env, ends no reset,
+        and no step of all its envs. After this time, the worker counts as hung. A batch may take longer.""",
         above=0,
         without_effect=True,
     )
@@ -262,7 +264,7 @@ class ServerInferenceConfig(InferenceConfig):
     timeout_s: float = option(
         0.01,
         """With order=ready. Maximum seconds that a call waits for `min_batch` envs. Workers with a complete batch
-        request no actions, so every step of the others may wait that long. All these waits together must stay below
+        request no actions, so every step of the others may wait that long. Must be below
         collector.worker_timeout_s.""",
         minimum=0,
         finite=True,

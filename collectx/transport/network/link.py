@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from collectx import progress
 from collectx.batch import Slot
 from collectx.errors import RemoteFailure, RendezvousError
 from collectx.transport import messages
@@ -34,6 +35,8 @@ from collectx.transport.network.p2p import (
 
 # How often a worker checks between two steps for a stop and for newer weights.
 _STOP_POLL_S = 0.005
+# How often a worker tells the trainer how far it has come, and in which share of its timeout at the latest.
+_PROGRESS_S, _PROGRESS_SHARE = 1.0, 0.25
 
 
 def join_trainer(
@@ -69,7 +72,7 @@ def join_trainer(
         enable_keepalive(connection, config.timeout_s)
         pair = config.make_pair(connection, WORKER, address)
         batch = SlotSpec.from_json(reply["batch"])
-        return reply["spec"], NetworkLink(worker, connection, pair, batch, endpoint.secret)
+        return reply["spec"], NetworkLink(worker, connection, pair, batch, endpoint.secret, config.timeout_s)
     except BlockingIOError as error:
         raise RendezvousError(f"the trainer sent nothing for too long while worker {worker} was joining") from error
     except (EOFError, OSError) as error:
@@ -93,13 +96,17 @@ class NetworkLink:
         connection: to the trainer.
         batch: the slots and the weights.
         secret: the run's, with which requests and replies are signed.
+        timeout_s: `collector.worker_timeout_s`.
 
     Attributes:
         stop: becomes nonzero once the trainer has closed or is gone. Reading it polls the trainer every few
-            milliseconds, and takes weights that have arrived.
+            milliseconds, takes weights that have arrived, and tells the trainer from time to time that the worker goes
+            on.
     """
 
-    def __init__(self, worker: int, connection: Connection, pair: Pair, batch: SlotSpec, secret: bytes):
+    def __init__(
+        self, worker: int, connection: Connection, pair: Pair, batch: SlotSpec, secret: bytes, timeout_s: float
+    ):
         self.batch, layout = batch, batch.layout()
         self.worker = worker
         self._secret = secret
@@ -114,7 +121,8 @@ class NetworkLink:
         self._inbox: deque[tuple[Fill, int] | Request] = deque()
         self._announced_version = -1
         self._is_closed = False
-        self._next_poll_s = 0.0
+        self._next_poll_s = self._next_progress_s = 0.0
+        self._progress_every_s = min(_PROGRESS_S, _PROGRESS_SHARE * timeout_s)
         self._poller = select.poll()
         self._poller.register(connection.fileno(), select.POLLIN)
         self._nbytes = self.batch.weights_nbytes
@@ -139,7 +147,16 @@ class NetworkLink:
             self._next_poll_s = now_s + _STOP_POLL_S
             self._receive_messages(0.0)
             self._take_weights()
+            self._tell_progress(now_s)
         return self._is_closed
+
+    def report_progress(self) -> None:
+        progress.report_to(progress.counts, lambda: self._tell_progress(time.monotonic()))
+
+    def _tell_progress(self, now_s: float) -> None:
+        if now_s >= self._next_progress_s:
+            self._next_progress_s = now_s + self._progress_every_s
+            self._send_message(messages.pack_progress(tuple(progress.counts)))
 
     def acquire(self) -> Fill | Request | None:
         while not self._inbox and not self._is_closed:
@@ -152,6 +169,7 @@ class NetworkLink:
         granted = self._inbox.popleft()
         if isinstance(granted, Request):
             return granted
+        self._next_progress_s = time.monotonic() + self._progress_every_s
         fill, self._least_version = granted
         return fill
 

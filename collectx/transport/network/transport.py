@@ -170,6 +170,9 @@ class NetworkTransport:
             if message[:1] == messages.HAVE:
                 self._weight_sync.acknowledge(process)
                 return
+            if message[:1] == messages.PROGRESS:
+                self._supervisor.progressed(process, messages.unpack_progress(message))
+                return
             if message[:1] == messages.FULL:
                 slot, report = messages.unpack_full(message)
                 if not 0 <= report.frames <= self.spec.rows * self.spec.steps:

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from collectx import progress
 from collectx.batch import Slot
 from collectx.env.base import Env
 from collectx.errors import ShapeError
+from collectx.progress import STEPS
 from collectx.random_state import HeldGenerators
 from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_step
 from collectx.transport.base import SlotReport
@@ -115,6 +117,7 @@ class ServedRollout:
         try:
             with torch.inference_mode():
                 for step in range(views[0].steps + 1):
+                    progress.counts[STEPS] = step
                     for group, steps in groups:
                         if not client.wait(group):
                             raise RolloutStopped

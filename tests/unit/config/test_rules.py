@@ -35,9 +35,6 @@ BROKEN = {
     f"{ENDLESS} inference=server inference.order=ready collector=multi_async inference.timeout_s=120": (
         "inference.timeout_s=120.*exceed collector.worker_timeout_s=120"
     ),
-    f"{ENDLESS} inference=server collector=multi_async env.num_envs=2 inference.min_batch=4 inference.timeout_s=1": (
-        "inference.timeout_s=1.*256 steps that wait so long exceed collector.worker_timeout_s=120"
-    ),
     # workers
     "collector=single collector.num_workers=2": "collector.num_workers=2: .*runs one worker",
     "collector=single launcher=ray": "launcher=ray: it starts workers",
@@ -127,9 +124,10 @@ def test_a_broken_rule_is_one_problem(line):
     assert re.match(BROKEN[line], problem), problem
 
 
-def test_an_inference_server_may_wait_in_every_step_where_each_worker_fills_a_call():
+def test_an_inference_server_may_wait_in_every_step():
+    """Also where one worker alone fills no call: a step is progress."""
     composed(
-        f"{ENDLESS} inference=server collector=multi_async env.num_envs=2 inference.min_batch=2 inference.timeout_s=1"
+        f"{ENDLESS} inference=server collector=multi_async env.num_envs=2 inference.min_batch=4 inference.timeout_s=1"
     )
 
 

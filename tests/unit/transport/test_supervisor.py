@@ -3,12 +3,14 @@
 import contextlib
 import os
 import struct
+from array import array
 from multiprocessing.connection import Connection
 from socket import socketpair
 
 import pytest
 
 from collectx.errors import WorkerDied, WorkerTimeout
+from collectx.progress import STEPS
 from collectx.transport.connections import set_receive_timeout, set_send_timeout
 from collectx.transport.supervisor import Peer, Supervisor
 
@@ -42,7 +44,7 @@ class ManualSupervisor(Supervisor):
     def __init__(self, stack, join_timeout=None):
         self.now, self.ends, self._stack = 100.0, {}, stack
         super().__init__(
-            60.0, 20.0, 60.0, lambda index, handle: f"worker {index} (job 7)", join_timeout, lambda: self.now
+            60.0, 20.0, 60.0, lambda index, handle: f"worker {index} (job 7)", join_timeout, lambda: self.now, 256
         )
         stack.callback(self.close)
         watched, self._wakeup = os.pipe()
@@ -69,6 +71,10 @@ class ManualSupervisor(Supervisor):
         set_receive_timeout(ours, 5.0)
         set_send_timeout(self.ends[index], 5.0)
         super().connect(self.worker(index), ours)
+
+    def step(self, index):
+        steps, others = self.worker(index).progress or (0, 0)
+        self.progressed(self.worker(index), (steps + 1, others))
 
     def send(self, worker):
         self.ends[worker].send_bytes(b"word")
@@ -115,6 +121,14 @@ def supervisor():
         # The second of two that it owes counts from the first one's delivery.
         ([(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (69.9,)], None),
         ([(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (70,)], (0, "collector.worker_timeout_s=20")),
+        # A step lets the timeout begin again, also that of the first batch; not without a grant.
+        ([(0, "granted", 0), (50, "step", 0), (109.9,)], None),
+        ([(0, "granted", 0), (50, "step", 0), (110,)], (0, "collector.start_timeout_s=60")),
+        ([(0, "granted", 0), (1, "delivered", 0), (2, "step", 0), (50, "granted", 0), (69.9,)], None),
+        (
+            [(0, "granted", 0), (1, "delivered", 0), (2, "granted", 0), (21, "step", 0), (41,)],
+            (0, "worker_timeout_s=20"),
+        ),
         # A worker that may take long, and that owes since longer, hides none that may not.
         ([(0, "granted", 1), (1, "granted", 0), (61,)], (0, "collector.start_timeout_s=60")),
         ([(0, "granted", 1), (3599,)], None),
@@ -151,9 +165,28 @@ def test_who_is_late_and_by_which_timeout(supervisor, steps, late):
     assert [worker for worker, _ in errors] == ([] if late is None else [late[0]])
     for _, error in errors:
         assert isinstance(error, WorkerTimeout)
-        what = "has not joined" if "queue_timeout_s" in late[1] else "delivered nothing"
+        what = "has not joined" if "queue_timeout_s" in late[1] else "made no progress"
         assert f" {what} for " in str(error)
-        assert f"({late[1]})" in str(error)
+        assert f"{late[1]})" in str(error)
+
+
+def test_what_a_worker_counts_in_memory_is_progress_and_is_said(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(0)
+    counts = supervisor.worker(0).counts = memoryview(array("q", [255, 8]))  # of its last batch
+    supervisor.granted(0)
+    errors = []
+    for second in range(1, 1000):
+        supervisor.now += 1.0
+        if second <= 12:
+            counts[STEPS] = second
+        if errors := supervisor.poll():
+            break
+    ((_, error),) = errors
+    assert second in (72, 73)
+    assert "made no progress for 60 s (collector.start_timeout_s=60). It stepped 12 of 256 times, 1 s a step." in str(
+        error
+    )
 
 
 @pytest.mark.parametrize(

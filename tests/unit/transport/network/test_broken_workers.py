@@ -144,7 +144,7 @@ def ends():
     """The link of a worker, and the trainer's end of its connection."""
     trainers, workers = Pipe()
     with trainers, workers:
-        yield NetworkLink(0, workers, Mock(), batch_spec(1), SECRET), trainers
+        yield NetworkLink(0, workers, Mock(), batch_spec(1), SECRET, 60.0), trainers
 
 
 class _Making:

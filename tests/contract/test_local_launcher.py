@@ -120,7 +120,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_an_error_that_says_what_to_do(
     )
     with pytest.raises(LauncherError, match=expected):
         allow_descriptors(100)
-    with pytest.raises(LauncherError, match=r"num_workers=200 needs .*\(2 for each worker\)"):
+    with pytest.raises(LauncherError, match=r"num_workers=200 needs .*\(2 per worker\)"):
         allow_descriptors(200, is_local=False)
     allow_descriptors(100, is_local=False)
 

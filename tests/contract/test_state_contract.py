@@ -101,7 +101,7 @@ def test_workers_continue_as_the_saved_ones(kind):
 def test_the_reason_why_envs_cannot_be_saved(kind):
     options, words = NOT_RESTORABLE[kind]
     made, (announced,) = _make(options)
-    assert "after a resume they begin new episodes: " in announced
+    assert "which begin new episodes after a resume: " in announced
     assert words[0] in announced
     with made as collector:
         next(collector)

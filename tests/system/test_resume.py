@@ -42,7 +42,7 @@ def cut(words, num_batches, number, tmp_path, wait_until):
 )
 def test_a_run_that_was_killed_is_resumed_as_if_it_had_not_been(tmp_path, wait_until, words, is_sync):
     before = cut(words, 12, signal.SIGKILL, tmp_path, wait_until)
-    assert "its process has ended without" in forked("status", "run", cwd=tmp_path).stdout
+    assert "its process ended without" in forked("status", "run", cwd=tmp_path).stdout
     assert "continues after " in collectx("resume", "run", cwd=tmp_path).stdout
     after = digests(tmp_path / "run")
     assert after[: len(before)] == before

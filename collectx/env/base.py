@@ -63,6 +63,7 @@ class EnvSpec:
             counts are not among them. By default `observation`.
         example_observation: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's
             policy is called once to learn its outputs. Empty: that call takes zeros.
+        infos: the form of each kept entry of `info` (`collectx.env.infos.InfoKeys.declared`).
         device: where the group takes and writes tensors in place of arrays (`collectx.env.tensor_vector`), with its
             index; None: it takes and writes arrays.
     """
@@ -86,6 +87,7 @@ class EnvSpec:
     action_spec: Any = field(default=None, compare=False, repr=False)
     inputs: tuple[Leaf, ...] = None  # type: ignore[assignment]
     example_observation: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    infos: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     device: torch.device | None = None
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ class GymEnv(Env):
         envs: at least one. If making one raises, the envs made before are closed.
     """
 
-    def __init__(self, envs: Iterable[gymnasium.Env], info_keys: Sequence[str] = (), exclude_keys: Sequence[str] = ()):
+    def __init__(self, envs: Iterable[gymnasium.Env], info_keys: Sequence[Any] = (), exclude_keys: Sequence[str] = ()):
         self.user_envs: list[gymnasium.Env] = []
         with closed_on_error(self):
             for env in envs:
@@ -64,7 +64,14 @@ class GymEnv(Env):
         self._leaves = (*self._observation.leaves, *self._infos.leaves)
         size = len(self.user_envs)
         spaces = (self._observation.space, first.action_space)
-        self.spec = EnvSpec(size, self._leaves, action.leaves, *spaces, inputs=self._observation.leaves)
+        self.spec = EnvSpec(
+            size,
+            self._leaves,
+            action.leaves,
+            *spaces,
+            inputs=self._observation.leaves,
+            infos=self._infos.declared,
+        )
         self._split = action.element_splitter()
         self._steps = [env.step for env in self.user_envs]
         # Whether an observation is the value of the only leaf.

@@ -48,7 +48,7 @@ def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int, numbers: 
 
 
 def adapter(
-    env: VectorEnv, info_keys: Sequence[str], exclude_keys: Sequence[str], autoreset_mode: str | None = None
+    env: VectorEnv, info_keys: Sequence[Any], exclude_keys: Sequence[str], autoreset_mode: str | None = None
 ) -> Env:
     """The adapter of a vector env, by whether it returns arrays or tensors."""
     device = device_of(env)
@@ -72,7 +72,7 @@ class GymVectorEnv(Env):
     def __init__(
         self,
         env: VectorEnv,
-        info_keys: Sequence[str] = (),
+        info_keys: Sequence[Any] = (),
         exclude_keys: Sequence[str] = (),
         autoreset_mode: str | None = None,
     ):
@@ -103,6 +103,7 @@ class GymVectorEnv(Env):
             can_restart_early=self._mode is AutoresetMode.DISABLED
             or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
             inputs=self._observation.leaves,
+            infos=self._infos.declared,
         )
         self._seeds_each = is_gymnasiums
         # NEXT_STEP: the envs whose next step is a reset. SAME_STEP: the envs with a first observation in `_first`.

@@ -52,7 +52,7 @@ class TensorVectorEnv(Env):
         env: VectorEnv,
         device: torch.device,
         mode: AutoresetMode,
-        info_keys: Sequence[str] = (),
+        info_keys: Sequence[Any] = (),
         exclude_keys: Sequence[str] = (),
     ):
         self._env, self.user_envs, self._device = env, [env], device

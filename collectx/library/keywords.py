@@ -141,7 +141,8 @@ class Keywords:
             are `[envs, time]`, also of 1. None: the envs of one call; a single env's batches are `[time]`.
         info_keys: entries of Gymnasium's `info` to keep in the batch, numbers, arrays or dicts of these, as
             `("info", name)` and `("next", "info", name)`. `("info", "_name")` is False where the env lacks the entry;
-            its value then is zero.
+            its value then is zero. Names, or declarations as in `env.info_keys`: without these, the constructor steps
+            an env of its own for up to an episode.
         exclude_keys: parts of the observation that are left out of the batch, for example texts; nested ones with dots,
             "inner.text"; "observation" for one without parts. The policy does not see them.
         worker_idx: this collector's number among several of the caller: the value of the attribute `worker_idx`.
@@ -209,7 +210,7 @@ class Keywords:
     cudagraph_policy: bool | dict[str, Any] | None = None
     seed: int | None = option("seed", None, lambda seed: torch.initial_seed() % 2**61 if seed is None else seed)
     num_envs: int | None = option("env.num_envs", None)
-    info_keys: Sequence[str] = ()
+    info_keys: Sequence[str | Mapping[str, Any]] = ()
     exclude_keys: Sequence[str] = ()
     worker_idx: int | None = None
 

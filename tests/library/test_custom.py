@@ -83,7 +83,12 @@ def test_an_order_that_it_cannot_follow_is_an_error():
 WRONG = {
     "raises": (refuse, {}, ZeroDivisionError, "no collector today"),
     "lacks": (Handmade, {"drop": ["observation"]}, ShapeError, r"Handmade returned .*observation \[4\] .* is missing"),
-    "shape": (Handmade, {"shape": [2, 20]}, ShapeError, r"size \[2, 20\], but the trainer expects 40 frames, time last"),
+    "shape": (
+        Handmade,
+        {"shape": [2, 20]},
+        ShapeError,
+        r"size \[2, 20\], but the trainer expects 40 frames, time last",
+    ),
     "adds": (Handmade, {"add": ["advantage"]}, ShapeError, r"advantage \[\] torch.float32 is unexpected"),
     "dtype": (Handmade, {"drop": ["action"], "add": ["action"]}, ShapeError, r"float32 should be \[\] torch.int64"),
     "ends": (Handmade, {"last": 1}, WorkerError, "Handmade ended, although it was made with total_frames"),

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from collectx.batch import REWARD, Key, Leaf, as_array
+from collectx.env.metrics import InfoMetrics
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,13 @@ class Env(ABC):
 
     Attributes:
         user_envs: the user's env objects, where there are any. A worker that resumes replaces its env objects.
+        metrics: the sums of `env.metrics`; None without these.
         unsaved: why checkpoints cannot contain the state of the envs, if a group that was not reset does not show it.
     """
 
     spec: EnvSpec
     user_envs: Sequence[Any] = ()
+    metrics: InfoMetrics | None = None
     unsaved: str | None = None
 
     @property

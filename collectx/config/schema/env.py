@@ -38,6 +38,13 @@ class GymnasiumConfig(EnvConfig):
         "_name") is False. To learn shapes and dtypes, the trainer steps an env of its own for up to an episode, unless
         they are declared: [{speed: float32}, {position: [float32, 3]}, {episode: {r: float32, l: int32}}].""",
     )
+    metrics: list[str] = option(
+        [],
+        """Entries of info whose means are scalars of the run: [is_success, episode.l], where a dot enters a dict. A
+        mean is that of the frames with the entry, in the last batches that contain 100 of these. It is in
+        `metrics.jsonl`, display, loggers, report and `result.json`, where `sweep.objective` can name it.""",
+        kept=True,
+    )
     exclude_keys: list[str] = option(
         [], "Parts of a Dict or Tuple observation to leave out of the batch, such as text: [mission, inner.text]."
     )

@@ -108,6 +108,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
             "the trainer stepped an env of its own with random actions, to learn the shapes of infos "
             f"({', '.join(fields['names'])}). To avoid this, declare them: '{fields['declared']}'"
         )
+    if name == "metrics_missing":
+        return f"env.metrics: no frame had {' or '.join(fields['names'])} in its info. Check the names"
     if name == "resumed":
         workers: dict[str, list[str]] = {}
         for worker, reason in fields["new_episodes"].items():

@@ -60,6 +60,8 @@ def _eval(arguments: Arguments) -> int:
     interval = "" if result.interval is None else " (95 % CI {:.6g} to {:.6g})".format(*result.interval)
     count = "1 episode" if len(result.returns) == 1 else f"{len(result.returns)} episodes"
     print(f"mean return {result.mean_return:.6g}{interval} of {count}, exploration_type={cfg.eval.exploration_type}")
+    for name, value in result.metrics.items():
+        print(f"{name} {value:.6g}")
     print(files.evaluation)
     return 0
 

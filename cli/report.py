@@ -36,8 +36,9 @@ def _report(arguments: Arguments) -> int:
         raise ConfigError(f"report: {error}: pip install 'collectx[report]'") from error
     runs = read.read_runs(folders)
     objective = options.get("objective") or read.objective_of(runs[0])
-    if objective not in OBJECTIVES:
-        raise ConfigError(f"objective={objective}: no such metric{did_you_mean(objective, OBJECTIVES)}")
+    known = (*OBJECTIVES, *dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ()))
+    if objective not in known:
+        raise ConfigError(f"objective={objective}: no such metric{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     printing.say(str(page.write_report(runs, out, objective)))

@@ -209,7 +209,7 @@ class UserEnvConfig(_ByValue, EnvConfig):
 
     create: Callable[..., Any]
     kwargs: dict[str, Any] = field(default_factory=dict)
-    info_keys: list[str] = field(default_factory=list)
+    info_keys: list[Any] = field(default_factory=list)
     exclude_keys: list[str] = field(default_factory=list)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import psutil
 import torch
@@ -30,6 +32,7 @@ from collectx.config.schema.launcher import BackendConfig, DevicesConfig, Launch
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import TrainerConfig
 from collectx.env.base import EnvSpec
+from collectx.env.infos import declare
 from collectx.env.tensor_vector import with_index
 from collectx.errors import ConfigError
 from collectx.place import place_of
@@ -116,7 +119,7 @@ def build(
         is_written=is_written,
     )
     place = place_of(cfg)
-    specs = SpecMaker(cfg, overrides, spec.num_envs, outer, _served(cfg, actor))
+    specs = SpecMaker(cfg, overrides, spec.num_envs, outer, _served(cfg, actor), spec.infos)
     workers = open_workers(place, batch, specs, spec, events, build, launcher, log_dir)
     if isinstance(schedule, PreemptiveSchedule):
         schedule.preempt = workers.transport.preempt
@@ -189,6 +192,7 @@ class SpecMaker:
         num_envs: number of envs in each process.
         outer: the worker that runs the collector; None for the run's collector.
         served: see `ProcessSpec`.
+        infos: see `EnvSpec`; the workers get them declared.
     """
 
     def __init__(
@@ -198,11 +202,12 @@ class SpecMaker:
         num_envs: int,
         outer: Placement | None = None,
         served: ServedActor | None = None,
+        infos: Mapping[str, Any] = MappingProxyType({}),
     ):
         self._served = served
         self._cfg = _worker_config(cfg)
         self._overrides = overrides
-        self._num_envs = num_envs
+        self._num_envs, self._infos = num_envs, infos
         self._num_workers = num_workers_of(cfg.collector)
         self._visible_devices = cfg.backend.visible_devices if isinstance(cfg.backend, RpcBackendConfig) else None
         self._processes = cfg.collector.num_workers_per_collector  # of each worker
@@ -221,7 +226,7 @@ class SpecMaker:
             collector = dataclasses.replace(collector, exploration_type=overrides.exploration_type)
         cfg = dataclasses.replace(
             self._cfg,
-            env=overrides.env or self._cfg.env,
+            env=declare(overrides.env or self._cfg.env, self._infos),
             policy=overrides.policy or self._cfg.policy,
             devices=overrides.devices or self._cfg.devices,
             collector=collector,

@@ -90,6 +90,8 @@ def load_batch(saved: Mapping[str, Any], slot: int) -> tuple[tuple[Arrival, ...]
     """The inverse of `save_batch`; `slot` becomes the slot of the arrivals."""
     arrivals = []
     for part in saved["parts"]:
-        arrays = {name: part["report"][name].numpy() for name in ("returns", "lengths")}
+        arrays = {
+            name: part["report"][name].numpy() for name in ("returns", "lengths", "metrics") if name in part["report"]
+        }
         arrivals.append(Arrival(part["worker"], slot, SlotReport(**{**part["report"], **arrays})))
     return tuple(arrivals), saved["memory"]

@@ -12,7 +12,7 @@ from collectx.config.convert import convert, describe, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import default_of, incomplete, section_of
-from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS, RunConfig
+from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, SECTIONS, RunConfig
 
 # The value in a YAML file where the user has to choose.
 UNSET = "???"
@@ -52,11 +52,21 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
         sections[name] = _part(name, cls, values.get(name, {}), problems)
     for name, cls in COMMAND_SECTIONS.items():
         if name in values:
-            _part(name, cls, values[name], problems)
+            section = _part(name, cls, values[name], problems)
+            if name == "sweep":
+                problems += _unknown_objectives(section, sections["env"])
     for name in values:
         if name not in (*GROUPS, *SECTIONS, *COMMAND_SECTIONS, "seed"):
             problems += [_unknown(path) for path in _leaves(name, values[name]) if path not in ignore]
     return incomplete(RunConfig, **sections), problems
+
+
+def _unknown_objectives(sweep: Any, env: Any) -> Iterator[Problem]:
+    """`sweep.objective` names entries of `result.json`, which contains those of `env.metrics`."""
+    objective = vars(sweep).get("objective")
+    choices = (*OBJECTIVES, *(vars(env).get("metrics") or ()))
+    if objective is not None and (violated := out_of_range(objective, {"choices": choices})):
+        yield Problem("sweep.objective", f"must be {violated}", objective)
 
 
 def check_section(name: str, values: Mapping[str, Any]) -> Any:

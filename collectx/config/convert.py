@@ -98,7 +98,8 @@ def _describe(hint: Any, language: Language) -> str:
         if item is Any:
             return "a list"
         # "an integer" becomes "integers".
-        return f"a list of {_describe(item, language).split(' ', 1)[-1]}s" + (", such as [1,2]" if item is int else "")
+        items = " or ".join(f"{_describe(each, language).split(' ', 1)[-1]}s" for each in members(item))
+        return f"a list of {items}" + (", such as [1,2]" if item is int else "")
     return language.types.get(dict if origin in _MAPPINGS else origin, str(hint))
 
 

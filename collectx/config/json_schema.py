@@ -105,7 +105,10 @@ def _typed(hint: Any, limits: typing.Mapping[str, Any]) -> dict[str, Any]:
         return _NULL
     if origin is list:
         (item,) = typing.get_args(hint)
-        return {"type": "array"} if item is Any else {"type": "array", "items": _typed(item, limits)}
+        if item is Any:
+            return {"type": "array"}
+        kinds = [_typed(each, limits) for each in members(item)]
+        return {"type": "array", "items": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}
     if origin is dict:
         return {"type": "object"}
     if "choices" in limits:

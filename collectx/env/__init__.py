@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from collectx import signal_handlers
 from collectx.config.registry import implementation
-from collectx.config.schema.env import EnvConfig, GymEnvConfig
+from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.env.numbers import SPACES, EnvNumbers
 from collectx.fork_server import descendants
@@ -60,8 +60,11 @@ def read_spec(
         examine: called with the group of envs before they are closed.
         numbers: of the first env.
     """
-    # A vector env's entry point, and EnvPool, may depend on the number of envs; a group of gym envs does not.
-    smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if isinstance(cfg, GymEnvConfig) else cfg
+    # What makes several envs at once may depend on their number; a group of single Gymnasium envs does not.
+    is_of_singles = isinstance(cfg, GymEnvConfig)
+    if isinstance(cfg, GymVectorEnvConfig):
+        is_of_singles = cfg.id is not None and cfg.vectorization_mode != "vector_entry_point"
+    smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if is_of_singles else cfg
     with preserve_random_state(), descendants.hosted():
         env = build(smallest, numbers=numbers)
         try:

@@ -30,6 +30,7 @@ import torch
 
 from collectx import progress
 from collectx.batch import REWARD, Key, Leaf, as_array
+from collectx.env.metrics import InfoMetrics
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class EnvSpec:
             counts are not among them. By default `observation`.
         example_observation: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's
             policy is called once to learn its outputs. Empty: that call takes zeros.
+        infos: the form of each kept entry of `info` (`collectx.env.infos.InfoKeys.declared`).
         device: where the group takes and writes tensors in place of arrays (`collectx.env.tensor_vector`), with its
             index; None: it takes and writes arrays.
     """
@@ -87,6 +89,7 @@ class EnvSpec:
     action_spec: Any = field(default=None, compare=False, repr=False)
     inputs: tuple[Leaf, ...] = None  # type: ignore[assignment]
     example_observation: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    infos: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     device: torch.device | None = None
 
     def __post_init__(self) -> None:
@@ -136,11 +139,13 @@ class Env(ABC):
 
     Attributes:
         user_envs: the user's env objects, where there are any. A worker that resumes replaces its env objects.
+        metrics: the sums of `env.metrics`; None without these.
         unsaved: why checkpoints cannot contain the state of the envs, if a group that was not reset does not show it.
     """
 
     spec: EnvSpec
     user_envs: Sequence[Any] = ()
+    metrics: InfoMetrics | None = None
     unsaved: str | None = None
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -20,6 +21,7 @@ from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import env_factory, explain_errors
 from collectx.env.infos import InfoKeys
+from collectx.env.metrics import InfoMetrics
 from collectx.env.numbers import EnvNumbers
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
@@ -35,7 +37,7 @@ def build(cfg: GymEnvConfig, first_index: int, incarnation: int, numbers: EnvNum
     with explain_errors(cfg):
         make = env_factory(cfg)
         made = (make(numbers.of(e)) for e in range(cfg.num_envs))
-        return group_class(cfg.num_envs)(made, cfg.info_keys, cfg.exclude_keys)
+        return group_class(cfg.num_envs)(made, cfg.info_keys, cfg.exclude_keys, cfg.metrics)
 
 
 def group_class(num_envs: int) -> type[GymEnv]:
@@ -53,7 +55,13 @@ class GymEnv(Env):
         envs: at least one. If making one raises, the envs made before are closed.
     """
 
-    def __init__(self, envs: Iterable[gymnasium.Env], info_keys: Sequence[str] = (), exclude_keys: Sequence[str] = ()):
+    def __init__(
+        self,
+        envs: Iterable[gymnasium.Env],
+        info_keys: Sequence[Any] = (),
+        exclude_keys: Sequence[str] = (),
+        metrics: Sequence[str] = (),
+    ):
         self.user_envs: list[gymnasium.Env] = []
         with closed_on_error(self):
             for env in envs:
@@ -66,9 +74,19 @@ class GymEnv(Env):
         self._leaves = (*self._observation.leaves, *self._infos.leaves)
         size = len(self.user_envs)
         spaces = (self._observation.space, first.action_space)
-        self.spec = EnvSpec(size, self._leaves, action.leaves, *spaces, inputs=self._observation.leaves)
+        self.spec = EnvSpec(
+            size,
+            self._leaves,
+            action.leaves,
+            *spaces,
+            inputs=self._observation.leaves,
+            infos=self._infos.declared,
+        )
         self._split = action.element_splitter()
         self._steps = [env.step for env in self.user_envs]
+        if metrics:
+            self.metrics = InfoMetrics(metrics)
+            self._steps = [partial(self.metrics.step, step) for step in self._steps]
         # Whether an observation is the value of the only leaf.
         self._is_array = self._observation.single and not self._observation.has_text and not info_keys
 

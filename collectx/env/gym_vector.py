@@ -26,6 +26,7 @@ from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym import reward_number
 from collectx.env.gym_factory import constructor, env_factory, explain_errors, resolve_source
 from collectx.env.infos import InfoKeys
+from collectx.env.metrics import InfoMetrics
 from collectx.env.mujoco_warnings import show_once
 from collectx.env.numbers import EnvNumbers
 from collectx.env.observation import ObservationLeaves
@@ -44,18 +45,22 @@ _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 def build(cfg: GymVectorEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers) -> Env:
     """See `collectx.env.build`."""
     with explain_errors(cfg):
-        return adapter(_make(cfg, numbers), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode)
+        return adapter(_make(cfg, numbers), cfg.info_keys, cfg.exclude_keys, cfg.autoreset_mode, cfg.metrics)
 
 
 def adapter(
-    env: VectorEnv, info_keys: Sequence[str], exclude_keys: Sequence[str], autoreset_mode: str | None = None
+    env: VectorEnv,
+    info_keys: Sequence[Any],
+    exclude_keys: Sequence[str],
+    autoreset_mode: str | None = None,
+    metrics: Sequence[str] = (),
 ) -> Env:
     """The adapter of a vector env, by whether it returns arrays or tensors."""
     device = device_of(env)
     if device is None:
-        return GymVectorEnv(env, info_keys, exclude_keys, autoreset_mode)
+        return GymVectorEnv(env, info_keys, exclude_keys, autoreset_mode, metrics)
     mode = _parse_mode(env.metadata.get("autoreset_mode")) or _parse_mode(autoreset_mode) or AutoresetMode.SAME_STEP
-    return TensorVectorEnv(env, device, mode, info_keys, exclude_keys)
+    return TensorVectorEnv(env, device, mode, [*info_keys, *metrics], exclude_keys)
 
 
 class GymVectorEnv(Env):
@@ -72,11 +77,13 @@ class GymVectorEnv(Env):
     def __init__(
         self,
         env: VectorEnv,
-        info_keys: Sequence[str] = (),
+        info_keys: Sequence[Any] = (),
         exclude_keys: Sequence[str] = (),
         autoreset_mode: str | None = None,
+        metrics: Sequence[str] = (),
     ):
         self._env, self.user_envs = env, [env]
+        self.metrics = InfoMetrics(metrics) if metrics else None
         with closed_on_error(self):
             self._mode = _autoreset_mode(env, autoreset_mode)
             if isinstance(env.unwrapped, SyncVectorEnv):
@@ -103,6 +110,7 @@ class GymVectorEnv(Env):
             can_restart_early=self._mode is AutoresetMode.DISABLED
             or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
             inputs=self._observation.leaves,
+            infos=self._infos.declared,
         )
         self._seeds_each = is_gymnasiums
         # NEXT_STEP: the envs whose next step is a reset. SAME_STEP: the envs with a first observation in `_first`.
@@ -140,6 +148,8 @@ class GymVectorEnv(Env):
             array[:] = value if np.shape(value) == array.shape else _one_each(name, value, array.shape)
         ended = np.logical_or(terminated, truncated)
         any_ended = bool(ended.any())
+        if self.metrics is not None:
+            self._count(info, ended)
         if self._mode is AutoresetMode.SAME_STEP and any_ended:
             self._write_both(out.observation, observation, info, ended)
         else:
@@ -148,6 +158,13 @@ class GymVectorEnv(Env):
                 out.frame[self._ended] = False
         self._ended[:] = ended
         return any_ended
+
+    def _count(self, info: Mapping, ended: np.ndarray) -> None:
+        assert self.metrics is not None
+        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+            self.metrics.add_same_step(info, ended)
+        else:
+            self.metrics.add_vector(info, ~self._ended if self.spec.ragged else np.ones_like(ended))
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         """See `Env.restart`.
@@ -316,7 +333,7 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
     with numbers.explained():
         if entry_point is not None:
             arguments = numbers.arguments(entry_point, cfg.kwargs)
-            return as_vector_env(entry_point(num_envs=cfg.num_envs, **arguments), cfg.info_keys)
+            return as_vector_env(entry_point(num_envs=cfg.num_envs, **arguments), [*cfg.info_keys, *cfg.metrics])
         return gymnasium.make_vec(
             str(cfg.id),
             cfg.num_envs,

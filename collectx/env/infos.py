@@ -1,11 +1,13 @@
 """The kept entries of `info`, as leaves `("info", name)`. A mask `("info", "_name")` marks the frames that contain one,
 as in Gymnasium's vector envs.
 
-Shapes and dtypes are taken from the infos of one episode at most, as Gymnasium declares no space for infos.
+Gymnasium declares no space for infos. Shapes and dtypes that the user does not declare are taken from the infos of one
+episode at most, of an env that the trainer makes for that and closes; workers get them declared (`declare`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +17,13 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf
+from collectx.config.schema.env import EnvConfig
 from collectx.env.spaces import Leaves, Path, numpy_dtype, torch_dtype
 from collectx.errors import SpaceError
 
 # Steps of a longer episode in which the entries are searched.
 _PROBED_STEPS = 10_000
+_EXAMPLE = "env.info_keys=[{NAME: float32}], or [float32, 3] for an array of 3"
 
 
 class InfoKeys:
@@ -29,33 +33,28 @@ class InfoKeys:
     or before an episode's last step), zeros are stored and its mask is False.
 
     Args:
-        names: top-level keys of `info`.
-        env: where there are names, is reset and stepped with random actions until each entry has occurred.
+        keys: top-level keys of `info`, or mappings that declare them: the form of a number is its dtype, `float32`;
+            of an array its dtype and sizes, `[float32, 2, 3]`; of a dict a mapping of the forms of its parts.
+        env: where an entry is not declared, is reset and stepped with random actions until each entry has occurred.
 
     Attributes:
+        declared: the form of each entry.
         leaves: `("info", name)` of each name, or `("info", name, part)` of each part of a dict, then
             `("info", "_name")`, [] bool.
 
     Raises:
-        SpaceError: an entry does not occur in an episode, or is not numeric.
+        SpaceError: an entry does not occur in an episode, is not numeric, or is declared in another way.
     """
 
-    def __init__(self, names: Sequence[str], env: gymnasium.Env | VectorEnv):
-        examples: dict[str, Any] = {}
-        known: dict[str, None] = {}
-        for info in _episode(env) if names else ():
-            known |= dict.fromkeys(map(str, info))
-            examples |= {name: info[name] for name in names if name in info and name not in examples}
-            if len(examples) == len(set(names)):
-                break
+    def __init__(self, keys: Sequence[str | Mapping[str, Any]], env: gymnasium.Env | VectorEnv):
+        self.declared: dict[str, Any] = {}
+        for key in keys:
+            self.declared |= key if isinstance(key, Mapping) else {key: None}
+        if names := undeclared(keys):
+            self.declared |= {name: _form(name, value, ()) for name, value in _examples(names, env).items()}
         self._entries: dict[str, Leaves] = {}
-        for name in names:
-            if name not in examples:
-                raise SpaceError(
-                    f"env.info_keys: no {name!r} in the infos of one episode (or its first {_PROBED_STEPS} steps); "
-                    f"they contain {', '.join(sorted(known)) or 'nothing'}"
-                )
-            parts = list(_walk(name, examples[name], ()))
+        for name, form in self.declared.items():
+            parts = list(_walk(name, form, ()))
             if not parts:
                 raise SpaceError(f"env.info_keys: {name!r} is an empty dict, and only numbers and arrays can be kept")
             self._entries[name] = Leaves(parts)
@@ -107,6 +106,39 @@ class InfoKeys:
         return first, final
 
 
+def undeclared(keys: Sequence[str | Mapping[str, Any]]) -> list[str]:
+    """The entries of `env.info_keys` without a declared form."""
+    return [key for key in keys if not isinstance(key, Mapping)]
+
+
+def declare(cfg: EnvConfig, infos: Mapping[str, Any]) -> EnvConfig:
+    """The configuration with the forms of `InfoKeys.declared`, so that no env is stepped to learn them."""
+    return dataclasses.replace(cfg, info_keys=[infos]) if infos else cfg  # type: ignore[call-arg]
+
+
+def shown(form: Any) -> str:
+    """A form as YAML on one line, which is also a value on the command line."""
+    if isinstance(form, Mapping):
+        return "{" + ", ".join(f"{name}: {shown(part)}" for name, part in form.items()) + "}"
+    return form if isinstance(form, str) else f"[{', '.join(map(str, form))}]"
+
+
+def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str, Any]:
+    """The first value of each entry in an episode."""
+    examples: dict[str, Any] = {}
+    known: dict[str, None] = {}
+    for info in _episode(env):
+        known |= dict.fromkeys(map(str, info))
+        examples |= {name: info[name] for name in names if name in info and name not in examples}
+        if len(examples) == len(set(names)):
+            return examples
+    missing = next(name for name in names if name not in examples)
+    raise SpaceError(
+        f"env.info_keys: no {missing!r} in the infos of one episode with random actions (or its first {_PROBED_STEPS} "
+        f"steps); they contain {', '.join(sorted(known)) or 'nothing'}. If it occurs elsewhere, declare it: {_EXAMPLE}"
+    )
+
+
 def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
     """The infos of each env, with random actions, until an episode ends; then the infos of the reset."""
 
@@ -139,20 +171,33 @@ def _of_env(info: Mapping, e: int) -> dict[str, Any]:
     return one
 
 
-def _walk(name: str, value: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
-    """Yields the leaf and the path of every number and array in the part of an info entry at `path`."""
+def _form(name: str, value: Any, path: Path) -> Any:
+    """The form of the part of an info entry at `path`; see `InfoKeys`."""
     if isinstance(value, Mapping):
-        for part, inner in value.items():
-            yield from _walk(name, inner, (*path, part))
-        return
+        return {part: _form(name, inner, (*path, part)) for part, inner in value.items()}
     try:
         array = np.asarray(value)
     except ValueError:
         array = np.empty(0, object)  # of uneven shape
     if array.dtype.kind not in "biuf":
-        shown = ".".join(map(str, (name, *path)))
+        part = ".".join(map(str, (name, *path)))
         raise SpaceError(
-            f"env.info_keys: {shown!r} is not numeric ({value!r:.100}): only numbers, arrays and dicts of these can be "
+            f"env.info_keys: {part!r} is not numeric ({value!r:.100}): only numbers, arrays and dicts of these can be "
             "kept"
         )
-    yield Leaf(("info", name, *map(str, path)), array.shape, torch_dtype(array.dtype)), path
+    return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
+
+
+def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
+    """Yields the leaf and the path of every number and array in an entry with this form."""
+    if isinstance(form, Mapping):
+        for part, inner in form.items():
+            yield from _walk(name, inner, (*path, part))
+        return
+    try:
+        dtype, *shape = [form] if isinstance(form, str) else form
+        leaf = Leaf(("info", name, *map(str, path)), tuple(map(int, shape)), torch_dtype(np.dtype(dtype)))
+    except (TypeError, ValueError) as error:
+        part = ".".join(map(str, (name, *path)))
+        raise SpaceError(f"env.info_keys: {part!r} is declared as {form!r:.100}. Write {_EXAMPLE}") from error
+    yield leaf, path

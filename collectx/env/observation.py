@@ -43,7 +43,7 @@ class ObservationLeaves(SpaceLeaves):
         SpaceError: a part lacks a fixed shape and numeric dtype, or is named like another key of the batch.
     """
 
-    def __init__(self, space: Space, exclude: Sequence[str] = (), info_keys: Sequence[str] = ()):
+    def __init__(self, space: Space, exclude: Sequence[str] = (), info_keys: Sequence[Any] = ()):
         space = exclude_parts(space, exclude)
         names = [*space.spaces] if isinstance(space, spaces.Dict) else []
         _check_names(names, (*_TAKEN, "info") if info_keys else _TAKEN)

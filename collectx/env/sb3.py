@@ -69,5 +69,7 @@ def as_vector_env(env: Any, info_keys: Any = ()) -> Any:
     if not is_vec_env(env):
         return env
     if info_keys:
-        raise ConfigError(f"info_keys={[*info_keys]}: collectx cannot keep the infos of a VecEnv: leave info_keys out.")
+        raise ConfigError(
+            f"info_keys, metrics: {[*info_keys]}: collectx cannot read the infos of a VecEnv: leave them out."
+        )
     return VecEnvAdapter(env)

@@ -52,7 +52,7 @@ class TensorVectorEnv(Env):
         env: VectorEnv,
         device: torch.device,
         mode: AutoresetMode,
-        info_keys: Sequence[str] = (),
+        info_keys: Sequence[Any] = (),
         exclude_keys: Sequence[str] = (),
     ):
         self._env, self.user_envs, self._device = env, [env], device
@@ -64,8 +64,8 @@ class TensorVectorEnv(Env):
                 )
             if info_keys:
                 raise ConfigError(
-                    f"info_keys={[*info_keys]}: {env} returns tensors on {device}, and collectx keeps no infos of "
-                    "such envs. Leave info_keys out, or add the values to the observation."
+                    f"info_keys, metrics: {[*info_keys]}: {env} returns tensors on {device}, and collectx keeps no "
+                    "infos of such envs. Leave them out, or add the values to the observation."
                 )
             self._observation = ObservationLeaves(env.single_observation_space, exclude_keys)
             self._action = SpaceLeaves(env.single_action_space, ("action",))

@@ -29,6 +29,7 @@ from collectx.collector.compose import build
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.stream import Stream
 from collectx.config.derived import surplus_note
+from collectx.env.infos import undeclared
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background
@@ -90,7 +91,7 @@ class BaseCollector(ReadableCollector):
         cfg.env, cfg.policy = env, trainers_policy(keywords, cfg.collector.num_workers)
         self._keywords, self._cfg, self._overrides = keywords, cfg, overrides
         has_workers, has_users_policy = keywords.has_workers, policies.is_user_policy(cfg.policy)
-        if has_workers or has_users_policy:
+        if has_workers or has_users_policy or undeclared(env.info_keys):
             env = copied(env, is_required=has_workers)
         spec = envs.read_spec(env, has_users_policy)
         self._frames_per_batch = fit_frames(keywords, cfg, overrides, spec)

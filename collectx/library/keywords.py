@@ -138,7 +138,8 @@ class Keywords:
             `[time]`.
         info_keys: entries of Gymnasium's `info` to keep in the batch, numbers, arrays or dicts of these, as
             `("info", name)` and `("next", "info", name)`. If the env lacks an entry, its value is zero and
-            `("info", "_name")` is False.
+            `("info", "_name")` is False. Names, or declarations as in `env.info_keys`: without declarations, the
+            constructor steps an env of its own for up to an episode.
         exclude_keys: parts of the observation to leave out of the batch, such as texts; nested parts with dots, as in
             "inner.text"; "observation" for an observation without parts. The policy does not see them.
         worker_idx: this collector's number among several collectors of the caller: the attribute `worker_idx`.
@@ -206,7 +207,7 @@ class Keywords:
     cudagraph_policy: bool | dict[str, Any] | None = None
     seed: int | None = option("seed", None, lambda seed: torch.initial_seed() % 2**61 if seed is None else seed)
     num_envs: int | None = option("env.num_envs", None)
-    info_keys: Sequence[str] = ()
+    info_keys: Sequence[str | Mapping[str, Any]] = ()
     exclude_keys: Sequence[str] = ()
     worker_idx: int | None = None
 

@@ -280,6 +280,11 @@ class Rollout:
         """Whether the actions of the next batch are random."""
         return self._num_random > 0
 
+    def take_metrics(self) -> np.ndarray:
+        """The sums of `env.metrics` since the last call; see `InfoMetrics.take`."""
+        metrics = self.group.metrics
+        return np.zeros((2, 0)) if metrics is None else metrics.take()
+
     @property
     def group(self) -> Env:
         """The envs without wrappers, as they were built or as `load` replaced them."""

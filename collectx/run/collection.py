@@ -122,6 +122,7 @@ class RunCollection:
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes
             self._line = _line(delivery, statistics)
+            self._logged.update(statistics.metrics)
             if is_resumed:
                 self._line["resumed"] = True
             if entries := self._worker_entries(delivery, now_s):

@@ -9,6 +9,7 @@ torch is imported here, or with the preloads of the fork server for local worker
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import sys
@@ -189,6 +190,7 @@ class _Execution:
         import torch
 
         from collectx import collector, env, policy, trainer
+        from collectx.env.infos import declare, shown, undeclared
         from collectx.run import logger_threads
         from collectx.run.checkpointer import announce_unsaved
         from collectx.trainer.base import replay_overrides
@@ -204,6 +206,11 @@ class _Execution:
         self._make_loggers = logger_threads.factories(cfg, self._files, frames)
         with self._limited(f"making the trainer's own env ({env.named(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
+        if names := undeclared(getattr(cfg.env, "info_keys", ())):
+            forms = [shown({name: spec.infos[name]}) for name in names]
+            # The evaluator's envs are not stepped for that again.
+            self._cfg = cfg = dataclasses.replace(cfg, env=declare(cfg.env, spec.infos))
+            self._add_event("infos_examined", names=names, declared=f"env.info_keys=[{', '.join(forms)}]")
         # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
         # separate seeds.
         random.seed(cfg.seed)
@@ -324,6 +331,10 @@ class _Execution:
             if self._evaluator is not None and not self._record.errors and not self._record.is_interrupted:
                 self._evaluator.wait()
             collection.close()
+            statistics = self._record.statistics
+            missing = [name for name in getattr(self._cfg.env, "metrics", ()) if name not in statistics.metrics]
+            if missing and statistics.num_episodes:
+                self._add_event("metrics_missing", names=missing)
             if not self._record.errors:
                 checkpointer.write(wait_for_workers=not self._record.is_interrupted)
         finally:

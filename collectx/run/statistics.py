@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,8 @@ class Statistics:
         started: `last_s` and `waited_s` at the first delivery of this process; None before. The time before it counts
             as start-up.
         rate: frames of the last batch divided by the time since the previous delivery; None before the second.
+        metrics: the mean of each of `env.metrics`, over the last batches that contain `RETURN_WINDOW` frames with the
+            entry; those that have occurred. Also part of `scalars`.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
@@ -89,9 +91,10 @@ class Statistics:
         taking_part: number of workers that take part, and number that were started; None if all take part.
     """
 
-    def __init__(self, total_frames: int, target_return: float | None = None) -> None:
+    def __init__(self, total_frames: int, target_return: float | None = None, metrics: Sequence[str] = ()) -> None:
         self.total_frames = total_frames
         self.target_return = target_return
+        self.metrics: dict[str, float] = {}
         self.scalars: dict[str, float] = {}
         self.frames = 0
         self.batches = 0
@@ -108,6 +111,8 @@ class Statistics:
         self.taking_part: tuple[int, int] | None = None
         self.started: tuple[float, float] | None = None
         self._first_frames = 0
+        # Sums and counts of each metric in the last batches.
+        self._recent: dict[str, deque[tuple[float, float]]] = {name: deque() for name in metrics}
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
     def add(self, delivery: BatchInfo, now_s: float) -> None:
@@ -138,9 +143,23 @@ class Statistics:
             self._totals(part.worker).add(spent_s, report.frames, lag, len(returns), total_return)
             self.num_episodes += len(returns)
             self._returns.extend(returns[-RETURN_WINDOW:].tolist())
+        if self._recent:
+            self._add_metrics(sum(part.report.metrics for part in delivery.parts))
         self.lag = total_lag / delivery.frames if delivery.frames else 0.0
         if self.num_episodes > episodes:
             self.mean_return = math.fsum(self._returns) / len(self._returns)
+
+    def _add_metrics(self, totals: Any) -> None:
+        """Adds the sums and counts of one batch, `[2, metrics]`."""
+        for (name, recent), total, count in zip(self._recent.items(), *totals.tolist(), strict=True):
+            if not count:
+                continue
+            recent.append((total, count))
+            while sum(n for _, n in recent) - recent[0][1] >= RETURN_WINDOW:
+                recent.popleft()
+            # New dicts: the display may be iterating over the old ones.
+            self.metrics = self.metrics | {name: math.fsum(s for s, _ in recent) / sum(n for _, n in recent)}
+        self.scalars = self.scalars | self.metrics
 
     def state(self) -> dict[str, Any]:
         """Returns a copy as plain data, for `load`."""
@@ -150,6 +169,7 @@ class Statistics:
             "elapsed_s": elapsed_s,
             "scalars": dict(self.scalars),
             "returns": list(self._returns),
+            "metrics": {name: list(recent) for name, recent in self._recent.items()},
             "workers": {worker: asdict(totals) for worker, totals in self.workers.items()},
         }
 
@@ -161,6 +181,10 @@ class Statistics:
             self.first_s, self.last_s = now_s - state["elapsed_s"], now_s
         self.scalars = state["scalars"]
         self._returns.extend(state["returns"])
+        for name, recent in state.get("metrics", {}).items():
+            if name in self._recent:
+                self._recent[name].extend(map(tuple, recent))
+        self.metrics = {name: self.scalars[name] for name, recent in self._recent.items() if recent}
         self.workers = {worker: PartTotals(**totals) for worker, totals in state["workers"].items()}
 
     def _totals(self, worker: int) -> PartTotals:

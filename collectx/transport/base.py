@@ -93,6 +93,7 @@ class SlotReport:
             ended in this batch, in order of time.
         wait_s: seconds spent waiting for the grant.
         send_s: seconds spent sending the previous batch, and taking new weights for this one.
+        metrics: `InfoMetrics.take` of the batch's steps, `[2, metrics]` float64; empty without `env.metrics`.
         added: what the user's hook added to the batch: tensors `[envs, steps, *shape]` by key.
     """
 
@@ -104,6 +105,7 @@ class SlotReport:
     lengths: np.ndarray
     wait_s: float = 0.0
     send_s: float = 0.0
+    metrics: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
     added: dict[Key, torch.Tensor] = field(default_factory=dict)
 
 

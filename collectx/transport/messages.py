@@ -4,8 +4,9 @@ signed, as they carry the states of envs, which a worker that resumes unpickles 
 trainer -> worker    GRANT   | slot, reset, version (int64): of the weights to act with, or the oldest that are allowed:
                              | exactly this version with `SlotSpec.grants_name_version`
                      WEIGHTS | version (int64)
-worker -> trainer    FULL    | slot, version, frames, episodes (int64), seconds (4 float64) | returns (float64)
-                             | lengths (int64) | nothing, or `SlotReport.added` as by `pack_tensors`
+worker -> trainer    FULL    | slot, version, frames, episodes, metrics (int64), seconds (4 float64)
+                             | returns (float64) | lengths (int64) | sums, counts of metrics (float64)
+                             | nothing, or `SlotReport.added` as by `pack_tensors`
                      HAVE    | version (int64)
                      PROGRESS| steps, others (int64): see `collectx.progress`
                      FAILED  | the error, encoded by the transport
@@ -32,7 +33,7 @@ _NUMBERS = struct.Struct("<cqqq")
 # How a grant says whether the envs are reset; above, twice the seed, plus whether it is static.
 _NO_RESET, _RESET = 0, 1
 _PROOF_BYTES = 32
-_FULL = struct.Struct("<cqqqqdddd")
+_FULL = struct.Struct("<cqqqqqdddd")
 
 
 def pack_signed(kind: bytes, content: Any, secret: bytes) -> bytes:
@@ -110,9 +111,10 @@ def unpack_progress(message: bytes) -> tuple[int, int]:
 def pack_full(slot: int, report: SlotReport) -> bytes:
     """`slot` is filled."""
     times = (report.env_s, report.policy_s, report.wait_s, report.send_s)
-    head = _FULL.pack(FULL, slot, report.policy_version, report.frames, len(report.returns), *times)
+    counts = (len(report.returns), report.metrics.shape[1])
+    head = _FULL.pack(FULL, slot, report.policy_version, report.frames, *counts, *times)
     added = pack_tensors(FULL, report.added) if report.added else b""
-    return head + report.returns.tobytes() + report.lengths.tobytes() + added
+    return head + report.returns.tobytes() + report.lengths.tobytes() + report.metrics.tobytes() + added
 
 
 def unpack_full(message: bytes) -> tuple[int, SlotReport]:
@@ -123,14 +125,15 @@ def unpack_full(message: bytes) -> tuple[int, SlotReport]:
     """
     if len(message) < _FULL.size:
         raise ValueError(f"FULL with {len(message)} bytes")
-    _, slot, version, frames, episodes, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
-    end = _FULL.size + 16 * episodes
-    if not _FULL.size <= end <= len(message):
-        raise ValueError(f"FULL with {len(message)} bytes and {episodes} episodes")
+    _, slot, version, frames, episodes, metrics, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)
+    end = _FULL.size + 16 * (episodes + metrics)
+    if min(episodes, metrics) < 0 or end > len(message):
+        raise ValueError(f"FULL with {len(message)} bytes, {episodes} episodes and {metrics} metrics")
     returns = np.frombuffer(message, np.float64, episodes, _FULL.size)
     lengths = np.frombuffer(message, np.int64, episodes, _FULL.size + 8 * episodes)
+    sums = np.frombuffer(message, np.float64, 2 * metrics, _FULL.size + 16 * episodes).reshape(2, metrics)
     added = _unpack_added(message[end:]) if end < len(message) else {}
-    return slot, SlotReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s, added)
+    return slot, SlotReport(version, frames, env_s, policy_s, returns, lengths, wait_s, send_s, sums, added)
 
 
 def _unpack_added(message: bytes) -> dict[Key, torch.Tensor]:

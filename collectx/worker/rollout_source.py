@@ -207,6 +207,7 @@ class RolloutSource:
                 if self._check is not None and not isinstance(error, RolloutStopped):
                     self._check.explain(slot, error)
                 raise
+            report.metrics = self._rollout.take_metrics()
             steps = report.frames // self._spec.num_envs
             if self._check is not None:
                 self._check(slot, steps)

@@ -31,11 +31,19 @@ class GymnasiumConfig(EnvConfig):
         """Wrappers, innermost first: the import path of a class, or a mapping of that path (_target_) and keyword
         arguments.""",
     )
-    info_keys: list[str] = option(
+    info_keys: list[str | dict[str, Any]] = option(
         [],
         """Entries of info to keep in the batch (numbers, arrays, or dicts of these), such as [episode]. The batch keys
         are ("info", name) and ("next", "info", name). In frames without the entry, the value is zero and ("info",
-        "_name") is False.""",
+        "_name") is False. To learn shapes and dtypes, the trainer steps an env of its own for up to an episode, unless
+        they are declared: [{speed: float32}, {position: [float32, 3]}, {episode: {r: float32, l: int32}}].""",
+    )
+    metrics: list[str] = option(
+        [],
+        """Entries of info whose means are scalars of the run: [is_success, episode.l], where a dot enters a dict. A
+        mean is that of the frames with the entry, in the last batches that contain 100 of these. It is in
+        `metrics.jsonl`, display, loggers, report and `result.json`, where `sweep.objective` can name it.""",
+        kept=True,
     )
     exclude_keys: list[str] = option(
         [], "Parts of a Dict or Tuple observation to leave out of the batch, such as text: [mission, inner.text]."

@@ -7,6 +7,7 @@ It counts the episodes with the lowest numbers in each env, not the first ones t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections import defaultdict
@@ -21,9 +22,10 @@ from torch import nn
 
 from collectx import collector as collectors
 from collectx.config.registry import group_from_dict
-from collectx.config.schema.env import GymEnvConfig, GymnasiumConfig
+from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
+from collectx.env.metrics import CountedEpisodes, InfoMetrics
 from collectx.env.numbers import SPACES, of_evaluation
 from collectx.errors import ConfigError, EpisodeTooLong
 from collectx.policy.exploration import ExplorationType
@@ -42,10 +44,12 @@ _RESAMPLES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The undiscounted returns and the lengths of episodes, in the order of their numbers."""
+    """The undiscounted returns and the lengths of episodes, in the order of their numbers; the means of `env.metrics`
+    over these episodes."""
 
     returns: list[float]
     lengths: list[int]
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def mean_return(self) -> float:
@@ -66,6 +70,7 @@ class Evaluation:
             "interval": self.interval,
             "mean_length": float(np.mean(self.lengths)),
         }
+        facts |= {"metrics": self.metrics} if self.metrics else {}
         return {**facts, "returns": self.returns, "lengths": self.lengths}
 
 
@@ -89,6 +94,8 @@ def evaluate(
         env = dataclasses.replace(env, num_envs=min(env.num_envs, episodes))
     if isinstance(policy, nn.Module) and kind is not ExplorationType.RANDOM:
         policy.eval()
+    counted = InfoMetrics(getattr(env, "metrics", ()))
+    env = _with_metrics(env, counted, episodes)
     options = {
         "frames_per_batch": _STEPS * env.num_envs,
         "total_frames": -1,
@@ -131,7 +138,28 @@ def evaluate(
             if time.monotonic() > next_s:
                 next_s += _SAY_S
                 say(f"{_count(ended, episodes)}; the longest of the others has {longest:,} frames")
-    return Evaluation([returns[each] for each in range(episodes)], [lengths[each] for each in range(episodes)])
+    returned, counts = [returns[each] for each in range(episodes)], [lengths[each] for each in range(episodes)]
+    return Evaluation(returned, counts, counted.means())
+
+
+def _with_metrics(env: EnvConfig, metrics: InfoMetrics, episodes: int) -> EnvConfig:
+    """The configuration whose envs, in this process, add the infos of the evaluated episodes to `metrics`. What one
+    call makes is left as it is."""
+    if not isinstance(env, GymnasiumConfig) or not env.metrics:
+        return env
+    is_vector = isinstance(env, GymVectorEnvConfig)
+    if is_vector and (env.id is None or env.vectorization_mode == "vector_entry_point"):
+        return env
+    index = itertools.count()
+
+    def counted(one: Any) -> Any:
+        # Episode n of env e has the number e + n * num_envs.
+        return CountedEpisodes(one, metrics, -((next(index) - episodes) // env.num_envs))
+
+    changed = {"wrappers": [*env.wrappers, counted], "metrics": []} | (
+        {"vectorization_mode": "sync"} if is_vector else {}
+    )
+    return dataclasses.replace(env, **changed)
 
 
 def _count(ended: set[int], episodes: int) -> str:

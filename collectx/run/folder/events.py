@@ -103,6 +103,13 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "envs_not_saved":
         of = f" of workers {', '.join(map(str, fields['workers']))}" if "workers" in fields else ""
         return f"checkpoints do not save the envs{of}, which begin new episodes after a resume: {fields['reason']}"
+    if name == "infos_examined":
+        return (
+            "the trainer stepped an env of its own with random actions, to learn the shapes of infos "
+            f"({', '.join(fields['names'])}). To avoid this, declare them: '{fields['declared']}'"
+        )
+    if name == "metrics_missing":
+        return f"env.metrics: no frame had {' or '.join(fields['names'])} in its info. Check the names"
     if name == "resumed":
         workers: dict[str, list[str]] = {}
         for worker, reason in fields["new_episodes"].items():

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class Result:
         failures: the errors that ended the run, then the failures that it survived: restarted or dropped workers, and
             each distinct reason why a checkpoint could not be written.
         folder: the run folder.
+        metrics: the means of `env.metrics`: `Statistics.metrics`. In `result.json` each has an entry of its own.
     """
 
     status: Status
@@ -93,12 +94,14 @@ class Result:
     digest: str | None
     failures: tuple[Failure, ...]
     folder: Path
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The content of `result.json`."""
         content = asdict(self) | {"status": self.status.value}
         # The run folder may be moved.
         del content["folder"]
+        content = content.pop("metrics") | content
         content["failures"] = [
             {key: value for key, value in asdict(failure).items() if value is not None} for failure in self.failures
         ]
@@ -108,8 +111,18 @@ class Result:
     def from_json(cls, content: Mapping[str, Any], folder: Path) -> Result:
         """The result in a `result.json`."""
         failures = tuple(Failure(**failure) for failure in content["failures"])
+        names = {each.name for each in fields(cls)}
+        metrics = {name: value for name, value in content.items() if name not in names}
+        content = {name: value for name, value in content.items() if name in names}
         return cls(
-            **{"checkpoint_s": 0.0, **content, "status": Status(content["status"]), "failures": failures}, folder=folder
+            **{
+                "checkpoint_s": 0.0,
+                **content,
+                "metrics": metrics,
+                "status": Status(content["status"]),
+                "failures": failures,
+            },
+            folder=folder,
         )
 
 
@@ -126,7 +139,9 @@ class ResultBuilder:
 
     def __init__(self, cfg: RunConfig, signals: Signals):
         self.start_s = _command_start_s()
-        self.statistics = Statistics(cfg.collector.total_frames, getattr(cfg.trainer, "target_return", None))
+        self.statistics = Statistics(
+            cfg.collector.total_frames, getattr(cfg.trainer, "target_return", None), getattr(cfg.env, "metrics", ())
+        )
         self.digest = None if getattr(cfg.trainer, "digest", False) is False else Digest()
         self.errors: list[BaseException] = []
         self.is_unsaved_known = False
@@ -214,6 +229,7 @@ class ResultBuilder:
             digest=self.digest.total if self.digest is not None and statistics.batches else None,
             failures=(*map(failure_of, self.errors), *self._recovered),
             folder=folder,
+            metrics=statistics.metrics,
         )
 
 

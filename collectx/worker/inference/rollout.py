@@ -141,6 +141,10 @@ class ServedRollout:
         for rollout, rows in zip(self._rollouts, self._rows, strict=True):
             rollout.restart(chosen[rows])
 
+    def take_metrics(self) -> np.ndarray:
+        """See `Rollout.take_metrics`."""
+        return sum(rollout.take_metrics() for rollout in self._rollouts)  # type: ignore[return-value]
+
     @property
     def group(self) -> Env:
         """See `Rollout.group`; a user's envs form a single group."""

@@ -182,6 +182,25 @@ def test_kept_infos():
         build(toys(infos=infos, info_keys=["name"]))
 
 
+def test_a_declared_info_steps_no_env():
+    keys = [{"lives": "int64", "pixels": ["uint8", 2, 2]}, {"episode": {"r": "float32"}}]
+    stepper = Stepper(build(toys(infos={"lives": 3, "episode": {"r": 2.5, "l": 4}}, info_keys=keys))).reset()
+    assert not any(toy.actions for toy in stepper.env.user_envs)
+    stepper.step()
+    kept = dict(zip((leaf.key[1:] for leaf in stepper.spec.observation[1:]), stepper.observation[1:], strict=True))
+    assert kept["lives",].tolist() == [3] * 3
+    assert kept["episode", "r"].tolist() == [2.5] * 3
+    assert not kept["_pixels",].any()
+    assert kept["pixels",].shape == (3, 2, 2)
+    assert stepper.spec.infos == {"lives": "int64", "pixels": ["uint8", 2, 2], "episode": {"r": "float32"}}
+
+
+@pytest.mark.parametrize("form", ["flot32", ["float32", "x"], [], 3, "str"])
+def test_a_wrong_declaration_says_how_to_declare(form):
+    with pytest.raises(SpaceError, match=r"'lives' is declared as .* Write env.info_keys=\[\{NAME: float32\}\]"):
+        build(toys(info_keys=[{"lives": form}]))
+
+
 def recorded(num_envs, mode):
     """A vector env whose episodes are recorded by a wrapper of the whole."""
     envs = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=5)] * num_envs

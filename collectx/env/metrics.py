@@ -1,0 +1,119 @@
+"""Means of entries of `info` (`env.metrics`), which a batch does not contain. A worker adds up the entries of each
+step, and reports the sums with each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from collectx.errors import ShapeError
+
+
+class InfoMetrics:
+    """Sums and counts of entries of `info` in the frames of an env group.
+
+    A frame counts if its `info` contains the entry as a finite number, or as an array whose mean is taken. What a reset
+    returns is no frame.
+
+    Args:
+        names: keys of `info`; `episode.l` is `info["episode"]["l"]`.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self._paths = [(name, tuple(name.split("."))) for name in names]
+        self._totals = np.zeros((2, len(names)))
+
+    def step(self, step: Callable[[Any], tuple[Any, ...]], action: Any) -> tuple[Any, ...]:
+        """Calls the `step` of a single env, and adds its info."""
+        result = step(action)
+        self.add(result[-1])
+        return result
+
+    def add(self, info: Mapping[str, Any]) -> None:
+        """Adds a frame of one env."""
+        for i, (name, path) in enumerate(self._paths):
+            value: Any = info
+            for part in path:
+                if not isinstance(value, Mapping) or part not in value:
+                    break
+                value = value[part]
+            else:
+                self._add(i, name, value)
+
+    def add_vector(self, info: Mapping[str, Any], frames: np.ndarray) -> None:
+        """Adds a step of a vector env.
+
+        Args:
+            frames: `[E]` bool, the envs for which the step was a frame.
+        """
+        for i, (name, path) in enumerate(self._paths):
+            value, mask = _entry(info, path, frames)
+            if mask.any():
+                self._add(i, name, np.asarray(value)[mask].tolist(), per_env=True)
+
+    def add_same_step(self, info: Mapping[str, Any], ended: np.ndarray) -> None:
+        """Adds a step of a vector env in SAME_STEP mode in which envs have ended, `[E]` bool. The entry of such an env
+        is in its final info, or was added to `info` by a wrapper of all (`InfoKeys.first_and_final_values`)."""
+        final = info.get("final_info", {})
+        self.add_vector(final, ended)
+        for i, (name, path) in enumerate(self._paths):
+            value, mask = _entry(info, path, np.ones_like(ended))
+            mask &= ~_entry(final, path, ended)[1]
+            if mask.any():
+                self._add(i, name, np.asarray(value)[mask].tolist(), per_env=True)
+
+    def take(self) -> np.ndarray:
+        """Sums and counts since the last call, `[2, metrics]` float64; owned by the caller."""
+        totals, self._totals = self._totals, np.zeros_like(self._totals)
+        return totals
+
+    def means(self) -> dict[str, float]:
+        """The mean of each entry that has occurred since the last `take`."""
+        sums, counts = self._totals.tolist()
+        names = (name for name, _ in self._paths)
+        return {name: total / count for name, total, count in zip(names, sums, counts, strict=True) if count}
+
+    def _add(self, i: int, name: str, value: Any, per_env: bool = False) -> None:
+        try:
+            numbers = np.asarray(value, float) if not isinstance(value, str) else None
+        except (TypeError, ValueError):
+            numbers = None
+        if numbers is None or numbers.dtype.kind != "f":
+            raise ShapeError(
+                f"env.metrics: {name!r} is not numeric ({value!r:.100}), and only numbers and arrays have a mean. Take "
+                "it out of env.metrics"
+            )
+        values = numbers.reshape(len(numbers) if per_env else 1, -1).mean(1)
+        values = values[np.isfinite(values)]
+        self._totals[:, i] += values.sum(), len(values)
+
+
+class CountedEpisodes(gymnasium.Wrapper):
+    """Adds the infos of the first `episodes` episodes of an env to `metrics`, which several envs may share."""
+
+    def __init__(self, env: gymnasium.Env, metrics: InfoMetrics, episodes: int):
+        super().__init__(env)
+        self._metrics, self._left = metrics, episodes + 1
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._left -= 1
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        return self._metrics.step(self.env.step, action) if self._left > 0 else self.env.step(action)
+
+
+def _entry(info: Mapping[str, Any], path: Sequence[str], envs: np.ndarray) -> tuple[Any, np.ndarray]:
+    """The part of a vector env's info at `path`, and which of `envs` have it, `[E]` bool."""
+    value: Any = info
+    mask = envs.copy()
+    for part in path:
+        if not isinstance(value, Mapping) or part not in value:
+            return None, np.zeros_like(mask)
+        mask &= np.asarray(value.get(f"_{part}", True), bool)
+        value = value[part]
+    return value, mask

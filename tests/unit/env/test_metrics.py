@@ -1,0 +1,43 @@
+"""Sums of entries of `info`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from collectx.env.metrics import InfoMetrics
+from collectx.errors import ShapeError
+
+
+def test_frames_without_the_entry_and_nan_do_not_count():
+    metrics = InfoMetrics(["won", "episode.l", "height"])
+    for info in (
+        {},
+        {"won": None},
+        {"won": True, "height": math.nan},
+        {"won": np.bool_(False), "episode": {"l": 4}, "height": [1, 2]},
+    ):
+        metrics.add(info)
+    assert metrics.means() == {"won": 0.5, "episode.l": 4.0, "height": 1.5}
+    assert metrics.take().tolist() == [[1, 4, 1.5], [2, 1, 1]]
+    assert not metrics.take().any()
+
+
+def test_masks_of_vector_envs():
+    metrics = InfoMetrics(["won", "episode.l"])
+    ended, mask = np.array([False, True, True]), np.array([True, True, False])
+    info = {"won": np.array([1, 0, 9]), "_won": mask, "episode": {"l": np.array([7, 8, 9]), "_l": mask}}
+    metrics.add_vector(info | {"_episode": ended}, np.ones(3, bool))
+    assert metrics.take().tolist() == [[1, 8], [2, 1]]
+    # In SAME_STEP mode, an ended env's entry is that of the final info, if this has one.
+    final = {"won": np.array([0, 5, 0]), "_won": np.array([False, True, False])}
+    metrics.add_same_step(info | {"_episode": ended, "final_info": final}, ended)
+    assert metrics.take().tolist() == [[6, 8], [2, 1]]
+
+
+@pytest.mark.parametrize("value", ["yes", {"l": 1}, [[1], [1, 2]]])
+def test_what_has_no_mean_is_named(value):
+    with pytest.raises(ShapeError, match=r"env\.metrics: 'x' is not numeric"):
+        InfoMetrics(["x"]).add({"x": value})

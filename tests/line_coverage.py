@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -66,12 +67,17 @@ def pytest_configure(config):
 
 def pytest_runtest_logstart(nodeid):
     global _began
-    _measured.switch_context(nodeid)
-    Path(os.environ[TEST]).write_text(nodeid)
+    _measured.switch_context(_name(nodeid))
+    Path(os.environ[TEST]).write_text(_name(nodeid))
     _began = time.monotonic()
 
 
 def pytest_runtest_logfinish(nodeid):
     with open(FOLDER / "seconds", "a") as output:
-        output.write(json.dumps([nodeid, time.monotonic() - _began]) + "\n")
+        output.write(json.dumps([_name(nodeid), time.monotonic() - _began]) + "\n")
     _measured.switch_context("")
+
+
+def _name(nodeid):
+    """The name of a test without its group, which xdist appends."""
+    return re.sub(r"@\w+$", "", nodeid)

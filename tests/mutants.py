@@ -243,7 +243,7 @@ def executed(root: Path, tier: str) -> Coverage:
     _, text = pytest(root, options, 3 * 3600, LINE_COVERAGE=str(folder), PYTHONPATH=f"{folder}{os.pathsep}{root}")
     seconds = dict(map(json.loads, (folder / "seconds").read_text().splitlines()))
     coverage = Coverage(sorted(seconds, key=seconds.__getitem__), collections.defaultdict(int))
-    coverage.failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
+    coverage.failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?:@\w+)?(?: - |$)", text, re.MULTILINE)
     bits = {test: 1 << number for number, test in enumerate(coverage.tests)}
     for path in folder.glob("*.jsonl"):
         for row in path.read_text().splitlines():

@@ -39,5 +39,5 @@ def test_masks_of_vector_envs():
 
 @pytest.mark.parametrize("value", ["yes", {"l": 1}, [[1], [1, 2]]])
 def test_what_has_no_mean_is_named(value):
-    with pytest.raises(ShapeError, match="env.metrics: 'x' is not numeric"):
+    with pytest.raises(ShapeError, match=r"env\.metrics: 'x' is not numeric"):
         InfoMetrics(["x"]).add({"x": value})

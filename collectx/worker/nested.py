@@ -91,7 +91,7 @@ class NestedSource:
             float(np.mean([part.report.policy_s for part in parts])),
             np.concatenate([part.report.returns for part in parts]),
             np.concatenate([part.report.lengths for part in parts]),
-            metrics=sum(part.report.metrics for part in parts),  # type: ignore[arg-type]
+            metrics=sum(part.report.metrics for part in parts),
         )
 
     def reply(self, request: Request) -> None:

@@ -65,7 +65,7 @@ class Evaluation:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of `eval.json`."""
-        facts = {
+        facts: dict[str, Any] = {
             "mean_return": self.mean_return,
             "interval": self.interval,
             "mean_length": float(np.mean(self.lengths)),
@@ -147,19 +147,17 @@ def _with_metrics(env: EnvConfig, metrics: InfoMetrics, episodes: int) -> EnvCon
     call makes is left as it is."""
     if not isinstance(env, GymnasiumConfig) or not env.metrics:
         return env
-    is_vector = isinstance(env, GymVectorEnvConfig)
-    if is_vector and (env.id is None or env.vectorization_mode == "vector_entry_point"):
-        return env
+    if isinstance(env, GymVectorEnvConfig):
+        if env.id is None or env.vectorization_mode == "vector_entry_point":
+            return env
+        env = dataclasses.replace(env, vectorization_mode="sync")
     index = itertools.count()
 
     def counted(one: Any) -> Any:
         # Episode n of env e has the number e + n * num_envs.
         return CountedEpisodes(one, metrics, -((next(index) - episodes) // env.num_envs))
 
-    changed = {"wrappers": [*env.wrappers, counted], "metrics": []} | (
-        {"vectorization_mode": "sync"} if is_vector else {}
-    )
-    return dataclasses.replace(env, **changed)
+    return dataclasses.replace(env, wrappers=[*env.wrappers, counted], metrics=[])
 
 
 def _count(ended: set[int], episodes: int) -> str:

@@ -64,8 +64,8 @@ class TensorVectorEnv(Env):
                 )
             if info_keys:
                 raise ConfigError(
-                    f"info_keys, metrics: {[*info_keys]}: {env} returns tensors on {device}, and collectx keeps no "
-                    "infos of such envs. Leave them out, or add the values to the observation."
+                    f"{env} returns tensors on {device}, and collectx cannot read the infos of such envs. Leave out "
+                    f"info_keys and metrics ({', '.join(map(str, info_keys))}), or add the values to the observation."
                 )
             self._observation = ObservationLeaves(env.single_observation_space, exclude_keys)
             self._action = SpaceLeaves(env.single_action_space, ("action",))

@@ -70,6 +70,7 @@ def as_vector_env(env: Any, info_keys: Any = ()) -> Any:
         return env
     if info_keys:
         raise ConfigError(
-            f"collectx cannot read the infos of a VecEnv. Leave out info_keys and metrics ({', '.join(map(str, info_keys))})."
+            "collectx cannot read the infos of a VecEnv. Leave out info_keys and metrics "
+            f"({', '.join(map(str, info_keys))})."
         )
     return VecEnvAdapter(env)

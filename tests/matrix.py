@@ -124,7 +124,7 @@ NOT_RUN = ("launcher=slurm", "launcher=submitit", "launcher=submitit_delayed")
 # Options whose values share no run: what they name may be missing, which is noticed once the run has begun; a timeout
 # that nothing can keep ends the run.
 NAMING = ("id", "entry_point", "target", "dir", "wrappers", "kwargs", "info_keys", "exclude_keys", "tracking_uri")
-NAMING = (*NAMING, "ray_init_config", "interface")
+NAMING = (*NAMING, "metrics", "ray_init_config", "interface")
 ENDING = ("collector.start_timeout_s", "collector.worker_timeout_s")
 # How many values share a run.
 MOST_SHARED = 48
@@ -264,7 +264,7 @@ def _of(hint: Any, limits: Any, default: Any) -> tuple[list[str], list[str]]:
         numbers, others = _numbers(kind, limits, default)
         return [*numbers, *right], [*wrong, *others]
     if kind is str:
-        return ["nosuch", "3", *right], [*wrong, "[1]", "{a:1}"]
+        return ["nosuch", "3", *right], [*wrong, "[1]", "{nosuch:1}"]
     if typing.get_origin(kind) is list:
         (item,) = typing.get_args(kind)
         texts, others = (["a", "b"], []) if item in (str, Any) else _of(item, limits, None)

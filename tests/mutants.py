@@ -212,7 +212,9 @@ def chosen(seed: int) -> list[Mutant]:
     pools = [
         ([mutant for file in modules(target) for mutant in mutants(file)], size) for target, size in TARGETS.items()
     ]
-    return [mutant for pool, size in pools for mutant in draw.sample(pool, size)]
+    picked = [mutant for pool, size in pools for mutant in draw.sample(pool, size)]
+    draw.shuffle(picked)  # a run that is ended early has tried some of all
+    return picked
 
 
 def modules(target: str) -> list[str]:

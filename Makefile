@@ -28,9 +28,9 @@ install: $(INSTALLED)  ## Create .venv with pinned versions and install collectx
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# A new pip takes half as long as Python 3.11's own. Modules are compiled when they are first imported: most never are.
+	# A new pip takes half as long as Python 3.11's own.
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local workers

@@ -61,9 +61,7 @@ def read_spec(
         numbers: of the first env.
     """
     # What makes several envs at once may depend on their number; a group of single Gymnasium envs does not.
-    is_of_singles = isinstance(cfg, GymEnvConfig)
-    if isinstance(cfg, GymVectorEnvConfig):
-        is_of_singles = cfg.id is not None and cfg.vectorization_mode != "vector_entry_point"
+    is_of_singles = isinstance(cfg, GymEnvConfig) or (isinstance(cfg, GymVectorEnvConfig) and not cfg.is_batched)
     smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if is_of_singles else cfg
     with preserve_random_state(), descendants.hosted():
         env = build(smallest, numbers=numbers)

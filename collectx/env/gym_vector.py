@@ -312,7 +312,7 @@ def _explain(error: Exception) -> None:
 
 
 def _make(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
-    if cfg.id is None or cfg.vectorization_mode == "vector_entry_point":
+    if cfg.is_batched:
         return _make_batched(cfg, numbers)
     make: Callable[[EnvNumbers], gymnasium.Env] = env_factory(cfg)
     mode = _parse_mode(cfg.autoreset_mode) or AutoresetMode.DISABLED

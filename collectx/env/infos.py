@@ -180,12 +180,15 @@ def _form(name: str, value: Any, path: Path) -> Any:
     except ValueError:
         array = np.empty(0, object)  # of uneven shape
     if array.dtype.kind not in "biuf":
-        part = ".".join(map(str, (name, *path)))
         raise SpaceError(
-            f"env.info_keys: {part!r} is not numeric ({value!r:.100}): only numbers, arrays and dicts of these can be "
-            "kept"
+            f"env.info_keys: {_dotted(name, path)!r} is not numeric ({value!r:.100}): only numbers, arrays and "
+            "dicts of these can be kept"
         )
     return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
+
+
+def _dotted(name: str, path: Path) -> str:
+    return ".".join(map(str, (name, *path)))
 
 
 def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
@@ -198,6 +201,6 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
         dtype, *shape = [form] if isinstance(form, str) else form
         leaf = Leaf(("info", name, *map(str, path)), tuple(map(int, shape)), torch_dtype(np.dtype(dtype)))
     except (TypeError, ValueError) as error:
-        part = ".".join(map(str, (name, *path)))
-        raise SpaceError(f"env.info_keys: {part!r} is declared as {form!r:.100}. Write {_EXAMPLE}") from error
+        problem = f"{_dotted(name, path)!r} is declared as {form!r:.100}"
+        raise SpaceError(f"env.info_keys: {problem}. Write {_EXAMPLE}") from error
     yield leaf, path

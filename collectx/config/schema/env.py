@@ -89,6 +89,11 @@ class GymVectorEnvConfig(GymnasiumConfig):
         choices=("next_step", "same_step", "disabled"),
     )
 
+    @property
+    def is_batched(self) -> bool:
+        """Whether one call makes all envs; otherwise each is made by itself."""
+        return self.id is None or self.vectorization_mode == "vector_entry_point"
+
 
 @dataclass(kw_only=True)
 class EnvPoolEnvConfig(EnvConfig):

@@ -148,7 +148,7 @@ def _with_metrics(env: EnvConfig, metrics: InfoMetrics, episodes: int) -> EnvCon
     if not isinstance(env, GymnasiumConfig) or not env.metrics:
         return env
     if isinstance(env, GymVectorEnvConfig):
-        if env.id is None or env.vectorization_mode == "vector_entry_point":
+        if env.is_batched:
             return env
         env = dataclasses.replace(env, vectorization_mode="sync")
     index = itertools.count()

@@ -37,7 +37,7 @@ from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
 
 Section = dict[str, Any]
-# For how long an env is stepped, and how often, beside a first step.
+# How long an env is stepped after its first step, in seconds, and the maximum number of steps.
 _STEPPING_S, _MAX_STEPS = 0.2, 200
 
 
@@ -163,8 +163,8 @@ def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
 
 
 def step_s(group: Env) -> float | None:
-    """Seconds per step and env, with random actions and without the first step, in which much is loaded. Blocks for two
-    steps, or a moment. None: of tensors on a device, for which it would have to wait."""
+    """Seconds per step and env, with random actions. Leaves out the first step, in which much is loaded. Blocks for at
+    least two steps. None for envs whose tensors are on a device: timing them would require waiting for the device."""
     spec, size = group.spec, group.spec.num_envs
     if spec.device is not None:
         return None
@@ -188,7 +188,7 @@ def step_s(group: Env) -> float | None:
 
 
 def _time(cfg: RunConfig, batch: SlotSpec, traffic: Section, one_step_s: float | None) -> Section:
-    """As long as the envs take, that is without policy, trainer, network, and workers that wait for a core."""
+    """Times of the envs alone, without policy, trainer, network and waiting for cores."""
     if one_step_s is None:
         return {"batch_s": None}
     inner = cfg.collector.num_workers_per_collector

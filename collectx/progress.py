@@ -1,7 +1,8 @@
-"""How far this process, a worker, has come: for whoever waits for it, in the memory of its transport (`report_to`).
+"""Progress counters of a worker process. They lie in the memory of its transport, where the trainer reads them
+(`report_to`).
 
-counts[STEPS]   steps of the batch that is being collected
-counts[OTHERS]  what else takes time: envs that were made or reset, progress of workers of this process
+counts[STEPS]   steps of the current batch
+counts[OTHERS]  envs that were made or reset, and the progress of this process's own workers
 """
 
 from __future__ import annotations
@@ -10,19 +11,18 @@ from array import array
 from collections.abc import Callable
 
 STEPS, OTHERS = 0, 1
-# Steps, others.
+# The two counters as plain numbers, and their size in memory.
 Counts = tuple[int, int]
-# int64, one of each.
 NBYTES = 16
 counts = memoryview(array("q", [0, 0]))
 _notify: Callable[[], object] | None = None
 
 
 def report_to(target: memoryview, notify: Callable[[], object] | None = None) -> None:
-    """Counts in `target`, `[2]` int64, from now on.
+    """Moves the counters to `target`, `[2]` int64.
 
     Args:
-        notify: called after `one_more`, where nobody reads the memory.
+        notify: called by `one_more`, for a transport whose trainer cannot read the memory.
     """
     global counts, _notify
     counts, _notify = target, notify

@@ -35,7 +35,7 @@ class InfoKeys:
     Args:
         keys: top-level keys of `info`, or mappings that declare them: the form of a number is its dtype, `float32`;
             of an array its dtype and sizes, `[float32, 2, 3]`; of a dict a mapping of the forms of its parts.
-        env: where an entry is not declared, is reset and stepped with random actions until each entry has occurred.
+        env: used only for undeclared entries; it is reset and stepped with random actions until each has occurred.
 
     Attributes:
         declared: the form of each entry.

@@ -16,8 +16,8 @@ from collectx.errors import ShapeError
 class InfoMetrics:
     """Sums and counts of entries of `info` in the frames of an env group.
 
-    A frame counts if its `info` contains the entry as a finite number, or as an array whose mean is taken. What a reset
-    returns is no frame.
+    A frame counts if its `info` contains the entry as a finite number, or as an array whose mean is taken. The info
+    returned by `reset` is not counted.
 
     Args:
         names: keys of `info`; `episode.l` is `info["episode"]["l"]`.

@@ -25,7 +25,7 @@ _GRACE_S = 0.2
 # If `events` is not called for longer than this share of the shorter timeout, the excess does not count towards
 # timeouts: the run may have been stopped (Ctrl-Z).
 _MAX_GAP = 0.25
-# How often it looks how far workers have come.
+# Seconds between two looks at the workers' counters.
 _LOOK_S = 1.0
 
 
@@ -54,9 +54,9 @@ class Peer:
         num_outstanding: grants not yet delivered, and requests not yet answered.
         has_delivered: whether it has ever delivered a batch.
         limit: the timeout that applies while `num_outstanding` is above 0.
-        counts: what it counts, in shared memory (`collectx.progress`); None: it says so in messages.
-        progress: the counts that were seen last.
-        began_s, progressed_s: when it began what it owes, and when it has counted since, by the timers' clock.
+        counts: its counters in shared memory (`collectx.progress`); None if it reports them in messages.
+        progress: the counts at the last look.
+        began_s, progressed_s: when its current task began, and when its counts last changed; both in timer time.
     """
 
     index: int
@@ -225,17 +225,17 @@ class Supervisor(Generic[AnyPeer]):
             self._begin(process)
 
     def _begin(self, process: Peer) -> None:
-        """Starts the timer of a worker that begins something."""
+        """Starts the timer of a worker's next task."""
         self._timers.start(process, self._limit(process))
         process.progress, process.began_s, process.progressed_s = self._counted(process), self._timers.now_s, None
 
     @staticmethod
     def _counted(process: Peer) -> Counts | None:
-        """What a worker has counted until now."""
+        """Reads a worker's counters."""
         return None if process.counts is None else (process.counts[STEPS], process.counts[OTHERS])
 
     def progressed(self, process: Peer, counts: Counts | None) -> bool:
-        """Notes what a worker has counted; returns whether that is new, so that its timeout begins again."""
+        """Takes a worker's counts; if they changed, restarts the worker's timeout and returns True."""
         if counts is None or counts == process.progress or process.limit is None:
             return False
         process.progress, process.progressed_s = counts, self._timers.now_s
@@ -246,7 +246,7 @@ class Supervisor(Generic[AnyPeer]):
         return True
 
     def _look(self) -> None:
-        """Looks how far the workers have come that owe something."""
+        """Reads the counters of all workers, at most every `_look_every_s`."""
         if self._timers.now_s - self._looked_s >= self._look_every_s:
             self._looked_s = self._timers.now_s
             for process in self.workers.values():
@@ -335,7 +335,7 @@ class Supervisor(Generic[AnyPeer]):
         )
 
     def _progress_of(self, process: Peer) -> str:
-        """How far a worker has come in what it owes, for messages."""
+        """Describes a worker's progress with its current task, for messages."""
         if process.progress is None or process.progressed_s is None:
             return ""
         steps, others = process.progress

@@ -32,7 +32,7 @@ def first_port():
 
 
 class Simulators:
-    """The simulators that have begun to listen, by their port without that of the spaces."""
+    """The simulators that have their port, by the number of their env."""
 
     def __init__(self, folder, wait_until):
         self.folder, self._wait_until, self._all = folder, wait_until, {}

@@ -49,8 +49,12 @@ def main(port, folder, *flags):
         os._exit(0)
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "--stubborn" in flags else end)
-    with socket.create_server(("127.0.0.1", int(port))) as listener:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", int(port)))
+        # Before anyone can connect: a client may end the simulator as soon as it listens.
         Path(folder, f"{port}.pid").write_text(str(os.getpid()))
+        listener.listen()
         serve(listener)
 
 

@@ -12,10 +12,12 @@ only, on as many mutants at a time as there are cores.
 import argparse
 import ast
 import collections
+import compileall
 import concurrent.futures
 import itertools
 import json
 import os
+import py_compile
 import random
 import re
 import shutil
@@ -231,6 +233,9 @@ def copied(root: Path) -> Path:
     shutil.copytree(ROOT, root, symlinks=True, ignore=ignored)
     for part in ("cli", "conf"):
         (root / "collectx" / part).symlink_to(root / part)
+    # Byte code is known by its source's time in seconds and its size, which a mutant may share with what it replaces.
+    mode = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(root, quiet=1, invalidation_mode=mode)
     return root
 
 
@@ -257,7 +262,6 @@ def executed(root: Path, tier: str) -> Coverage:
 
 def pytest(root: Path, options: Sequence[str], limit_s: float, **variables: str) -> tuple[int | None, str]:
     """The exit status, None after `limit_s`, and the output of pytest in the copy in `root`."""
-    # Byte code is known by its source's time in seconds and its size: it would be that of another mutant.
     environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"} | variables
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", *options]
     with tempfile.TemporaryFile("w+") as output:

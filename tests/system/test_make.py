@@ -58,4 +58,5 @@ def test_a_run_that_hangs_ends_with_the_stacks_of_its_processes(tmp_path, wait_u
     output, _ = run.communicate(timeout=90)
     assert run.returncode != 0
     assert "Fatal Python error: Aborted" in output
-    assert ("in test_scratch" in output) == bool(ci)
+    # Processes write their stacks at the same time, word by word.
+    assert ("test_scratch" in output) == bool(ci)

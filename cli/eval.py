@@ -11,7 +11,7 @@ from dataclasses import fields
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.schema.run import EvalOptions
-from collectx.errors import EpisodeTooLong
+from collectx.errors import EpisodeTooLong, summary_of
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
 from collectx.run.terminal import printing
@@ -50,7 +50,7 @@ def _eval(arguments: Arguments) -> int:
         printing.error(f"eval: {error}")
         return 1
     except Exception as error:
-        printing.error(f"eval: {type(error).__name__}: {error}")
+        printing.error(f"eval: {summary_of(error)}")
         return 1
     videos = [f"{path.parent.name}/{path.name}" for path in files.videos.glob("*.mp4")] if cfg.eval.video else []
     how = {"exploration_type": cfg.eval.exploration_type, "seed": cfg.eval.seed, "overrides": overrides}

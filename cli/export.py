@@ -10,7 +10,7 @@ from pathlib import Path
 from collectx import data
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.config.problem import did_you_mean
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, summary_of
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
@@ -80,7 +80,7 @@ def _export_policy(source: str, name: str, target: Path | None, trusted: bool) -
         place = error.filename or files.path
         raise ConfigError(f"export: {place}: {error.strerror or error}. Choose another output=PATH.") from error
     except Exception as error:
-        printing.error(f"format={name}: {type(error).__name__}: {error}")
+        printing.error(f"format={name}: {summary_of(error)}")
         return 1
     print(path)
     return 0

@@ -132,7 +132,11 @@ def _dispatch(argv: list[str]) -> int:
     # They ask a run for a checkpoint, and may come before it begins or after its end.
     ignore_requests()
     # As `python -m` does, so that modules of the working directory can be imported, here and in the workers.
-    sys.path.insert(0, os.getcwd())
+    try:
+        sys.path.insert(0, os.getcwd())
+    except FileNotFoundError:
+        print(f"collectx {name}: the working directory was deleted: change to another one.", file=sys.stderr)
+        return 2
     subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
     return subcommand(rest)
 

@@ -26,7 +26,7 @@ from collectx.cli.compose import Composed, Composer, config_errors, folder_of, p
 from collectx.cli.overrides import Checked, quoted
 from collectx.cli.task import SweepStopped, Task
 from collectx.config.schema.run import RunConfig
-from collectx.errors import CollectxError, ConfigError, DamagedFile
+from collectx.errors import CollectxError, ConfigError, DamagedFile, summary_of, text_of
 from collectx.jobs.status import Outcome, read_job, statuses
 from collectx.place import place_of
 from collectx.rules.warnings import warnings_of
@@ -161,9 +161,8 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
             with folder_errors(root), config_errors(CollectxError, *_submitit_errors()):
                 raise
         is_complete = False
-        text = str(error).strip()
         printing.error(
-            text if isinstance(error, (HydraException, CollectxError)) else f"{type(error).__name__}: {text}"
+            text_of(error).strip() if isinstance(error, (HydraException, CollectxError)) else summary_of(error)
         )
     finally:
         points = task.points

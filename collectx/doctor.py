@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collectx.config import registry
-from collectx.errors import ConfigError, LauncherError
+from collectx.errors import ConfigError, LauncherError, summary_of
 from collectx.fork_server.start import MAX_TEMPORARY_PATH
 from collectx.place.base import NETWORKS
 from collectx.place.processes import descriptors
@@ -59,7 +59,7 @@ def examine() -> Iterator[tuple[str, Finding]]:
             for finding in check():
                 yield name, finding
         except Exception as error:
-            yield name, Finding(PROBLEM, f"the check failed: {type(error).__name__}: {error}", "report it.")
+            yield name, Finding(PROBLEM, f"the check failed: {summary_of(error)}", "report it.")
 
 
 def _python() -> Iterator[Finding]:

@@ -29,6 +29,11 @@ def text_of(error: BaseException) -> str:
         return f"(no text: str() raised {type(refusal).__name__})"
 
 
+def summary_of(error: BaseException) -> str:
+    """The type of `error` and its `text_of`."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
 def traceback_of(error: BaseException) -> str:
     """The formatted traceback of `error`, shortened and escaped like `text_of`."""
     return _shorten("".join(traceback.format_exception(error)), _MAX_TRACEBACK)

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
-from collectx.errors import ConfigError
+from collectx.errors import ConfigError, summary_of
 
 # The extras of collectx, by packages that an env may need.
 _EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
@@ -160,7 +160,7 @@ class _ByValue:
         # The representation of a torch module spans many lines.
         shown = value.partition("(")[0] if "\n" in value else value
         return (
-            f"{keyword}={shown} cannot be pickled for the worker processes ({type(error).__name__}: {error}). Create "
+            f"{keyword}={shown} cannot be pickled for the worker processes ({summary_of(error)}). Create "
             "it in the worker, in create_env_fn or policy_factory."
         )
 

@@ -319,6 +319,11 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """Whether the transport can carry this request."""
         return self.transport.carries_objects or name in PLAIN_REQUESTS
 
+    def check_can_ask(self, name: str) -> None:
+        """Raises NotImplementedError unless `can_ask`."""
+        if not self.can_ask(name):
+            raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
+
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
         """Returns the answers by worker; `name` is a method of `collectx.worker.requests.RequestHandler`. Blocks until
         the workers have filled the slots that were granted before.
@@ -330,8 +335,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             NotImplementedError: the workers are on other hosts, or may be.
             Exception: a worker is gone, as in `next`, or answers with an error.
         """
-        if not self.can_ask(name):
-            raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
+        self.check_can_ask(name)
         self._check_usable()
         with self.owner:
             self._ask_and_wait(name, dict.fromkeys(self.pool.ready, arguments) if per_worker is None else per_worker)

@@ -166,7 +166,7 @@ def _of_env(info: Mapping, e: int) -> dict[str, Any]:
             continue
         if isinstance(value, Mapping):
             one[key] = _of_env(value, e)
-        elif isinstance(value, np.ndarray):
+        elif isinstance(value, np.ndarray | list | tuple):
             one[key] = value[e]
     return one
 

@@ -87,9 +87,10 @@ class InfoMetrics:
                 f"env.metrics: {name!r} is not numeric ({value!r:.100}), and only numbers and arrays have a mean. Take "
                 "it out of env.metrics"
             )
-        values = numbers.reshape(len(numbers) if per_env else 1, -1).mean(1)
-        values = values[np.isfinite(values)]
-        self._totals[:, i] += values.sum(), len(values)
+        if numbers.size:
+            values = numbers.reshape(len(numbers) if per_env else 1, -1).mean(1)
+            values = values[np.isfinite(values)]
+            self._totals[:, i] += values.sum(), len(values)
 
 
 class CountedEpisodes(gymnasium.Wrapper):

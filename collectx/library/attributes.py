@@ -295,7 +295,7 @@ class ReadableCollector:
             AttributeError: the env has no such attribute.
             TypeError: in a worker process, the attribute is a method or another object that is no data.
         """
-        return self._ask("getattr_env", per_worker={min(self._core.workers): (attr,)}).popitem()[1]
+        return self._ask("getattr_env", per_worker={min(self._core.workers, default=0): (attr,)}).popitem()[1]
 
     def get_distant_attr(self, attr: str) -> Any:
         """Returns a list with an attribute of each worker: a copy of an attribute of its env for a path that begins

@@ -434,8 +434,10 @@ class BaseCollector(ReadableCollector):
         """Profiles the next batches of some workers, in their processes, with `torch.profiler`.
 
         Raises:
+            NotImplementedError: the workers are on other hosts, or may be.
             ValueError: no batch is left to record, or a worker or an activity does not exist.
         """
+        self._core.check_can_ask("profile")
         config = ProfileConfig(*arguments, **options).complete(min(self._core.workers))
         if problems := config.problems(self._core.workers):
             raise ValueError(" ".join(problems))

@@ -141,7 +141,6 @@ class AsyncCollector(MultiAsyncCollector):
 
     @signature_of(MultiAsyncKeywords)
     def __init__(self, create_env_fn: Any, *arguments: Any, **keywords: Any):
-        keywords.pop("num_workers", None)
         super().__init__([create_env_fn], *arguments, **keywords)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from collectx.batch import TRAJ_IDS, Key, Slot
 from collectx.env.base import EnvSpec
-from collectx.errors import ShapeError, text_of
+from collectx.errors import ShapeError, summary_of
 
 
 class FiniteCheck:
@@ -71,7 +71,7 @@ class FiniteCheck:
                 value = values[~np.isfinite(values)].flat[0]
                 raise ShapeError(
                     f"the policy of worker {self._worker} returned {value} in {'.'.join(key)}, and the env raised "
-                    f"{type(error).__name__}: {text_of(error)}. {_advice('policy')}"
+                    f"{summary_of(error)}. {_advice('policy')}"
                 ) from error
 
     def _values(self, slot: Slot) -> Mapping[Key, Any]:

@@ -23,6 +23,7 @@ import torch
 from collectx import state as states
 from collectx.checkpoints import STATE, Checkpoints, sync
 from collectx.config.schema.run import CheckpointOptions, RunConfig
+from collectx.errors import summary_of
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ResultBuilder
@@ -133,7 +134,7 @@ class Checkpointer:
                 self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
         except Exception as error:
             # A lost worker is handled when the next batch is requested.
-            message = f"{type(error).__name__}: {error}"
+            message = summary_of(error)
             if isinstance(error, OSError):
                 message = f"{error.filename or self._checkpoints.path}: {error.strerror or error}"
             self._events("checkpoint_failed", batches=statistics.batches, type=type(error).__name__, message=message)

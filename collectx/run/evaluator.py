@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from collectx.config.schema.run import RunConfig
+from collectx.errors import summary_of
 from collectx.place.processes import LocalLauncher
 from collectx.policy.weights import FlatWeights
 from collectx.run.after.evaluation import evaluate
@@ -147,5 +148,5 @@ def run_evaluations(cfg: RunConfig, connection: Connection) -> None:
     except EOFError:
         return
     except Exception as error:
-        connection.send({"error": f"{type(error).__name__}: {error}"})
+        connection.send({"error": summary_of(error)})
         raise

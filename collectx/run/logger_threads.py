@@ -15,6 +15,7 @@ from typing import Any
 
 from collectx import loggers
 from collectx.config.schema.run import RunConfig
+from collectx.errors import summary_of
 from collectx.loggers import MEAN_RETURN, Logger
 from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
@@ -117,7 +118,7 @@ class _LoggerThread(threading.Thread):
             finally:
                 logger.close()
         except BaseException as error:
-            self._events("logger_failed", logger=self.logger, message=f"{type(error).__name__}: {error}")
+            self._events("logger_failed", logger=self.logger, message=summary_of(error))
 
 
 def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str, Callable[[], Logger]]:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.config.derived import is_elastic
 from collectx.config.schema.run import RunConfig
-from collectx.errors import ConfigError, DamagedFile
+from collectx.errors import ConfigError, DamagedFile, summary_of
 from collectx.run.after.reproduce import order_of
 from collectx.run.digest import Digest
 from collectx.run.folder import saved_config
@@ -143,7 +143,7 @@ class ResumePoint:
                 if (saved := buffer_file(key)) in self._checkpoint:
                     buffer.load_state_dict(self._checkpoint.load(saved, mmap=True))
         except Exception as error:
-            text = f"{name} does not accept its saved state: {type(error).__name__}: {error}"
+            text = f"{name} does not accept its saved state: {summary_of(error)}"
             if not hasattr(trainer, "load_state_dict"):
                 text = (
                     f"{name} cannot be restored: give the class load_state_dict(state), the inverse of its state_dict."

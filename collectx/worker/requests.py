@@ -22,7 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
 
 from collectx.batch import Key, as_key, nest
-from collectx.errors import NotRestorable, ShapeError
+from collectx.errors import NotRestorable, ShapeError, summary_of
 from collectx.rollout.loop import Rollout
 from collectx.state import dumps, loads
 from collectx.transport.base import Link, Request
@@ -165,7 +165,7 @@ class RequestHandler:
                     state["env_state_dict"] = dumps(saved, "their state_dict")
             except Exception as error:
                 if "reason" in state["rollout"]:
-                    reason = f"saving their state_dict failed too: {type(error).__name__}: {error}"
+                    reason = f"saving their state_dict failed too: {summary_of(error)}"
                     state["rollout"]["reason"] += f"; {reason}"
         return state
 

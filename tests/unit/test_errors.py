@@ -6,7 +6,7 @@ import threading
 import pytest
 from user_code.faulty import BrokenLever, Wordless
 
-from collectx.errors import RemoteFailure, WorkerError, text_of
+from collectx.errors import RemoteFailure, WorkerError, summary_of, text_of
 
 
 def travelled(error: BaseException, *, is_json: bool = False) -> BaseException:
@@ -97,3 +97,8 @@ def test_a_text_that_no_file_should_hold_is_cut_and_escaped(text, is_json):
 )
 def test_one_without_words_travels_and_none_ends_the_trainer_silently(error, kind):
     assert type(travelled(error)) is kind
+
+
+def test_the_summary_of_an_error_without_words_names_its_type():
+    assert summary_of(Wordless()) == "Wordless: (no text: str() raised RuntimeError)"
+    assert summary_of(KeyError("x")) == "KeyError: 'x'"

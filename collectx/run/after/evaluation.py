@@ -27,7 +27,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.env.metrics import CountedEpisodes, InfoMetrics
 from collectx.env.numbers import SPACES, of_evaluation
-from collectx.errors import ConfigError, EpisodeTooLong
+from collectx.errors import ConfigError, EpisodeTooLong, summary_of
 from collectx.policy.exploration import ExplorationType
 from collectx.random_state import single_threaded
 from collectx.run.statistics import bootstrap_interval
@@ -210,7 +210,7 @@ def _check_rendering(make: Callable[[], Any]) -> None:
         finally:
             env.close()
     except Exception as error:
-        raise ConfigError(f"eval.video=true: the env cannot render: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"eval.video=true: the env cannot render: {summary_of(error)}") from error
     if np.ndim(frame) != 3:
         modes = env.metadata.get("render_modes")
         raise ConfigError(

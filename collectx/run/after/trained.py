@@ -27,7 +27,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
-from collectx.errors import ConfigError, DamagedFile, ShapeError
+from collectx.errors import ConfigError, DamagedFile, ShapeError, summary_of
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.recurrent import StateSpec
@@ -267,7 +267,7 @@ def load_weights(files: RunFolder, module: Any) -> None:
             module.load_state_dict(torch.load(files.policy, map_location="cpu", weights_only=True))
             return
         except Exception as error:
-            raise DamagedFile(f"{files.policy}: cannot be loaded: {type(error).__name__}: {error}") from error
+            raise DamagedFile(f"{files.policy}: cannot be loaded: {summary_of(error)}") from error
     checkpoints = Checkpoints(files.checkpoints)
     flat, problems = checkpoints.newest(lambda found: found.load(mmap=True)["collector"]["weights"])
     if flat is None:

@@ -24,7 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from collectx.errors import CollectxError, printable, text_of, traceback_of
+from collectx.errors import CollectxError, printable, summary_of, text_of, traceback_of
 from collectx.run.folder.layout import RunFolder
 from collectx.run.folder.result import ALL_DELIVERED, Result, type_name
 from collectx.run.statistics import TIMES, Sampler, Statistics, View
@@ -91,7 +91,7 @@ class Progress:
             if self._statistics.batches:
                 self._draw()
         except Exception as error:  # a display that cannot be drawn (a closed pipe) must not end the run
-            print(f"collectx: progress display stopped: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"collectx: progress display stopped: {summary_of(error)}", file=sys.stderr)
 
     def _draw(self) -> None:
         view = self._sampler.view(time.monotonic())

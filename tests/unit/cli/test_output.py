@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectx.cli import export, tune
+from collectx.cli import export, main, tune
 
 
 @pytest.fixture
@@ -31,3 +31,14 @@ def test_export_names_the_option(blocked, capsys, monkeypatch):
     monkeypatch.setattr(export, "import_module", lambda name: SimpleNamespace(state_dict=fails))
     assert export.main(["run", "format=state_dict", "output=notes/export"]) == 2
     assert "Choose another output=PATH" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_command_in_a_deleted_folder_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(SystemExit) as ended:
+        main.main(["list"])
+    assert (ended.value.code, capsys.readouterr().err) == (
+        2,
+        "collectx list: the working directory was deleted: change to another one.\n",
+    )

@@ -98,6 +98,19 @@ def test_infos_are_kept_in_every_mode(mode, tmp_path, monkeypatch):
     stepper.env.close()
 
 
+class Listing(gymnasium.vector.VectorWrapper):
+    def step(self, actions):
+        *result, info = super().step(actions)
+        return *result, {**info, "listed": [1, 2]}
+
+
+def test_infos_of_a_vector_env_may_be_lists():
+    env = Listing(gymnasium.make_vec("CartPole-v1", 2))
+    stepper = Stepper(build(replace(gym_vector(2), id=None, entry_point=lambda num_envs: env, info_keys=["listed"])))
+    out = stepper.reset().step(np.zeros(2, np.int64))
+    assert [values.tolist() for values in out.observation[1:]] == [[1, 2], [True] * 2]
+
+
 class Speaking(gymnasium.Env):
     observation_space = gymnasium.spaces.Dict(said=gymnasium.spaces.Text(6), t=gymnasium.spaces.Discrete(9))
     action_space = gymnasium.spaces.Discrete(2)

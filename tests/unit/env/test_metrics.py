@@ -15,7 +15,7 @@ def test_frames_without_the_entry_and_nan_do_not_count():
     metrics = InfoMetrics(["won", "episode.l", "height"])
     for info in (
         {},
-        {"won": None},
+        {"won": None, "height": []},
         {"won": True, "height": math.nan},
         {"won": np.bool_(False), "episode": {"l": 4}, "height": [1, 2]},
     ):
@@ -35,6 +35,8 @@ def test_masks_of_vector_envs():
     final = {"won": np.array([0, 5, 0]), "_won": np.array([False, True, False])}
     metrics.add_same_step(info | {"_episode": ended, "final_info": final}, ended)
     assert metrics.take().tolist() == [[6, 8], [2, 1]]
+    metrics.add_vector({"won": np.zeros((3, 0))}, np.ones(3, bool))
+    assert not metrics.take().any()
 
 
 @pytest.mark.parametrize("value", ["yes", {"l": 1}, [[1], [1, 2]]])

@@ -1,5 +1,6 @@
 """What trainers do with batches: in which direction they learn, when they stop, their state, what they refuse."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,39 @@ def test_a_rewarded_action_becomes_more_likely(name):
     assert collection.version == len(collection.scalars) == 5
     logged = {"epsilon", "loss", "value"} if "dqn" in name else {"actor_loss", "critic_loss", "entropy"}
     assert set(collection.scalars[-1]) == logged
+
+
+def test_the_first_step_of_ppo_is_that_of_the_paper():
+    """By the formulas of Schulman et al. 2017, for episodes of one frame."""
+    once = {"num_epochs": 1, "minibatch_size": 64, "anneal": False}
+    learner, module = made("ppo", **once, clip_epsilon=0.05, entropy_coeff=0.1, critic_coeff=0.3, max_grad_norm=1e9)
+    expected, critic = copy.deepcopy(module), copy.deepcopy(learner.critic)
+    (batch,) = bandit(1, (4, 16))
+    old = torch.linspace(0.4, 0.6, 64)
+    batch["action_log_prob"] = old.log().view(4, 16)
+    collection = Recorded([batch])
+    learner.train(collection)
+
+    x, action, reward = (
+        [batch["observation"].flatten(0, 1)],
+        batch["action"].flatten(),
+        batch["next", "reward"].flatten(),
+    )
+    log_prob, entropy = expected.evaluate(x, action)
+    value = critic(x)
+    advantage = reward - value.detach()
+    gain = (advantage - advantage.mean()) / advantage.var(unbiased=False).sqrt()
+    ratio = log_prob.exp() / old
+    actor_loss = -torch.minimum(ratio * gain, ratio.clamp(0.95, 1.05) * gain).mean()
+    critic_loss = ((value - reward) ** 2).mean()
+    losses = {"actor_loss": actor_loss, "critic_loss": critic_loss, "entropy": entropy.mean()}
+    assert collection.scalars == [pytest.approx({name: loss.item() for name, loss in losses.items()}, rel=1e-4)]
+    parameters = [*expected.parameters(), *critic.parameters()]
+    optimizer = torch.optim.Adam(parameters, config("ppo").trainer.learning_rate, eps=config("ppo").trainer.adam_eps)
+    (actor_loss + 0.3 * critic_loss - 0.1 * entropy.mean()).backward()
+    optimizer.step()
+    for mine, theirs in zip([*module.parameters(), *learner.critic.parameters()], parameters, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.sample(2)

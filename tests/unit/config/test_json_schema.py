@@ -35,6 +35,8 @@ def test_a_key_has_the_comment_of_its_section():
     assert "checkpoint" in checkpoint
     assert "evaluat" in evaluation
     assert "checkpoint" not in evaluation
+    # What a resume refuses to change.
+    assert [each.endswith("Fixed on resume.") for each in (seed, checkpoint)] == [True, False]
 
 
 def test_wrong_values_and_keys_are_invalid_and_interpolations_are_not(capsys):

@@ -7,6 +7,7 @@ import torch
 from composed_overrides import composed, examine
 
 from collectx.config import registry
+from collectx.config.problem import PYTHON, YAML
 from collectx.place import place_of
 from collectx.rules.warnings import warnings_of
 from collectx.run import preflight
@@ -221,3 +222,8 @@ def test_a_questionable_combination_is_warnings_of(line, words):
 def test_nccl_says_what_is_missing():
     (problem,) = examine("backend=nccl devices.storing_device=cuda:0 devices.policy_device=cuda:1")[1]
     assert re.search(r"cannot work on this machine: torch.* (without CUDA|sees no GPU)", problem)
+
+
+def test_words_in_backticks_are_said_in_the_users_language():
+    assert PYTHON.words("`seed=3`, `null` or `launcher=slurm or local`") == "seed=3, None or launcher=slurm or local"
+    assert YAML.words("`null` and `true`") == "null and true"

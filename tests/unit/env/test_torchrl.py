@@ -13,7 +13,7 @@ pytest.importorskip("torchrl", reason="needs the torchrl extra")
 
 from configurations import config
 from tensordict.nn import TensorDictModule
-from torchrl.envs import GymWrapper, RewardScaling
+from torchrl.envs import GymWrapper, RewardScaling, SerialEnv, TransformedEnv
 from user_code import torchrlenvs
 
 from collectx import Collector
@@ -28,6 +28,16 @@ from collectx.errors import ConfigError, ShapeError, SpaceError
 from collectx.trajectories import split_trajectories
 
 torch.set_num_threads(1)
+
+
+def test_each_env_of_a_serial_env_is_made_with_its_own_keywords():
+    def make(scale=1.0):
+        return TransformedEnv(torchrlenvs.walking(), RewardScaling(0.0, scale))
+
+    envs = split_serial_env(SerialEnv(2, make, create_env_kwargs=[{"scale": 3.0}, {}]))
+    assert [env.transform.scale.item() for env in envs] == [3.0, 1.0]
+    for env in envs:
+        env.close()
 
 
 @pytest.mark.parametrize(

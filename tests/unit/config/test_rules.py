@@ -132,6 +132,10 @@ def test_an_inference_server_may_wait_in_every_step():
     )
 
 
+def test_each_node_may_have_one_task():
+    composed("launcher=slurm launcher.nodes=3")
+
+
 def test_a_job_that_is_not_requeued_may_be_as_short_as_its_signal():
     composed("launcher=slurm launcher.time=2 launcher.requeue=false")
 

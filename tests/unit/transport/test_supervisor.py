@@ -12,7 +12,7 @@ import pytest
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.progress import STEPS
 from collectx.transport.connections import set_receive_timeout, set_send_timeout
-from collectx.transport.supervisor import Peer, Supervisor
+from collectx.transport.supervisor import JoinState, Peer, Supervisor
 
 
 class Job:
@@ -263,3 +263,12 @@ def test_an_interrupted_close_leaves_no_job_running(supervisor, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         supervisor.close()
     assert job.exitcode == 1
+
+
+def test_only_processes_in_the_chosen_state_that_have_not_ended_are_killed(supervisor):
+    supervised = supervisor()
+    jobs = [supervised.run(index) for index in range(3)]
+    supervised.connect(1)
+    jobs[2].end()
+    supervised.kill_workers(JoinState.EXPECTED, JoinState.PAIRING)
+    assert [job.num_signals for job in jobs] == [1, 0, 0]

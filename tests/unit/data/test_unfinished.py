@@ -1,0 +1,87 @@
+"""Frames of long episodes in files, and how a data set's files are replaced."""
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from collectx.batch import TRAJ_IDS, Leaf, to_tensordict
+from collectx.data.folder import RecordedRun
+from collectx.data.shard_writers import MemmapWriter
+from collectx.data.unfinished import UnfinishedEpisodes
+from collectx.errors import ConfigError
+
+OBSERVATION = Leaf(("observation",), (3,), torch.float32)
+FLAG = Leaf(("flag",), (), torch.bool)
+LEAVES = (OBSERVATION, FLAG, Leaf(TRAJ_IDS, (), torch.int64))
+RUN = RecordedRun(
+    name="first-1",
+    folder="first",
+    format="memmap",
+    seed=0,
+    leaves=LEAVES,
+    observation=(OBSERVATION,),
+    inputs=(),
+    action=(FLAG,),
+    observation_space=spaces.Box(-1.0, 1.0, (3,)),
+    action_space=spaces.Discrete(2),
+)
+
+
+def frames(index, count, start=0):
+    observation = torch.arange(start, start + count).float().repeat_interleave(3).view(count, 3)
+    flag = torch.arange(start, start + count) % 3 == 0
+    return to_tensordict({OBSERVATION.key: observation, FLAG.key: flag, TRAJ_IDS: torch.full((count,), index)}, [count])
+
+
+def test_an_episode_is_read_as_it_was_appended(tmp_path):
+    episodes = UnfinishedEpisodes(tmp_path, RUN, {})
+    for index in (7, 9):
+        episodes.append(frames(index, 4))
+    assert episodes.completed(frames(8, 1)) is None
+    whole = episodes.completed(frames(7, 6, start=4))
+    assert (whole == frames(7, 10)).all()
+    assert episodes.state() == {7: 10, 9: 4}
+    episodes.end(7)
+    assert episodes.indices == [9]
+
+
+def test_a_resumed_run_has_the_frames_of_its_checkpoint(tmp_path):
+    episodes = UnfinishedEpisodes(tmp_path, RUN, {})
+    episodes.append(frames(7, 5))
+    saved = episodes.state()
+    episodes.append(frames(7, 3, start=5))
+    episodes.append(frames(8, 2))
+
+    resumed = UnfinishedEpisodes(tmp_path, RUN, saved)
+    assert resumed.indices == [7]
+    assert (resumed.read(7) == frames(7, 5)).all()
+    with pytest.raises(ConfigError, match="contains fewer than the 6 frames that the checkpoint counts"):
+        UnfinishedEpisodes(tmp_path, RUN, {7: 6})
+
+
+def test_an_ended_episode_stays_for_two_checkpoints(tmp_path):
+    episodes = UnfinishedEpisodes(tmp_path, RUN, {})
+    episodes.append(frames(7, 5))
+    saved = episodes.state()
+    episodes.end(7)
+    episodes.state()
+    assert (UnfinishedEpisodes(tmp_path, RUN, saved).read(7) == frames(7, 5)).all()
+    episodes.state()
+    with pytest.raises(ConfigError, match="fewer than the 5 frames"):
+        UnfinishedEpisodes(tmp_path, RUN, saved)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_is_replaced_or_discarded_leaves_nothing(tmp_path, is_folder):
+    def make(path):
+        if is_folder:
+            path.mkdir()
+        (path / "file" if is_folder else path).write_text("new")
+
+    writer = MemmapWriter(tmp_path, RUN)
+    for _ in range(2):
+        writer.publish(tmp_path / "target", make)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["_new", *["file"] * is_folder, "target"]
+    writer.discard(tmp_path / "target")
+    writer.close()
+    assert [*tmp_path.iterdir()] == []

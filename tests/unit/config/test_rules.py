@@ -54,6 +54,9 @@ BROKEN = {
     "collector=single trainer=meter collector.overlap=1": "collector.overlap=1: collector=single",
     "collector.overlap=1 collector.refresh=step": "collector.overlap=1: with collector.refresh=step",
     f"collector.overlap=1 {METER}=0.5": "collector.overlap=1: with collector.preemptive_threshold",
+    f"{DISTRIBUTED}_sync collector.num_workers_per_collector=2 collector.inner=async collector.overlap=1": (
+        "collector.overlap=1: a worker that is itself an async collector"
+    ),
     f"collector=multi_async {METER}=0.5": "collector.preemptive_threshold=0.5: .*waits for no",
     f"collector=single {METER}=1": "collector.preemptive_threshold=1.*: collector=single",
     f"collector=distributed_sync {METER}=0.5": "collector.preemptive_threshold=0.5: over backend=gloo",

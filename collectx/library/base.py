@@ -25,10 +25,12 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import POLICY_VERSION
+from collectx.collector.collector import CollectorCore
 from collectx.collector.compose import build
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.stream import Stream
 from collectx.config.derived import surplus_note
+from collectx.env.base import EnvSpec
 from collectx.env.infos import undeclared
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
@@ -80,34 +82,66 @@ class BaseCollector(ReadableCollector):
 
     def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
         open_closed()
+        self._configure(keywords_class, arguments, passed)
+        self._spec = self._read_spec()
+        self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, self._spec)
+        self._warn_of_surplus(stacklevel=4)
+        policy = self._make_policy()
+        core = self._start_core(policy)
+        keywords, collector = self._keywords, self._cfg.collector
+        self._hooks, self._thread = keywords.hooks, StepThread()
+        core.close_by(partial(self._thread.call_last, timeout_s=collector.close_timeout_s))
+        self._background = Background(self._thread)
+        self._stream = Stream(core, collector, warnings.warn, "", keywords.post_traj, keywords.is_concatenated)
+        self._delivery = Delivery(keywords, collector, self._stream, self._spec)
+        individual = range(self.num_workers) if keywords.has_individual_policies else ()
+        self._weights = WeightPublisher(core, keywords, individual)
+        if isinstance(self._weights.updater, WeightUpdaterBase):
+            self._weights.updater.register_collector(self)
+
+    def _configure(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]) -> None:
+        """Makes the configuration, and the overrides of each worker, from the constructor's arguments."""
         passed, conflicts = lift_shared(passed)
         keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
         problems += conflicts
         cfg = to_config(keywords, problems)
         check_arguments(keywords, cfg, problems)
-        overrides = overrides_of_workers(keywords, cfg)
-        env = overrides[0].env
-        assert isinstance(env, UserEnvConfig)
+        self._keywords, self._cfg, self._overrides = keywords, cfg, overrides_of_workers(keywords, cfg)
+        env = self._overrides[0].env
+        assert env is not None
         cfg.env, cfg.policy = env, trainers_policy(keywords, cfg.collector.num_workers)
-        self._keywords, self._cfg, self._overrides = keywords, cfg, overrides
-        has_workers, has_users_policy = keywords.has_workers, policies.is_user_policy(cfg.policy)
+
+    def _read_spec(self) -> EnvSpec:
+        """Returns the spec of one worker's envs. Makes an env, a copy if the collector itself steps another."""
+        env, has_workers = self._cfg.env, self._keywords.has_workers
+        assert isinstance(env, UserEnvConfig)
+        has_users_policy = policies.is_user_policy(self._cfg.policy)
         if has_workers or has_users_policy or undeclared(env.info_keys):
             env = copied(env, is_required=has_workers)
-        spec = envs.read_spec(env, has_users_policy)
-        self._frames_per_batch = fit_frames(keywords, cfg, overrides, spec)
-        # No warning about a remainder that only comes from rounding up to the number of envs.
-        if self.total_frames % keywords.requested_frames:
+        return envs.read_spec(env, has_users_policy)
+
+    def _warn_of_surplus(self, stacklevel: int) -> None:
+        """Warns if `total_frames` is rounded up, unless the remainder only comes from rounding up to the envs."""
+        if self.total_frames % self._keywords.requested_frames:
             note = surplus_note(self.total_frames, self._frames_per_batch)
             if note is not None:
-                warnings.warn(note, stacklevel=3)
-        self._spec = spec
-        policy: Any = policies.build(cfg.policy, spec, cfg.seed)
-        self.policy = RandomPolicy() if policy is None and not has_workers else policy
+                warnings.warn(note, stacklevel=stacklevel)
+
+    def _make_policy(self) -> Any:
+        """Makes `self.policy`; returns the trainer's policy, None for random actions."""
+        spec = self._spec
+        policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
+        self.policy = RandomPolicy() if policy is None and not self._keywords.has_workers else policy
         if policies.is_random_policy(self.policy) and self.policy.action_spec is None:
             self.policy.action_spec = spec.action_space if spec.action_spec is None else spec.action_spec
+        return policy
+
+    def _start_core(self, policy: Any) -> CollectorCore:
+        """Returns the started core. Waits for workers of this machine."""
+        keywords, cfg = self._keywords, self._cfg
         with contextlib.ExitStack() as stack:
-            launcher, events = open_launcher(stack, cfg, overrides, keywords)
-            core = build(cfg, policy, spec, events, launcher=launcher, overrides=overrides)
+            launcher, events = open_launcher(stack, cfg, self._overrides, keywords)
+            core = build(cfg, policy, self._spec, events, launcher=launcher, overrides=self._overrides)
             stack.callback(core.close)
             check_keys(keywords, core.leaves)
             place = place_of(cfg)
@@ -116,16 +150,7 @@ class BaseCollector(ReadableCollector):
             self._exit_stack = stack.pop_all()
         if isinstance(keywords, WorkerKeywords) and keywords.num_threads is not None:
             torch.set_num_threads(keywords.num_threads)
-        self._hooks, self._thread = keywords.hooks, StepThread()
-        core.close_by(partial(self._thread.call_last, timeout_s=cfg.collector.close_timeout_s))
-        self._background = Background(self._thread)
-        post_traj, is_concatenated = keywords.post_traj, keywords.is_concatenated
-        self._stream = Stream(core, cfg.collector, warnings.warn, "", post_traj, is_concatenated)
-        self._delivery = Delivery(keywords, cfg.collector, self._stream, spec)
-        individual = range(self.num_workers) if keywords.has_individual_policies else ()
-        self._weights = WeightPublisher(core, keywords, individual)
-        if isinstance(self._weights.updater, WeightUpdaterBase):
-            self._weights.updater.register_collector(self)
+        return core
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

@@ -39,11 +39,11 @@ class Collector(BaseCollector):
     """
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        chosen = unified.select(arguments, keywords) if cls is Collector else None
+        chosen = unified.select(CLASSES_OF_BACKENDS, arguments, keywords) if cls is Collector else None
         if chosen is None:
             return super().__new__(cls)
-        name, arguments, keywords = chosen
-        return globals()[name](*arguments, **keywords)
+        other, arguments, keywords = chosen
+        return other(*arguments, **keywords)
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
@@ -296,6 +296,15 @@ def _signature(cls: type) -> inspect.Signature:
 
 
 Collector.__signature__ = _signature(Collector)  # type: ignore[attr-defined]
+
+# The async class and the sync class of each value of `Collector`'s keyword `backend`.
+CLASSES_OF_BACKENDS: dict[str, tuple[type, type]] = {
+    "process": (MultiAsyncCollector, MultiSyncCollector),
+    "ray": (RayCollector, RayCollector),
+    "rpc": (RPCCollector, RPCCollector),
+    "distributed": (DistributedCollector, DistributedCollector),
+    "submitit": (DistributedCollector, DistributedCollector),
+}
 
 # TorchRL's earlier names.
 DataCollectorBase = BaseCollector

@@ -34,6 +34,10 @@ from collectx.place.base import NETWORKS
 from collectx.replay.buffer import ReplayBuffer
 from collectx.user_objects import Hooks
 
+# Subclasses of `Collector` refuse the keywords that select another class.
+_IN_PROCESS = (
+    "this collector collects in this process, without workers: call Collector itself, with backend='process' or another"
+)
 CreateEnv = Callable[..., Any] | gymnasium.Env | VectorEnv | Sequence[Any]
 BACKENDS = ("direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
 
@@ -53,7 +57,8 @@ def option(path: str, default: Any = ..., convert: Any = None, note: str | None 
     packaged = default_of(option)
     if convert is None and default is None and packaged not in (None, ABSENT):
         convert = functools.partial(_given, packaged)
-    metadata = {**(limits or option.metadata), "path": path, "convert": convert, "note": note}
+    metadata = {**(limits or option.metadata), "text": option.metadata.get("text")}
+    metadata |= {"path": path, "convert": convert, "note": note}
     return field(default=packaged if default is ... else default, metadata=metadata)
 
 
@@ -61,16 +66,39 @@ def _given(default: Any, value: Any) -> Any:
     return default if value is None else value
 
 
+def only(advice: str, *allowed: Any) -> Callable[[Any], Any]:
+    """Returns a check that takes these values alone; `advice` says why, or what to use instead."""
+
+    def convert(value: Any) -> Any:
+        if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
+            raise ValueError(f"{advice}.".replace("`", ""))
+        return value
+
+    return convert
+
+
+def fixed(default: Any, advice: str, *others: Any) -> Any:
+    """A keyword of TorchRL that must have its default, or one of `others`; `advice` is in its text and its message."""
+    allowed = (default, *others)
+    text = f"must be {' or '.join(map(repr, allowed))}; {advice}."
+    return field(default=default, metadata={"convert": only(advice, *allowed), "text": text})
+
+
+def ignored(default: Any, reason: str = "") -> Any:
+    """A keyword of TorchRL that has no effect."""
+    return field(default=default, metadata={"text": f"ignored (accepted for TorchRL compatibility){reason}."})
+
+
 def documented(cls: Any) -> Any:
-    """Adds the texts of options to the docstring of a dataclass of keywords."""
+    """Adds the texts of options, and of keywords that have no effect here, to the docstring of a dataclass."""
     language = names_of(cls)
     head, _, own = cls.__doc__.partition("\n    Args:\n")
     lines = [own.rstrip()] if own else []
     for name in cls.__annotations__:
         keyword = cls.__dataclass_fields__.get(name)
-        if keyword and keyword.metadata.get("note") is not None:
-            text = language.words(f"{name}: {field_of(keyword.metadata['path']).metadata['text']}")
-            text = " ".join(f"{text} {keyword.metadata['note']}".split())
+        told = keyword.metadata if keyword else {}
+        if told.get("text") and told.get("note", "") is not None:
+            text = " ".join(f"{name}: {language.words(told['text'])} {told.get('note', '')}".split())
             lines.append(textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12))
     cls.__doc__ = "\n".join([head.rstrip(), "\n    Args:", *lines, "    "])
     return cls
@@ -148,11 +176,9 @@ class Keywords:
             sum.
         total_frames: the collector ends with the batch that reaches this number; -1 or None: never. The constructor
             warns if it is not a multiple of `frames_per_batch`.
-        reset_when_done: must be True: done envs are always reset, as in TorchRL.
         device, storing_device, policy_device, env_device: `device` is the default of the others. With several workers,
             each may be a list with a device per worker, except `storing_device`, the device of the batches. If an env
             returns tensors (docs/reference/envs.md, "Envs on a GPU"), all devices must equal its device.
-        no_cuda_sync: ignored (accepted for TorchRL compatibility): a step waits for the policy's actions anyway.
         split_trajs: whether batches are `[trajectories, longest]`, see `collectx.split_trajectories`.
         postproc: called with every batch in this process; its result is delivered. `total_frames` counts frames before
             this call.
@@ -169,7 +195,6 @@ class Keywords:
             which they are ready, unless batches must be changed first (`postproc`, `track_...`, `extend_buffer`) or
             `overlap=1`. `split_trajs` needs a buffer that stores trajectories.
         extend_buffer: False: frames are written step by step with `add`; with several envs, one frame of each at once.
-        use_buffers: ignored (accepted for TorchRL compatibility): batches are written into memory allocated once.
         trajs_per_write: maximum number of trajectories in one write to the replay buffer; None: no maximum.
         update_at_each_batch, update_after_each_batch: whether the policy's weights are published after every batch.
             Without these and the intervals, call `update_policy_weights_`.
@@ -219,13 +244,13 @@ class Keywords:
     init_random_frames: int | None = option("collector.init_random_frames", convert=positive, note="Negative: None.")
     reset_at_each_iter: bool = option("collector.reset_at_each_iter", note="")
     set_truncated: bool = option("collector.set_truncated", note="")
-    reset_when_done: bool = True
+    reset_when_done: bool = fixed(True, "envs that are done are always reset: leave it out")
 
     device: Any = option("devices.device", None, only_device)
     storing_device: Any = option("devices.storing_device", None, first_device)
     policy_device: Any = option("devices.policy_device", None, first_device)
     env_device: Any = option("devices.env_device", None, first_device)
-    no_cuda_sync: bool = False
+    no_cuda_sync: bool = ignored(False, ": a step waits for the policy's actions anyway")
 
     split_trajs: bool | None = False
     postproc: Callable[[Any], Any] | None = None
@@ -237,7 +262,7 @@ class Keywords:
     track_policy_version: bool = False
     replay_buffer: Any = None
     extend_buffer: bool = True
-    use_buffers: bool | None = None
+    use_buffers: bool | None = ignored(None, ": batches are written into memory allocated once")
     compact_obs: bool = option("collector.compact_obs", note="")
     check_finite: bool = option(
         "collector.check_finite", note="Batches of a user-defined `collector_class` are not checked."
@@ -357,10 +382,12 @@ class SingleKeywords(Keywords):
     has_workers = False
 
     interruptor: Any = None
-    backend: str | None = field(default=None, metadata={"choices": BACKENDS})
-    num_collectors: int | None = None
-    sync: bool | None = None
-    backend_options: dict[str, Any] | None = None
+    backend: str | None = field(
+        default=None, metadata={"choices": BACKENDS, "convert": only(_IN_PROCESS, None, "direct")}
+    )
+    num_collectors: int | None = field(default=None, metadata={"convert": only(_IN_PROCESS, None, 1)})
+    sync: bool | None = field(default=None, metadata={"convert": only(_IN_PROCESS, None)})
+    backend_options: dict[str, Any] | None = field(default=None, metadata={"convert": only(_IN_PROCESS, None)})
 
 
 @documented
@@ -428,17 +455,6 @@ class AsyncBatchedKeywords(WorkerKeywords):
     Args:
         backend, env_backend, policy_backend: "multiprocessing" or "threading", with the same effect: envs and policy
             are in processes of this machine.
-        transport, env_exchange, transition_chunk_size, weight_sync_model_id, verbose: ignored (accepted for TorchRL
-            compatibility): the transport is the collector's. `transport` must be None, "auto" or "driver".
-        envs_per_worker: must be 1; for several envs in each worker use `num_envs`.
-        yield_completed_trajectories: must be False; use `trajs_per_batch`.
-        weight_sync: must be None; call `update_policy_weights_`.
-        worker_affinity, driver_affinity: must be None.
-        server_config: must be None; use `max_batch_size`, `min_batch_size` and `server_timeout`.
-        device_config: must be None; use `device` or `policy_device`.
-        policy_version: must be 0, the version of the first weights.
-        policy_version_key: ignored (accepted for TorchRL compatibility): batches have
-            `("collector", "policy_version")`; see `track_policy_version`.
     """
 
     kinds = ("multi_async", "multi_async")
@@ -449,20 +465,26 @@ class AsyncBatchedKeywords(WorkerKeywords):
     backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
     env_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
     policy_backend: str | None = field(default=None, metadata={"choices": ("threading", "multiprocessing")})
-    transport: Any = None
-    env_exchange: str = "auto"
-    envs_per_worker: int = 1
-    transition_chunk_size: int | str = "auto"
-    yield_completed_trajectories: bool = False
-    weight_sync: Any = None
-    weight_sync_model_id: str = "policy"
-    verbose: bool = False
-    worker_affinity: Any = None
-    driver_affinity: Any = None
-    server_config: Any = None
-    device_config: Any = None
-    policy_version: int = 0
-    policy_version_key: Any = "policy_version"
+    transport: Any = fixed(None, "observations and actions lie in shared memory", "auto", "driver")
+    env_exchange: str = ignored("auto")
+    envs_per_worker: int = fixed(1, "use `num_envs`, for the envs of each worker")
+    transition_chunk_size: int | str = ignored("auto")
+    yield_completed_trajectories: bool = fixed(False, "use `trajs_per_batch`, a number of trajectories")
+    weight_sync: Any = fixed(None, "call `update_policy_weights_`")
+    weight_sync_model_id: str = ignored("policy")
+    verbose: bool = ignored(False)
+    worker_affinity: Any = fixed(None, "set the affinity of a worker's process in `init_fn`")
+    driver_affinity: Any = fixed(None, "set the affinity of this process by os.sched_setaffinity")
+    server_config: Any = fixed(None, "use `max_batch_size`, `min_batch_size` and `server_timeout`")
+    device_config: Any = fixed(None, "use `device`, `policy_device` and `storing_device`")
+    policy_version: int = fixed(0, "versions begin with 0")
+    policy_version_key: Any = ignored(
+        "policy_version", """: batches have `("collector", "policy_version")`; see `track_policy_version`"""
+    )
+    compile_policy: bool | dict[str, Any] | None = fixed(
+        None, "the sizes of the batches differ: compile the policy's modules yourself", False
+    )
+    cudagraph_policy: bool | dict[str, Any] | None = fixed(None, "the sizes of the batches differ", False)
 
     @property
     def inference(self) -> str:
@@ -562,7 +584,6 @@ class RayKeywords(RemoteKeywords):
         remote_configs: arguments of `ray.remote` for the workers' actors, such as `num_cpus` and `num_gpus`; one dict
             for all, or one per worker. None: one core.
         num_collectors: TorchRL's name for `num_workers`.
-        use_env_creator: ignored (accepted for TorchRL compatibility).
     """
 
     kinds = ("ray", "ray")
@@ -573,6 +594,6 @@ class RayKeywords(RemoteKeywords):
     )
     remote_configs: Any = option("launcher.remote_configs", None)
     num_collectors: int | None = None
-    use_env_creator: bool = False
+    use_env_creator: bool = ignored(False)
     queue_timeout_s: float = option("launcher.queue_timeout_s", note="")
     autoscaling: bool = option("launcher.autoscaling", note="")

@@ -29,7 +29,6 @@ from collectx.library.keywords import (
     RayKeywords,
     RemoteKeywords,
     RpcKeywords,
-    SingleKeywords,
 )
 from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kind_of_class, user_class
 from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
@@ -115,8 +114,6 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     for kwargs in entries(keywords.create_env_kwargs):
         if kwargs is not None and not isinstance(kwargs, Mapping):
             yield f"create_env_kwargs={kwargs!r}: must be a dict, or a list of one for each worker."
-    if not keywords.reset_when_done:
-        yield "reset_when_done=False: envs that are done are always reset: leave it out."
 
 
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -254,15 +251,6 @@ def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
             yield f"{name} names {', '.join(unknown)}: {MODELS}."
 
 
-def _one_constructor(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """Subclasses of `Collector` refuse the keywords that select another class."""
-    if isinstance(keywords, SingleKeywords):
-        for name, same in {"backend": "direct", "num_collectors": 1, "sync": None, "backend_options": None}.items():
-            if (value := getattr(keywords, name)) not in (None, same):
-                rule = "this collector collects in this process, without workers"
-                yield f"{name}={value!r}: {rule}: call Collector itself, with backend='process' or another."
-
-
 def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The collector that a worker runs, and its keyword arguments."""
     cls, num_workers = getattr(keywords, "collector_class", None), cfg.collector.num_workers
@@ -368,30 +356,10 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
         )
 
 
-# Keywords of `AsyncBatchedCollector`: the values that they may have, and what to use in place of others.
-_BATCHED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "transport": ((None, "auto", "driver"), "observations and actions lie in shared memory"),
-    "envs_per_worker": ((1,), "use num_envs, for the envs of each worker"),
-    "yield_completed_trajectories": ((False,), "use trajs_per_batch, a number of trajectories"),
-    "weight_sync": ((None,), "call update_policy_weights_"),
-    "worker_affinity": ((None,), "set the affinity of a worker's process in init_fn"),
-    "driver_affinity": ((None,), "set the affinity of this process by os.sched_setaffinity"),
-    "server_config": ((None,), "use max_batch_size, min_batch_size and server_timeout"),
-    "device_config": ((None,), "use device, policy_device and storing_device"),
-    "policy_version": ((0,), "versions begin with 0"),
-    "compile_policy": ((None, False), "the sizes of the batches differ: compile the policy's modules yourself"),
-    "cudagraph_policy": ((None, False), "the sizes of the batches differ"),
-}
-
-
 def _inference_server(keywords: Keywords, cfg: RunConfig) -> Messages:
     """One policy acts for all workers."""
     if not isinstance(keywords, AsyncBatchedKeywords):
         return
-    for name, (allowed, advice) in _BATCHED.items():
-        value = getattr(keywords, name, None)
-        if not any(value is each or (isinstance(each, int | str) and value == each) for each in allowed):
-            yield f"{name}={value!r}: {advice}."
     has_both = keywords.policy is not None and keywords.policy_factory is not None
     if has_both or keywords.has_individual_policies:
         yield "policy_factory: one policy acts for all workers: give one callable, or policy."
@@ -413,7 +381,6 @@ RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (
     _overlap,
     _trajectories,
     _models,
-    _one_constructor,
     _collector_class,
     _ray_actors,
     _inference_server,

@@ -17,15 +17,6 @@ from collectx.library.keywords import BACKENDS
 ONE_CONSTRUCTOR = ("backend", "num_collectors", "sync", "backend_options")
 _default: ContextVar[str | None] = ContextVar("collectx_service_backend", default=None)
 
-# The async class and the sync class of each backend.
-_CLASSES = {
-    "process": ("MultiAsyncCollector", "MultiSyncCollector"),
-    "ray": ("RayCollector", "RayCollector"),
-    "rpc": ("RPCCollector", "RPCCollector"),
-    "distributed": ("DistributedCollector", "DistributedCollector"),
-    "submitit": ("DistributedCollector", "DistributedCollector"),
-}
-
 
 @contextlib.contextmanager
 def service_backend(backend: str) -> Iterator[None]:
@@ -42,8 +33,13 @@ def service_backend(backend: str) -> Iterator[None]:
         _default.reset(token)
 
 
-def select(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
+def select(
+    classes: Mapping[str, tuple[type, type]], arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[type, tuple[Any, ...], dict[str, Any]] | None:
     """Returns the class and its arguments for those of `Collector`; None for `Collector` itself.
+
+    Args:
+        classes: the async class and the sync class of each backend.
 
     Raises:
         ConfigError: there is no such backend, or `num_collectors` does not match the other keywords.
@@ -55,18 +51,17 @@ def select(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, 
     backend = _checked(backend)
     if backend == "direct":
         return None
-    name = _CLASSES[backend][bool(sync)]
     creates = arguments[0] if arguments else rest.pop("create_env_fn", None)
     if problems := _problems(creates, count, rest, options or {}):
         raise ConfigError(*problems)
     if not isinstance(creates, list | tuple):
         creates = [creates] * (count or 1)
     rest |= options or {}
-    if name not in _CLASSES["process"]:
+    if backend != "process":
         rest["sync"] = bool(sync)
     if backend == "submitit" and rest.setdefault("launcher", backend) != backend:
         raise ConfigError(f"launcher={rest['launcher']!r} with backend='submitit': leave launcher out.")
-    return name, (creates, *arguments[1:]), rest
+    return classes[backend][bool(sync)], (creates, *arguments[1:]), rest
 
 
 def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: Any) -> list[str]:

@@ -18,9 +18,10 @@ from collectx.errors import RemoteFailure, WorkerTimeout
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.inference import InferenceChannel, InferenceClient
+from collectx.transport.peer import Peer
 from collectx.transport.processes import Handle
 from collectx.transport.slab import NO_WORKER, Slab, SlabLink, SlabTransport
-from collectx.transport.supervisor import JoinState, Peer, Supervisor
+from collectx.transport.supervisor import Supervisor
 
 
 @dataclass(eq=False)
@@ -59,15 +60,15 @@ class SharedMemoryTransport(SlabTransport):
         return SharedMemoryLink(self.slab, worker if worker < self.spec.num_workers else NO_WORKER, theirs, client)
 
     def attach(self, worker: int, handle: Handle) -> None:
-        process = self._workers[worker]
-        self._close_remote_end(process)
-        self._supervisor.attach(process, handle)
+        peer = self._workers[worker]
+        self._close_remote_end(peer)
+        self._supervisor.attach(peer, handle)
 
-    def _close_remote_end(self, process: _LocalPeer) -> None:
+    def _close_remote_end(self, peer: _LocalPeer) -> None:
         """Closes the worker's end, which its process has inherited, in this process."""
-        if process.remote_end is not None:
-            process.remote_end.close()
-            process.remote_end = None
+        if peer.remote_end is not None:
+            peer.remote_end.close()
+            peer.remote_end = None
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
         self._send(worker, messages.pack_grant(slot, reset, 0 if version is None else self.slab.pointer_to(version)))
@@ -76,46 +77,46 @@ class SharedMemoryTransport(SlabTransport):
         self._send(worker, messages.REQUEST + cloudpickle.dumps((*request,)))
 
     def _send(self, index: int, message: bytes) -> None:
-        process = self._workers.get(index)
-        if process is None or process.state is not JoinState.JOINED:
+        peer = self._workers.get(index)
+        if peer is None or not peer.has_joined:
             return  # `receive` is about to return its departure
-        self._supervisor.granted(process)
-        self._supervisor.send(process, message)
+        self._supervisor.granted(peer)
+        self._supervisor.send(peer, message)
 
     def receive(self) -> Arrival | Departure | Reply:
         while not self._events:
             if not self._supervisor.has_outstanding:
                 raise RuntimeError("no worker owes a batch or a reply, so there is nothing to receive")
-            for process, message in self._supervisor.events():
-                self._handle_message(process, message)
+            for peer, message in self._supervisor.events():
+                self._handle_message(peer, message)
         return self._events.popleft()
 
-    def _handle_message(self, process: _LocalPeer, message: bytes | Exception) -> None:
+    def _handle_message(self, peer: _LocalPeer, message: bytes | Exception) -> None:
         event: Arrival | Reply
         if isinstance(message, WorkerTimeout):
-            process, message = self._find_late(process, message)
+            peer, message = self._find_late(peer, message)
         if isinstance(message, bytes) and message[:1] == messages.FAILED:
-            message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(process))
+            message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(peer))
         if not isinstance(message, bytes):
             # First, as Ctrl-C may end the wait for the process.
-            self._events.append(Departure(process.index, message))
-            self._supervisor.remove(process)
+            self._events.append(Departure(peer.index, message))
+            self._supervisor.remove(peer)
             return
         if message[:1] == messages.FULL:
-            event = Arrival(process.index, *messages.unpack_full(message))
-            self._supervisor.delivered(process)
+            event = Arrival(peer.index, *messages.unpack_full(message))
+            self._supervisor.delivered(peer)
         else:
-            event = self._unpack_reply(process, message[1:])
-            self._supervisor.replied(process)
+            event = self._unpack_reply(peer, message[1:])
+            self._supervisor.replied(peer)
         self._events.append(event)
 
-    def _find_late(self, process: _LocalPeer, error: WorkerTimeout) -> tuple[_LocalPeer, Exception]:
+    def _find_late(self, peer: _LocalPeer, error: WorkerTimeout) -> tuple[_LocalPeer, Exception]:
         """Returns the process to blame for a late worker, and its error. A worker that waits for actions is not to
         blame: either another worker, whose request the inference server waits for, or the server itself.
         """
-        limit = process.limit
-        if self.inference is None or limit is None or not self.inference.is_waiting(process.index):
-            return process, error
+        limit = peer.limit
+        if self.inference is None or limit is None or not self.inference.is_waiting(peer.index):
+            return peer, error
         others = [other for index, other in self._workers.items() if index < self.spec.num_workers and other.limit]
         busy = [other for other in others if not self.inference.is_waiting(other.index)]
         late = busy[0] if busy else self._workers[self.spec.num_workers]
@@ -123,22 +124,22 @@ class SharedMemoryTransport(SlabTransport):
             self._supervisor.restart_timer(other)
         return late, self._supervisor.timeout_error(late, limit)
 
-    def _unpack_reply(self, process: _LocalPeer, pickled: bytes) -> Reply:
+    def _unpack_reply(self, peer: _LocalPeer, pickled: bytes) -> Reply:
         try:
             value, failure = pickle.loads(pickled)
         except Exception as refusal:
             refusal.add_note("the trainer's process cannot unpickle the answer")
-            return Reply(process.index, None, refusal)
-        error = None if failure is None else failure.rebuild(self._supervisor.describe(process))
-        return Reply(process.index, value, error)
+            return Reply(peer.index, None, refusal)
+        error = None if failure is None else failure.rebuild(self._supervisor.describe(peer))
+        return Reply(peer.index, value, error)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self.interrupt()
-        for process in self._workers.values():
-            self._close_remote_end(process)
+        for peer in self._workers.values():
+            self._close_remote_end(peer)
         self._supervisor.close()
         self.slab.close_descriptor()
         if self.inference is not None:

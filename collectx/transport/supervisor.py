@@ -7,17 +7,16 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from collectx import progress
-from collectx.progress import OTHERS, STEPS, Counts
+from collectx.progress import STEPS, Counts
 from collectx.transport.connections import LONGEST_WAIT_S, MessageReader, set_send_timeout, shut_down
+from collectx.transport.peer import JoinState, Peer
 from collectx.transport.processes import Handle, Limit, death_error, end_processes, timeout_error
+from collectx.transport.timers import PeerTimers
 from collectx.transport.tracebacks import request_stacks
 
 # How long a failed worker may take to end by itself.
@@ -27,95 +26,6 @@ _GRACE_S = 0.2
 _MAX_GAP = 0.25
 # Seconds between two looks at the workers' counters.
 _LOOK_S = 1.0
-
-
-class JoinState(Enum):
-    """The state of one process of a worker. Any state may change to GONE. In shared memory there is no PAIRING.
-
-    EXPECTED --knows the secret--> PAIRING --both connections are made--> JOINED ----> GONE
-             <------it failed-----
-    """
-
-    EXPECTED = "expected"
-    PAIRING = "pairing"
-    JOINED = "joined"
-    GONE = "gone"
-
-
-@dataclass(eq=False)
-class Peer:
-    """One process of a worker, as the transport sees it. Its replacement gets another object.
-
-    Attributes:
-        index: the worker's.
-        connection, reader: carry control messages; None until it has joined.
-        handle: its process, if the trainer started it.
-        host: where it runs, unless on the trainer's host.
-        num_outstanding: grants not yet delivered, and requests not yet answered.
-        has_delivered: whether it has ever delivered a batch.
-        limit: the timeout that applies while `num_outstanding` is above 0.
-        counts: its counters in shared memory (`collectx.progress`); None if it reports them in messages.
-        progress: the counts at the last look.
-        began_s, progressed_s: when its current task began, and when its counts last changed; both in timer time.
-    """
-
-    index: int
-    state: JoinState = JoinState.EXPECTED
-    connection: Connection | None = None
-    reader: MessageReader | None = None
-    handle: Handle | None = None
-    host: str | None = None
-    num_outstanding: int = 0
-    has_delivered: bool = False
-    limit: Limit | None = None
-    counts: memoryview | None = None
-    progress: Counts | None = None
-    began_s: float = 0.0
-    progressed_s: float | None = None
-
-
-class PeerTimers:
-    """One timer for each worker that owes a batch or a reply. They expire by `now_s`, which follows `clock` only with
-    `advance`, and by `longest_gap_s` seconds at most.
-    """
-
-    def __init__(self, longest_gap_s: float, clock: Callable[[], float]):
-        self.now_s = 0.0
-        self._longest_gap_s = longest_gap_s
-        self._clock = clock
-        self._advanced_s = clock()
-        # For each limit, the workers with their start times, the oldest first: a worker with a long limit must not
-        # hide one with a short limit.
-        self._started: dict[Limit, OrderedDict[Any, float]] = {}
-
-    def advance(self) -> None:
-        before_s, self._advanced_s = self._advanced_s, self._clock()
-        self.now_s += min(self._advanced_s - before_s, self._longest_gap_s)
-
-    def start(self, process: Any, limit: Limit) -> None:
-        """Starts the timer of a `collectx.transport.supervisor.Peer`, and sets its `limit`."""
-        self.advance()
-        process.limit = limit
-        self._started.setdefault(limit, OrderedDict())[process] = self.now_s
-
-    def stop(self, process: Any) -> None:
-        """Stops a worker's timer, if it is running, and clears its `limit`."""
-        if process.limit is not None:
-            del self._started[process.limit][process]
-            process.limit = None
-
-    @property
-    def are_running(self) -> bool:
-        """Whether any timer is running."""
-        return any(self._started.values())
-
-    def next(self) -> tuple[float, Any] | None:
-        """Returns when the next timer expires, and whose it is; None if none is running."""
-        oldest = [(*next(iter(started.items())), limit_s) for (_, limit_s), started in self._started.items() if started]
-        if not oldest:
-            return None
-        return min(((start_s + limit_s, process) for process, start_s, limit_s in oldest), key=lambda entry: entry[0])
-
 
 AnyPeer = TypeVar("AnyPeer", bound=Peer)
 
@@ -158,28 +68,28 @@ class Supervisor(Generic[AnyPeer]):
         self._timers = PeerTimers(self._longest_gap_s, clock)
         self._selector = selectors.DefaultSelector()
 
-    def describe(self, process: Peer) -> str:
+    def describe(self, peer: Peer) -> str:
         """Names a worker in error messages, with its host if that is another one."""
-        text = self._describe(process.index, process.handle)
-        return text if process.host is None or f"on {process.host}" in text else f"{text} on {process.host}"
+        text = self._describe(peer.index, peer.handle)
+        return text if peer.host is None or f"on {peer.host}" in text else f"{text} on {peer.host}"
 
-    def add(self, process: AnyPeer) -> AnyPeer:
+    def add(self, peer: AnyPeer) -> AnyPeer:
         """Adds the record of a worker that is expected, in place of the one that is gone."""
-        self.workers[process.index] = process
-        return process
+        self.workers[peer.index] = peer
+        return peer
 
-    def connect(self, process: Peer, connection: Connection) -> None:
+    def connect(self, peer: Peer, connection: Connection) -> None:
         """Takes the connection of a worker, which has joined; the supervisor closes it."""
         set_send_timeout(connection, self._start_timeout_s)
-        process.connection, process.reader = connection, MessageReader(connection)
-        process.state = JoinState.JOINED
-        self._selector.register(connection, selectors.EVENT_READ, process)
+        peer.connection, peer.reader = connection, MessageReader(connection)
+        peer.state = JoinState.JOINED
+        self._selector.register(connection, selectors.EVENT_READ, peer)
 
-    def attach(self, process: Peer, handle: Handle) -> None:
+    def attach(self, peer: Peer, handle: Handle) -> None:
         """Watches a worker's process."""
-        process.handle = handle
+        peer.handle = handle
         if handle.sentinel >= 0:
-            self._selector.register(handle.sentinel, selectors.EVENT_READ, process)
+            self._selector.register(handle.sentinel, selectors.EVENT_READ, peer)
 
     def watch(self, descriptor: int, callback: Callable[[], object]) -> None:
         """Lets `events` call `callback` whenever `descriptor` is readable."""
@@ -190,58 +100,53 @@ class Supervisor(Generic[AnyPeer]):
         """Whether any worker owes a batch or a reply."""
         return self._timers.are_running
 
-    def has_message(self, process: Peer) -> bool:
+    def has_message(self, peer: Peer) -> bool:
         """Whether a message or a closed connection is pending. Waits briefly: the data connection may break first."""
-        assert process.connection is not None
-        return process.connection.poll(min(_GRACE_S, self._close_timeout_s))
+        assert peer.connection is not None
+        return peer.connection.poll(min(_GRACE_S, self._close_timeout_s))
 
-    def send(self, process: Peer, message: bytes) -> None:
+    def send(self, peer: Peer, message: bytes) -> None:
         """Sends to a worker that has joined. Never fails: if the worker is dead, `events` yields its error; if it reads
         nothing for its whole timeout, `events` reports that it is late."""
-        assert process.connection is not None
+        assert peer.connection is not None
         with contextlib.suppress(OSError):
-            process.connection.send_bytes(message)
+            peer.connection.send_bytes(message)
 
-    def granted(self, process: Peer) -> None:
+    def granted(self, peer: Peer) -> None:
         """Notes that a worker was granted a slot, and starts its timer."""
-        process.num_outstanding += 1
-        if process.limit is None:
-            self._begin(process)
+        peer.num_outstanding += 1
+        if peer.limit is None:
+            self._begin(peer)
 
-    def delivered(self, process: Peer) -> None:
+    def delivered(self, peer: Peer) -> None:
         """Notes that a worker delivered one of its outstanding batches."""
-        if not process.has_delivered:
-            process.has_delivered = True
-            assert process.connection is not None
-            set_send_timeout(process.connection, self._worker_timeout_s)
-        self.replied(process)
+        if not peer.has_delivered:
+            peer.has_delivered = True
+            assert peer.connection is not None
+            set_send_timeout(peer.connection, self._worker_timeout_s)
+        self.replied(peer)
 
-    def replied(self, process: Peer) -> None:
+    def replied(self, peer: Peer) -> None:
         """Notes that a worker answered one of its requests."""
-        process.num_outstanding -= 1
+        peer.num_outstanding -= 1
         progress.one_more()
-        self._timers.stop(process)
-        if process.num_outstanding:
-            self._begin(process)
+        self._timers.stop(peer)
+        if peer.num_outstanding:
+            self._begin(peer)
 
-    def _begin(self, process: Peer) -> None:
+    def _begin(self, peer: Peer) -> None:
         """Starts the timer of a worker's next task."""
-        self._timers.start(process, self._limit(process))
-        process.progress, process.began_s, process.progressed_s = self._counted(process), self._timers.now_s, None
+        self._timers.start(peer, self._limit(peer))
+        peer.progress, peer.began_s, peer.progressed_s = peer.read_counts(), self._timers.now_s, None
 
-    @staticmethod
-    def _counted(process: Peer) -> Counts | None:
-        """Reads a worker's counters."""
-        return None if process.counts is None else (process.counts[STEPS], process.counts[OTHERS])
-
-    def progressed(self, process: Peer, counts: Counts | None) -> bool:
+    def progressed(self, peer: Peer, counts: Counts | None) -> bool:
         """Takes a worker's counts; if they changed, restarts the worker's timeout and returns True."""
-        if counts is None or counts == process.progress or process.limit is None:
+        if counts is None or counts == peer.progress or peer.limit is None:
             return False
-        process.progress, process.progressed_s = counts, self._timers.now_s
+        peer.progress, peer.progressed_s = counts, self._timers.now_s
         if counts[STEPS] == 0:  # it has made or reset envs
-            process.began_s = self._timers.now_s
-        self.restart_timer(process)
+            peer.began_s = self._timers.now_s
+        self.restart_timer(peer)
         progress.one_more()
         return True
 
@@ -249,14 +154,14 @@ class Supervisor(Generic[AnyPeer]):
         """Reads the counters of all workers, at most every `_look_every_s`."""
         if self._timers.now_s - self._looked_s >= self._look_every_s:
             self._looked_s = self._timers.now_s
-            for process in self.workers.values():
-                self.progressed(process, self._counted(process))
+            for peer in self.workers.values():
+                self.progressed(peer, peer.read_counts())
 
-    def restart_timer(self, process: Peer) -> None:
+    def restart_timer(self, peer: Peer) -> None:
         """Lets a worker's full timeout begin at this moment."""
-        if process.limit is not None:
-            self._timers.stop(process)
-            self._timers.start(process, self._limit(process))
+        if peer.limit is not None:
+            self._timers.stop(peer)
+            self._timers.start(peer, self._limit(peer))
 
     def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyPeer, bytes | Exception]]:
         """Blocks until a worker has sent a message, is gone or is late, or a share of the timeouts has passed, for
@@ -277,110 +182,102 @@ class Supervisor(Generic[AnyPeer]):
                 key.data()
                 was_called = True
                 continue
-            process: Any = key.data
-            for message in self._messages(process, key.fileobj):
-                if process in gone:
+            peer: Any = key.data
+            for message in self._messages(peer, key.fileobj):
+                if peer in gone:
                     break
-                active.add(process)
+                active.add(peer)
                 if isinstance(message, Exception):
-                    gone.add(process)
-                yield process, message
-        if expiring is not None:
-            deadline_s, late = expiring
+                    gone.add(peer)
+                yield peer, message
+        if expiring is not None and self._timers.now_s >= expiring[0]:
+            late = expiring[1]
             # A watched descriptor may be a sign of the late worker. Messages of other workers are not.
-            if self._timers.now_s >= deadline_s and late not in active and not was_called:
-                if self.progressed(late, self._counted(late)):
-                    return
-                if late.limit is not None and late.limit == self._limit(late):
-                    yield late, self.timeout_error(late, late.limit)
-                else:
-                    self.restart_timer(late)  # it has joined or delivered meanwhile, and has another limit
+            if late not in active and not was_called and (error := self._check_late(late)) is not None:
+                yield late, error
 
-    def _messages(self, process: Peer, source: Any) -> Iterator[bytes | Exception]:
+    def _check_late(self, late: Peer) -> Exception | None:
+        """The error of a worker whose timer has expired; None if it has made progress, or has got another limit."""
+        if self.progressed(late, late.read_counts()):
+            return None
+        if late.limit is not None and late.limit == self._limit(late):
+            return self.timeout_error(late, late.limit)
+        self.restart_timer(late)  # it has joined or delivered meanwhile, and has another limit
+        return None
+
+    def _messages(self, peer: Peer, source: Any) -> Iterator[bytes | Exception]:
         """The messages that a ready descriptor brings, or the error of a worker that is gone; nothing of a worker that
         was removed meanwhile."""
-        if process.state is JoinState.GONE:
+        if peer.state is JoinState.GONE:
             return
-        if source is process.connection:
-            yield from self._read(process)
+        if source is peer.connection:
+            yield from self._read(peer)
             return
         # The process ended; its last messages may still be in the socket.
-        while process.connection is not None and process.connection.poll():
-            for message in self._read(process):
+        while peer.connection is not None and peer.connection.poll():
+            for message in self._read(peer):
                 yield message
                 if isinstance(message, Exception):
                     return
-        if process.state is not JoinState.GONE:
-            yield self._death_error(process)
+        if peer.state is not JoinState.GONE:
+            yield self._death_error(peer)
 
-    def _read(self, process: Peer) -> Iterator[bytes | Exception]:
-        assert process.reader is not None
+    def _read(self, peer: Peer) -> Iterator[bytes | Exception]:
+        assert peer.reader is not None
         try:
-            messages: Sequence[bytes | Exception] = process.reader.read()
+            messages: Sequence[bytes | Exception] = peer.reader.read()
         except (EOFError, OSError) as error:
-            messages = [self._death_error(process, error)]
+            messages = [self._death_error(peer, error)]
         for message in messages:
-            if process.state is not JoinState.GONE:
+            if peer.state is not JoinState.GONE:
                 yield message
 
-    def _death_error(self, process: Peer, error: Exception | None = None) -> Exception:
-        has_joined = process.state is JoinState.JOINED
-        return death_error(self.describe(process), has_joined, process.handle, self._close_timeout_s, error)
+    def _death_error(self, peer: Peer, error: Exception | None = None) -> Exception:
+        return death_error(self.describe(peer), peer.has_joined, peer.handle, self._close_timeout_s, error)
 
-    def timeout_error(self, process: Peer, limit: Limit) -> Exception:
+    def timeout_error(self, peer: Peer, limit: Limit) -> Exception:
         """The error of a worker that exceeded a timeout."""
-        stacks = request_stacks(process.handle.pid if process.handle is not None else None, process.connection)
+        stacks = request_stacks(peer.handle.pid if peer.handle is not None else None, peer.connection)
         return timeout_error(
-            self.describe(process), process.state is JoinState.JOINED, limit, self._progress_of(process), stacks
+            self.describe(peer), peer.has_joined, limit, peer.describe_progress(self._num_steps), stacks
         )
 
-    def _progress_of(self, process: Peer) -> str:
-        """Describes a worker's progress with its current task, for messages."""
-        if process.progress is None or process.progressed_s is None:
-            return ""
-        steps, others = process.progress
-        if steps:
-            step_s = (process.progressed_s - process.began_s) / steps
-            return f"It stepped {steps} of {self._num_steps} times, {step_s:.2g} s a step"
-        return "" if process.has_delivered else f"It has made or reset envs {others} times, and not stepped them yet"
-
-    def _limit(self, process: Peer) -> Limit:
-        if process.has_delivered:
+    def _limit(self, peer: Peer) -> Limit:
+        if peer.has_delivered:
             return "collector.worker_timeout_s", self._worker_timeout_s
-        has_joined = process.state is JoinState.JOINED
         limit = None
-        if self._join_timeout is not None and not has_joined:
-            limit = self._join_timeout(process.index, process.handle)
+        if self._join_timeout is not None and not peer.has_joined:
+            limit = self._join_timeout(peer.index, peer.handle)
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
-    def remove(self, process: Peer) -> None:
+    def remove(self, peer: Peer) -> None:
         """Closes a worker's connection and ends its process; its record stays until another is added for its index."""
-        process.state = JoinState.GONE
-        self._timers.stop(process)
-        connection, process.connection, process.reader = process.connection, None, None
+        peer.state = JoinState.GONE
+        self._timers.stop(peer)
+        connection, peer.connection, peer.reader = peer.connection, None, None
         if connection is not None:
             self._selector.unregister(connection)
             shut_down(connection)
-        if (handle := process.handle) is not None:
+        if (handle := peer.handle) is not None:
             if handle.sentinel >= 0:
                 self._selector.unregister(handle.sentinel)
             # Briefly, as the other workers must not run out of slots meanwhile. Another thread that kills the process
             # ends this wait.
             end_processes([handle], min(_GRACE_S, self._close_timeout_s))
-            process.handle = None
+            peer.handle = None
 
     def kill_workers(self, *states: JoinState) -> None:
         """Kills the processes of the workers in these states."""
-        for process in self.workers.values():
-            if process.state in states and process.handle is not None and process.handle.exitcode is None:
-                process.handle.kill()
+        for peer in self.workers.values():
+            if peer.state in states and peer.handle is not None and peer.handle.exitcode is None:
+                peer.handle.kill()
 
     def close(self) -> None:
         """Closes all connections, which tells the workers to stop, and ends their processes."""
-        for process in self.workers.values():
-            if process.connection is not None:
-                shut_down(process.connection)
-        handles = [process.handle for process in self.workers.values() if process.handle is not None]
+        for peer in self.workers.values():
+            if peer.connection is not None:
+                shut_down(peer.connection)
+        handles = [peer.handle for peer in self.workers.values() if peer.handle is not None]
         try:
             end_processes(handles, self._close_timeout_s)
         except BaseException:

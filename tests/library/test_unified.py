@@ -14,6 +14,7 @@ from user_code.cartpoles import cartpole
 import collectx
 from collectx import BaseCollector, Collector, MultiSyncCollector, service_backend
 from collectx.errors import ConfigError
+from collectx.library.collectors import CLASSES_OF_BACKENDS
 from collectx.library.unified import select
 
 FRAMES = {"frames_per_batch": 8, "total_frames": 16}
@@ -38,12 +39,12 @@ FRAMES = {"frames_per_batch": 8, "total_frames": 16}
     ],
 )
 def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
-    chosen = select((cartpole, None), {**keywords, "seed": 3})
+    chosen = select(CLASSES_OF_BACKENDS, (cartpole, None), {**keywords, "seed": 3})
     if name is None:
         assert chosen is None
         return
     count = keywords.get("num_collectors", 1)
-    assert chosen == (name, ([cartpole] * count, None), {"seed": 3, **rest})
+    assert chosen == (getattr(collectx, name), ([cartpole] * count, None), {"seed": 3, **rest})
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,8 @@ def test_service_backend_is_the_default_of_collector_itself_within_its_block(mon
         pass
 
     def of(**keywords):
-        chosen = select((cartpole,), keywords)
-        return "Collector" if chosen is None else chosen[0]
+        chosen = select(CLASSES_OF_BACKENDS, (cartpole,), keywords)
+        return "Collector" if chosen is None else chosen[0].__name__
 
     theirs = types.SimpleNamespace(_SERVICE_BACKEND_CONTEXT=ContextVar("theirs"))
     with service_backend("process"):

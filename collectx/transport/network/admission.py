@@ -18,7 +18,7 @@ from collectx.transport.connections import enable_keepalive, set_receive_timeout
 from collectx.transport.network.handshake import Endpoint, Listener, receive_hello
 from collectx.transport.network.p2p import TRAINER, Pair, PairConfig
 from collectx.transport.network.remote_peer import RemotePeer
-from collectx.transport.supervisor import JoinState
+from collectx.transport.peer import JoinState
 
 
 class Admission:
@@ -59,18 +59,18 @@ class Admission:
         with self._lock:
             self._workers[index] = RemotePeer(index, make_spec=make_spec)
 
-    def withdraw(self, process: RemotePeer) -> None:
+    def withdraw(self, peer: RemotePeer) -> None:
         """Lets this process of a worker join no longer."""
         with self._lock:
-            process.state = JoinState.GONE
+            peer.state = JoinState.GONE
 
     def take(self) -> tuple[RemotePeer, Connection, Pair] | None:
         """The next admitted worker with its connection and its pair; None if it came too late. Blocks until
         `readable` is."""
         os.read(self.readable, 1)
-        process, connection, pair = self._admitted.get()
-        if process.state is JoinState.PAIRING:
-            return process, connection, pair
+        peer, connection, pair = self._admitted.get()
+        if peer.state is JoinState.PAIRING:
+            return peer, connection, pair
         _reject(connection, pair)
         return None
 
@@ -81,31 +81,31 @@ class Admission:
         index = hello.pop("worker", None)
         with self._lock:
             # In Python, JSON's `true` is an int.
-            process = self._workers.get(index) if type(index) is int else None
-            if process is not None and process.state is JoinState.EXPECTED:
-                process.state = JoinState.PAIRING
+            peer = self._workers.get(index) if type(index) is int else None
+            if peer is not None and peer.state is JoinState.EXPECTED:
+                peer.state = JoinState.PAIRING
             else:
-                process = None
-        if process is None:
+                peer = None
+        if peer is None:
             reason = f"worker {index} is not expected: it already joined, or its index is too high"
             connection.send_bytes(json.dumps({"refused": reason}).encode())
             raise RendezvousError(reason)
-        process.info = hello
+        peer.info = hello
         try:
-            reply = {"spec": process.make_spec(), "batch": self._batch.to_json(), "pair": vars(self._config)}
+            reply = {"spec": peer.make_spec(), "batch": self._batch.to_json(), "pair": vars(self._config)}
             connection.send_bytes(json.dumps(reply).encode())
             set_receive_timeout(connection, self._config.pair_timeout_s)
             connection.recv_bytes()
-            process.is_making_pair = True
+            peer.is_making_pair = True
             pair = self._config.make_pair(connection, TRAINER, address)
         except Exception as error:
             with self._lock:
-                if process.state is JoinState.PAIRING:
-                    process.state, process.is_making_pair = JoinState.EXPECTED, False
-            raise RendezvousError(f"worker {process.index}: {error!r}") from error
+                if peer.state is JoinState.PAIRING:
+                    peer.state, peer.is_making_pair = JoinState.EXPECTED, False
+            raise RendezvousError(f"worker {peer.index}: {error!r}") from error
         with self._lock:
             if not self._is_closed:
-                self._admitted.put((process, connection, pair))
+                self._admitted.put((peer, connection, pair))
                 os.write(self._wakeup, b"\0")
                 return
         _reject(connection, pair)
@@ -118,9 +118,9 @@ class Admission:
         """Admits no more workers. Those that are making their pairs complete them."""
         with self._lock:
             self._is_closed = True
-            for process in self._workers.values():
-                if process.state is JoinState.EXPECTED:
-                    process.state = JoinState.GONE
+            for peer in self._workers.values():
+                if peer.state is JoinState.EXPECTED:
+                    peer.state = JoinState.GONE
 
     def close(self) -> None:
         """Stops listening, and rejects the workers that were not taken. Called after `stop`."""

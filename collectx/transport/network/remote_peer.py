@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from collectx.transport.network.p2p import Incoming, Outgoing, Pair
-from collectx.transport.supervisor import Peer
+from collectx.transport.peer import Peer
 
 
 @dataclass(eq=False)

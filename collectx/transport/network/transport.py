@@ -42,9 +42,10 @@ from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.p2p import POLL_S, TRAINER, PairConfig, message_buffer
 from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.network.weight_sync import WeightSync
+from collectx.transport.peer import JoinState
 from collectx.transport.processes import Handle
 from collectx.transport.slab import concatenate
-from collectx.transport.supervisor import JoinState, Supervisor
+from collectx.transport.supervisor import Supervisor
 
 
 class NetworkTransport:
@@ -98,40 +99,40 @@ class NetworkTransport:
         self._supervisor.attach(self._workers[worker], handle)
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
-        process = self._workers[worker]
+        peer = self._workers[worker]
         if version is not None:
             self._weight_sync.keep(version)
-        self._send(process, partial(self._send_grant, process, slot, reset, version))
+        self._send(peer, partial(self._send_grant, peer, slot, reset, version))
 
     def send_request(self, worker: int, request: Request) -> None:
-        process = self._workers[worker]
+        peer = self._workers[worker]
         message = messages.pack_signed(messages.REQUEST, (*request,), self.endpoint.secret)
-        self._send(process, partial(self._supervisor.send, process, message))
+        self._send(peer, partial(self._supervisor.send, peer, message))
 
-    def _send(self, process: RemotePeer, send: Callable[[], None]) -> None:
+    def _send(self, peer: RemotePeer, send: Callable[[], None]) -> None:
         """Calls `send`, as soon as the worker has joined."""
-        if process.state is JoinState.GONE:
+        if peer.state is JoinState.GONE:
             return  # `receive` is about to return its departure
-        self._supervisor.granted(process)
-        if process.state is JoinState.JOINED:
+        self._supervisor.granted(peer)
+        if peer.has_joined:
             send()
         else:
-            process.queued_before_join.append(send)
+            peer.queued_before_join.append(send)
 
-    def _send_grant(self, process: RemotePeer, slot: int, reset: Reset | None, version: int | None) -> None:
-        key = process.index, slot
+    def _send_grant(self, peer: RemotePeer, slot: int, reset: Reset | None, version: int | None) -> None:
+        key = peer.index, slot
         if key not in self._memory:
             self._memory[key] = message_buffer(self._layout.nbytes, self._config.devices[TRAINER])
         if version is not None:
-            self._weight_sync.send_version(process, version)
+            self._weight_sync.send_version(peer, version)
         else:
-            version = self._weight_sync.newest_version(process.index) if self.spec.require_latest else 0
+            version = self._weight_sync.newest_version(peer.index) if self.spec.require_latest else 0
         # First, as the worker may be waiting for it; its bytes come much later.
-        self._supervisor.send(process, messages.pack_grant(slot, reset, version))
-        assert process.pair is not None
+        self._supervisor.send(peer, messages.pack_grant(slot, reset, version))
+        assert peer.pair is not None
         # If the pair is broken, so is the connection, which the supervisor notices.
         with contextlib.suppress(RuntimeError):
-            process.incoming[slot] = process.pair.receive(self._memory[key])
+            peer.incoming[slot] = peer.pair.receive(self._memory[key])
 
     def receive(self) -> Arrival | Departure | Joined | Reply:
         while not self._received:
@@ -141,11 +142,11 @@ class NetworkTransport:
         return self._received.popleft()
 
     def _process_events(self, timeout_s: float | None) -> None:
-        for process, message in self._supervisor.events(timeout_s):
+        for peer, message in self._supervisor.events(timeout_s):
             if isinstance(message, Exception):
-                self._remove_worker(process, message)
+                self._remove_worker(peer, message)
             else:
-                self._handle_message(process, message)
+                self._handle_message(peer, message)
         self._complete_arrivals()
 
     def _add_worker(self) -> None:
@@ -153,100 +154,100 @@ class NetworkTransport:
         admitted = self._admission.take()
         if admitted is None:
             return
-        process, connection, pair = admitted
-        process.pair = pair
-        host = process.info.get("host")
-        process.host = None if host == socket.gethostname() else host
-        self._supervisor.connect(process, connection)
-        self._received.append(Joined(process.index, process.info))
-        self._weight_sync.send(process)
-        for send in process.queued_before_join:
+        peer, connection, pair = admitted
+        peer.pair = pair
+        host = peer.info.get("host")
+        peer.host = None if host == socket.gethostname() else host
+        self._supervisor.connect(peer, connection)
+        self._received.append(Joined(peer.index, peer.info))
+        self._weight_sync.send(peer)
+        for send in peer.queued_before_join:
             send()
-        process.queued_before_join.clear()
-        self._supervisor.restart_timer(process)
+        peer.queued_before_join.clear()
+        self._supervisor.restart_timer(peer)
 
-    def _handle_message(self, process: RemotePeer, message: bytes) -> None:
+    def _handle_message(self, peer: RemotePeer, message: bytes) -> None:
         try:
             if message[:1] == messages.HAVE:
-                self._weight_sync.acknowledge(process)
+                self._weight_sync.acknowledge(peer)
                 return
             if message[:1] == messages.PROGRESS:
-                self._supervisor.progressed(process, messages.unpack_progress(message))
+                self._supervisor.progressed(peer, messages.unpack_progress(message))
                 return
             if message[:1] == messages.FULL:
                 slot, report = messages.unpack_full(message)
                 if not 0 <= report.frames <= self.spec.rows * self.spec.steps:
                     raise ValueError(f"{report.frames} frames")
-                self._announced.append((process, Arrival(process.index, slot, report)))
+                self._announced.append((peer, Arrival(peer.index, slot, report)))
                 # It was in time, even if the trainer did not listen for long and the last bytes are still to come.
-                self._supervisor.restart_timer(process)
+                self._supervisor.restart_timer(peer)
                 return
             if message[:1] == messages.REPLY:
                 value, failure = messages.unpack_signed(message, self.endpoint.secret)
-                name = self._supervisor.describe(process)
+                name = self._supervisor.describe(peer)
                 cause = failure and RemoteFailure.from_json(failure.encode()).rebuild(name)
-                self._announced.append((process, Reply(process.index, value, cause)))
+                self._announced.append((peer, Reply(peer.index, value, cause)))
                 return
-            error = RemoteFailure.from_json(message[1:]).rebuild(self._supervisor.describe(process))
+            error = RemoteFailure.from_json(message[1:]).rebuild(self._supervisor.describe(peer))
         except Exception as failure:
-            name = self._supervisor.describe(process)
+            name = self._supervisor.describe(peer)
             # An invalid message must not end the run of the other workers.
             error = WorkerDied(f"{name} is gone: it sent an invalid message ({failure!r})")
-        self._remove_worker(process, error)
+        self._remove_worker(peer, error)
 
     def _complete_arrivals(self) -> None:
         """Delivers the slots that have arrived completely, and the replies. The events of one worker keep the order in
         which it sent them."""
         announced, self._announced = self._announced, []
         incomplete: set[RemotePeer] = set()
-        for process, event in announced:
-            if process.state is JoinState.GONE:
+        for peer, event in announced:
+            if peer.state is JoinState.GONE:
                 continue
-            if process in incomplete:
-                self._announced.append((process, event))
+            if peer in incomplete:
+                self._announced.append((peer, event))
                 continue
             if isinstance(event, Reply):
-                self._supervisor.replied(process)
+                self._supervisor.replied(peer)
                 self._received.append(event)
                 continue
-            incoming = process.incoming.get(event.slot)
+            incoming = peer.incoming.get(event.slot)
             if incoming is None:
                 continue
             if not incoming.done():
-                incomplete.add(process)
-                self._announced.append((process, event))
+                incomplete.add(peer)
+                self._announced.append((peer, event))
                 continue
             try:
-                self._memory[process.index, event.slot] = incoming.wait()
+                self._memory[peer.index, event.slot] = incoming.wait()
             except RuntimeError as error:
-                incomplete.add(process)
-                if not self._supervisor.has_message(process):
-                    self._remove_worker(process, WorkerDied(f"{self._supervisor.describe(process)}: {error}"))
+                incomplete.add(peer)
+                if not self._supervisor.has_message(peer):
+                    self._remove_worker(peer, WorkerDied(f"{self._supervisor.describe(peer)}: {error}"))
                 continue
-            del process.incoming[event.slot]
-            self._supervisor.delivered(process)
+            del peer.incoming[event.slot]
+            self._supervisor.delivered(peer)
             self._received.append(event)
 
-    def _remove_worker(self, process: RemotePeer, error: Exception) -> None:
-        if process.is_making_pair and process.state is not JoinState.JOINED and isinstance(error, WorkerTimeout):
+    def _remove_worker(self, peer: RemotePeer, error: Exception) -> None:
+        if peer.is_making_pair and not peer.has_joined and isinstance(error, WorkerTimeout):
             error.add_note(
-                f"Worker {process.index} on {process.info.get('host')} reached the trainer's port "
+                f"Worker {peer.index} on {peer.info.get('host')} reached the trainer's port "
                 f"{self.endpoint.port}, but not the port of {self._config.backend}, which the system chooses, so a "
                 "firewall probably blocks it. Open all TCP ports between the two hosts, or choose another network "
                 "with backend.interface."
             )
-        has_joined = process.state is JoinState.JOINED
+        has_joined = peer.has_joined
         # First, as Ctrl-C may end the wait for the process.
-        self._received.append(Departure(process.index, error))
-        self._admission.withdraw(process)
-        self._supervisor.remove(process)
+        self._received.append(Departure(peer.index, error))
+        self._admission.withdraw(peer)
+        self._supervisor.remove(peer)
         if has_joined:
-            self._weight_sync.remove(process)
-            assert process.pair is not None
-            process.pair.close()
+            self._weight_sync.remove(peer)
+            assert peer.pair is not None
+            peer.pair.close()
             # The memory may still be written to until the pair is closed.
-            for slot in process.incoming:
-                self._memory.pop((process.index, slot), None)
+            for slot in peer.incoming:
+                self._memory.pop((peer.index, slot), None)
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         memories = [self._memory[part.worker, part.slot][: self._layout.nbytes] for part in parts]
@@ -265,15 +266,15 @@ class NetworkTransport:
         return self._weight_sync.newest_weights()
 
     def _joined(self) -> list[RemotePeer]:
-        return [process for process in list(self._workers.values()) if process.state is JoinState.JOINED]
+        return [peer for peer in list(self._workers.values()) if peer.has_joined]
 
     def preempt(self, requested: bool) -> None:
         pass
 
     def interrupt(self) -> None:
-        for process in self._joined():
-            assert process.connection is not None
-            with contextlib.suppress(OSError), socket_of(process.connection) as line:
+        for peer in self._joined():
+            assert peer.connection is not None
+            with contextlib.suppress(OSError), socket_of(peer.connection) as line:
                 line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -288,6 +289,6 @@ class NetworkTransport:
         self._admission.close()
         self._supervisor.kill_workers(JoinState.EXPECTED, JoinState.PAIRING)
         self._supervisor.close()
-        for process in joined:
-            assert process.pair is not None
-            process.pair.close()
+        for peer in joined:
+            assert peer.pair is not None
+            peer.pair.close()

@@ -14,7 +14,6 @@ from collectx.transport import messages
 from collectx.transport.base import SlotSpec, Write, Writes, keep_granted
 from collectx.transport.network.p2p import message_buffer, set_stamp
 from collectx.transport.network.remote_peer import RemotePeer, Weights
-from collectx.transport.supervisor import JoinState
 
 # The maximum number of concurrent transfers. More are allowed while their total size is below `_TRANSFER_BYTES`.
 _MIN_CONCURRENT = 4
@@ -58,12 +57,12 @@ class WeightSync:
         else:
             previous = [self._individual.get(index) for index in filled]
             self._individual |= filled
-            chosen = [process for index, process in self._workers.items() if index in filled]
+            chosen = [peer for index, peer in self._workers.items() if index in filled]
         for weights in previous:
             if weights not in self._granted.values():
                 self._retire(weights)
-        for process in chosen:
-            self.send(process)
+        for peer in chosen:
+            self.send(peer)
         return self.version
 
     def keep(self, version: int) -> None:
@@ -73,12 +72,12 @@ class WeightSync:
         for weights in keep_granted(self._granted, version, self._shared):
             self._retire(weights)
 
-    def send_version(self, process: RemotePeer, version: int) -> None:
+    def send_version(self, peer: RemotePeer, version: int) -> None:
         """Sends weights that were kept, unless the worker has them from an earlier grant."""
-        last = process.versions[-1].version if process.versions else process.weights_version
+        last = peer.versions[-1].version if peer.versions else peer.weights_version
         if last != version:
-            process.versions.append(self._granted[version])
-            self.send(process)
+            peer.versions.append(self._granted[version])
+            self.send(peer)
 
     def newest_weights(self) -> torch.Tensor:
         """Returns a copy of the newest weights of all workers."""
@@ -109,56 +108,56 @@ class WeightSync:
         if not weights.num_users and not weights.is_needed:
             self._spare.append(weights)
 
-    def acknowledge(self, process: RemotePeer) -> None:
+    def acknowledge(self, peer: RemotePeer) -> None:
         """Notes that a worker received what it was sent, and sends newer weights, if any.
 
         Raises:
             ValueError: nothing was sent to it.
         """
-        if process.sending is None:
+        if peer.sending is None:
             raise ValueError("HAVE without WEIGHTS")
-        work, weights = process.sending
-        process.sending = None
+        work, weights = peer.sending
+        peer.sending = None
         self._num_sending -= 1
         with contextlib.suppress(RuntimeError):
             work.wait()
         weights.num_users -= 1
         self._release(weights)
         self._send_queued()
-        self.send(process)
+        self.send(peer)
 
-    def remove(self, process: RemotePeer) -> None:
+    def remove(self, peer: RemotePeer) -> None:
         """Forgets a worker that is gone."""
-        self._queued.pop(process, None)
-        if process.sending is not None:
+        self._queued.pop(peer, None)
+        if peer.sending is not None:
             # The buffer may be read until the pair is closed: it is not used for another version.
             self._num_sending -= 1
             self._send_queued()
 
-    def send(self, process: RemotePeer) -> None:
+    def send(self, peer: RemotePeer) -> None:
         """Sends the next weights to a worker that has joined and has older ones; queues it if enough are sending."""
         if self._grants_name_version:
-            weights = process.versions[0] if process.versions else None
+            weights = peer.versions[0] if peer.versions else None
         else:
-            weights = self._individual.get(process.index, self._shared)
-        if process.state is not JoinState.JOINED or weights is None:
+            weights = self._individual.get(peer.index, self._shared)
+        if not peer.has_joined or weights is None:
             return
-        if process.sending is not None or process.weights_version == weights.version:
+        if peer.sending is not None or peer.weights_version == weights.version:
             return
         if self._num_sending >= self._max_concurrent:
-            self._queued[process] = None
+            self._queued[peer] = None
             return
-        assert process.pair is not None
+        assert peer.pair is not None
         try:
-            process.sending = process.pair.send(weights.buffer), weights
+            peer.sending = peer.pair.send(weights.buffer), weights
         except RuntimeError:
             return  # the connection is broken as well
         self._num_sending += 1
         weights.num_users += 1
         if self._grants_name_version:
-            process.versions.popleft()
-        process.weights_version = weights.version
-        self._send_message(process, messages.pack_version(messages.WEIGHTS, weights.version))
+            peer.versions.popleft()
+        peer.weights_version = weights.version
+        self._send_message(peer, messages.pack_version(messages.WEIGHTS, weights.version))
 
     def _send_queued(self) -> None:
         while self._queued and self._num_sending < self._max_concurrent:

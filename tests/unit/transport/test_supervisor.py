@@ -12,7 +12,8 @@ import pytest
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.progress import STEPS
 from collectx.transport.connections import set_receive_timeout, set_send_timeout
-from collectx.transport.supervisor import JoinState, Peer, Supervisor
+from collectx.transport.peer import JoinState, Peer
+from collectx.transport.supervisor import Supervisor
 
 
 class Job:

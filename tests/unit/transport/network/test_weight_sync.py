@@ -9,7 +9,7 @@ from collectx.transport.network import weight_sync
 from collectx.transport.network.p2p import stamp_of
 from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.network.weight_sync import WeightSync
-from collectx.transport.supervisor import JoinState
+from collectx.transport.peer import JoinState
 
 SPEC = batch_spec(4, weights_nbytes=8)
 

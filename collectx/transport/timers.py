@@ -1,0 +1,53 @@
+"""The timers of workers that owe a batch or a reply."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from collectx.transport.peer import Peer
+from collectx.transport.processes import Limit
+
+
+class PeerTimers:
+    """One timer for each worker that owes a batch or a reply. They expire by `now_s`, which follows `clock` only with
+    `advance`, and by `longest_gap_s` seconds at most.
+    """
+
+    def __init__(self, longest_gap_s: float, clock: Callable[[], float]):
+        self.now_s = 0.0
+        self._longest_gap_s = longest_gap_s
+        self._clock = clock
+        self._advanced_s = clock()
+        # For each limit, the workers with their start times, the oldest first: a worker with a long limit must not
+        # hide one with a short limit.
+        self._started: dict[Limit, OrderedDict[Peer, float]] = {}
+
+    def advance(self) -> None:
+        before_s, self._advanced_s = self._advanced_s, self._clock()
+        self.now_s += min(self._advanced_s - before_s, self._longest_gap_s)
+
+    def start(self, peer: Peer, limit: Limit) -> None:
+        """Starts the timer of a worker, and sets its `limit`."""
+        self.advance()
+        peer.limit = limit
+        self._started.setdefault(limit, OrderedDict())[peer] = self.now_s
+
+    def stop(self, peer: Peer) -> None:
+        """Stops a worker's timer, if it is running, and clears its `limit`."""
+        if peer.limit is not None:
+            del self._started[peer.limit][peer]
+            peer.limit = None
+
+    @property
+    def are_running(self) -> bool:
+        """Whether any timer is running."""
+        return any(self._started.values())
+
+    def next(self) -> tuple[float, Any] | None:
+        """Returns when the next timer expires, and whose it is; None if none is running."""
+        oldest = [(*next(iter(started.items())), limit_s) for (_, limit_s), started in self._started.items() if started]
+        if not oldest:
+            return None
+        return min(((start_s + limit_s, peer) for peer, start_s, limit_s in oldest), key=lambda entry: entry[0])

@@ -71,5 +71,7 @@ class Peer:
         steps, others = self.progress
         if steps:
             step_s = (self.progressed_s - self.began_s) / steps
-            return f"It stepped {steps} of {num_steps} times, {step_s:.2g} s a step"
+            # A vector env that resets its envs in a step takes more steps than a batch has.
+            done = f"{steps} of {num_steps}" if steps <= num_steps else f"{steps}"
+            return f"It stepped {done} times, {step_s:.2g} s a step"
         return "" if self.has_delivered else f"It has made or reset envs {others} times, and not stepped them yet"

@@ -273,3 +273,9 @@ def test_only_processes_in_the_chosen_state_that_have_not_ended_are_killed(super
     jobs[2].end()
     supervised.kill_workers(JoinState.EXPECTED, JoinState.PAIRING)
     assert [job.num_signals for job in jobs] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(("steps", "times"), [(12, "12 of 256"), (300, "300")])
+def test_more_steps_than_a_batch_has_are_told_without_those(steps, times):
+    peer = Peer(0, progress=(steps, 0), began_s=10.0, progressed_s=10.0 + steps)
+    assert peer.describe_progress(256) == f"It stepped {times} times, 1 s a step"

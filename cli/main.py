@@ -81,8 +81,8 @@ def _limit_exit(status: int) -> None:
 
     def end() -> None:
         left = ", ".join(threads())
-        text = f"note: the command ends although threads of an env or other code of yours still run: {left}. Start such"
-        print(f"{text} threads with daemon=True.", file=sys.stderr)
+        text = f"note: the command ends, although these threads of an env or of other code of yours still run: {left}."
+        print(f"{text} Start such threads with daemon=True.", file=sys.stderr)
         sys.stdout.flush()
         atexit._run_exitfuncs()
         os._exit(status)

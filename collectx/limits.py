@@ -69,7 +69,7 @@ def limited(
         limit = f"it is killed after {timeout_s:g} s ({option}={timeout_s:g})"
         if say is not None and timeout_s > patience_s:
             text = stack(sys._current_frames().get(main))
-            say(f"{what} has taken more than {patience_s:g} s: {limit}. It is at:\n{text}")
+            say(f"{what} has taken more than {patience_s:g} s; {limit}. It is at:\n{text}")
         if has_ended.wait(timeout_s - patience_s):
             return
         for _ in range(_NUM_INTERRUPTS):

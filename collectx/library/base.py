@@ -514,8 +514,7 @@ class BaseCollector(ReadableCollector):
 
         Envs resume within their episodes if their state can be saved (`collectx.state`): envs with `state_dict` and
         `load_state_dict`, and picklable envs, which are replaced. Pickles execute code: load only states that you
-            trust. All other envs begin new episodes with unused seeds. Async workers first complete their granted
-            batches.
+        trust. All other envs begin new episodes with unused seeds. Async workers first complete their granted batches.
 
         Raises:
             KeyError: the dict is no state of a collector.

@@ -64,8 +64,8 @@ def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
     written = {leaf.key[1:] if leaf.key[0] == "next" else leaf.key for leaf in leaves}
     if keywords.track_policy_version and any(key[0] == "policy_version" for key in written):
         raise SpaceError(
-            "the env or the policy cannot write policy_version with track_policy_version=True, which adds this key: "
-            'choose another name, or leave it out: ("collector", "policy_version") contains the versions anyway.'
+            "the env or the policy writes policy_version, the key that track_policy_version=True adds to batches. "
+            'Write another key, or leave it out: ("collector", "policy_version") contains the versions anyway.'
         )
 
 
@@ -184,7 +184,7 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"extend_buffer=False: replay_buffer={type(buffer).__name__} has no `add`, which writes single frames."
     if keywords.split_trajs and (isinstance(buffer, ReplayBuffer) or not keywords.extend_buffer):
         yield (
-            "split_trajs=True with a replay buffer of frames: padding would be stored as frames: remove split_trajs. "
+            "split_trajs=True: the replay buffer stores frames, so it would store padding as frames. Leave it out. "
             "SliceSampler samples within trajectories."
         )
 

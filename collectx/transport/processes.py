@@ -105,6 +105,6 @@ def death_error(
     # Python's exit code after a traceback is 1.
     script = ', or a script that makes a collector outside of its `if __name__ == "__main__":`' if code == 1 else ""
     return WorkerDied(
-        f"{name} (pid {handle.pid}) {how} without reporting an error: it was killed, ran out of memory, or crashed in "
-        f"native code of the env{script}."
+        f"{name} (pid {handle.pid}) {how} without reporting an error. Possible causes: it was killed, ran out of "
+        f"memory, or crashed in native code of the env{script}."
     )

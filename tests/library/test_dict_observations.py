@@ -133,7 +133,9 @@ def with_version(td):
     ids=["gymnasium", "torchrl", "policy"],
 )
 def test_a_key_named_policy_version_is_refused_where_batches_have_another_one(create, policy):
-    with pytest.raises(SpaceError, match=r"cannot write policy_version with track_policy_version=True.*another name"):
+    with pytest.raises(
+        SpaceError, match=r"writes policy_version, the key that track_policy_version=True adds.*another key"
+    ):
         Collector(create, policy, frames_per_batch=4, track_policy_version=True)
     with Collector(create, policy, frames_per_batch=4) as collector:
         assert collector.next()["policy_version"].shape == (4, 2)

@@ -7,7 +7,7 @@ import pytest
 from commands import COMMAND, environment, result
 
 SHAPE = ["collector=single", "collector.frames_per_batch=20", "collector.total_frames=40", "hydra.run.dir=run"]
-THREAD = "threads of an env or other code of yours still run: telemetry, telemetry. Start such"
+THREAD = "these threads of an env or of other code of yours still run: telemetry, telemetry. Start such"
 MADE = "making the trainer's own env (env.entry_point=user_code.lingering:never_made)"
 
 
@@ -20,7 +20,7 @@ MADE = "making the trainer's own env (env.entry_point=user_code.lingering:never_
             ["collector.start_timeout_s=7"],
             1,
             [
-                f"collectx: {MADE} has taken more than 5 s: it is killed after 7 s (collector.start_timeout_s=7). It",
+                f"collectx: {MADE} has taken more than 5 s; it is killed after 7 s (collector.start_timeout_s=7). It",
                 f"collectx: TimeoutError: {MADE} took more than 7 s (collector.start_timeout_s=7).",
                 "lingering.py",
             ],

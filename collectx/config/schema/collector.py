@@ -162,25 +162,25 @@ class CollectorConfig(Section):
     )
     min_workers: int | None = option(
         None,
-        """With `collector.on_worker_failure=drop`: the run starts when so many of the num_workers workers are ready.
-        The others join when they are ready; sync workers join at the next batch. A worker that is not ready in time
-        (start_timeout_s, and launcher.queue_timeout_s in a queue) is dropped. If failures leave too few ready workers,
-        the run waits for those that are starting; if these are too few as well, it ends with the last worker's error.
-        `null`: the run starts with all workers and continues down to the last one.""",
+        """With `collector.on_worker_failure=drop`: how many of the num_workers workers must be ready before the run
+        starts. The others join when they are ready; sync workers join at the next batch. A worker that is not ready
+        within start_timeout_s (in a queue: launcher.queue_timeout_s) is dropped. If failures leave too few workers, the
+        run waits for those that are starting; if these are too few as well, it ends with the last worker's error.
+        `null`: the run starts with all workers, and continues until the last one fails.""",
         minimum=1,
         without_effect=True,
     )
     start_timeout_s: float = option(
         60.0,
-        """Maximum seconds, above 0, that a worker may take to start, including imports, and that it may then make no
-        progress, as with worker_timeout_s, before its first batch.""",
+        """Maximum seconds, above 0, for a worker to start, including its imports; and then, before its first batch, the
+        maximum without progress, in place of worker_timeout_s.""",
         above=0,
         without_effect=True,
     )
     worker_timeout_s: float = option(
         120.0,
-        """Maximum seconds, above 0, in which a worker that owes a batch makes no progress: makes no env, ends no reset,
-        and no step of all its envs. After this time, the worker counts as hung. A batch may take longer.""",
+        """Maximum seconds, above 0, without progress of a worker that owes a batch. An env that is made, a reset, and a
+        step of all its envs are progress. After this time, the worker counts as hung. A batch may take longer.""",
         above=0,
         without_effect=True,
     )

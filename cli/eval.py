@@ -17,12 +17,13 @@ from collectx.run.folder.files import write_json
 from collectx.run.terminal import printing
 
 _USAGE = """\
-collectx eval RUN_DIR [episodes=10] [video=true] [exploration_type=random] [overrides] [--trust]: evaluate the newest
-policy of the run in RUN_DIR, in envs and with seeds of its own, and write RUN_DIR/eval.json.
+collectx eval RUN_DIR [episodes=10] [video=true] [weights=best] [exploration_type=random] [overrides] [--trust]:
+evaluate the newest policy of the run in RUN_DIR, in envs and with seeds of its own, and write RUN_DIR/eval.json.
 
 episodes=10 is short for eval.episodes=10, and so on for every key of the section `eval` (see conf/config.yaml). To
 evaluate in a different env, override it: env.kwargs.gravity=5. video=true saves a video of each episode in
-RUN_DIR/videos/ (pip install 'collectx[video]'). eval first prints which code the configuration imports. If RUN_DIR
+RUN_DIR/videos/ (pip install 'collectx[video]'). weights=best evaluates the checkpoint that checkpoint.keep_best kept.
+eval first prints which code the configuration imports. If RUN_DIR
 belongs to another user, add --trust.
 
 Exit status: 0 evaluated, 1 failed, 2 wrong configuration or usage."""
@@ -41,7 +42,7 @@ def _eval(arguments: Arguments) -> int:
 
     recording = evaluation.with_video(cfg, files.videos) if cfg.eval.video else cfg
     policy, spec, _ = trained.build(cfg)
-    trained.load_weights(files, policy)
+    trained.load_weights(files, policy, cfg.eval.weights)
     if cfg.eval.video:
         shutil.rmtree(files.videos, ignore_errors=True)
     try:
@@ -53,7 +54,12 @@ def _eval(arguments: Arguments) -> int:
         printing.error(f"eval: {summary_of(error)}")
         return 1
     videos = [f"{path.parent.name}/{path.name}" for path in files.videos.glob("*.mp4")] if cfg.eval.video else []
-    how = {"exploration_type": cfg.eval.exploration_type, "seed": cfg.eval.seed, "overrides": overrides}
+    how = {
+        "exploration_type": cfg.eval.exploration_type,
+        "seed": cfg.eval.seed,
+        "weights": cfg.eval.weights,
+        "overrides": overrides,
+    }
     write_json(files.evaluation, {**how, **result.as_json(), "videos": sorted(videos)})
     print("return  " + " ".join(f"{value:.6g}" for value in result.returns))
     print("length  " + " ".join(map(str, result.lengths)))

@@ -16,17 +16,17 @@ from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
 from collectx.run.terminal import printing
 
-# The function of each format of policies, `(run_dir, output) -> Path`; it returns what it has written. `output` is None
-# where the user names no path. Imported when it is chosen.
+# The function of each format of policies, `(run_dir, output, weights) -> Path`; it returns what it has written.
+# `output` is None where the user names no path. Imported when it is chosen.
 POLICIES = {
     "state_dict": "collectx.run.after.export:state_dict",
     "torchscript": "collectx.run.after.export:torchscript",
     "onnx": "collectx.run.after.export:onnx",
 }
-_OPTIONS = ("format", "output", "fps", "task")
+_OPTIONS = ("format", "output", "weights", "fps", "task")
 _USAGE = """\
-collectx export RUN_DIR format=NAME [output=PATH] [--trust]: write the newest policy of the run in RUN_DIR to
-PATH, by default in RUN_DIR/export/.
+collectx export RUN_DIR format=NAME [output=PATH] [weights=best] [--trust]: write the newest policy of the run in
+RUN_DIR to PATH, by default in RUN_DIR/export/. weights=best takes the checkpoint that checkpoint.keep_best kept.
 
   format=state_dict    policy tensors, for torch.load and load_state_dict
   format=torchscript   observations -> greedy actions, for torch.jit.load, also in C++
@@ -60,20 +60,22 @@ def _export(arguments: Arguments) -> int:
     if not sources:
         raise UsageError(f"export needs a folder.\n{_USAGE}")
     target = None if output is None else Path(output).expanduser()
+    if name in POLICIES:
+        weights = options.pop("weights", "newest")
     if name in data.FORMATS:
         return _export_episodes(sources, name, target, options)
     if options or len(sources) > 1:
         words = [*(f"{key}={value}" for key, value in options.items()), *sources[1:]]
         raise UsageError(f"export: {words[0]}: format={name} takes one run folder and output alone.\n{_USAGE}")
-    return _export_policy(sources[0], name, target, "trust" in arguments.flags)
+    return _export_policy(sources[0], name, target, weights, "trust" in arguments.flags)
 
 
-def _export_policy(source: str, name: str, target: Path | None, trusted: bool) -> int:
+def _export_policy(source: str, name: str, target: Path | None, weights: str, trusted: bool) -> int:
     files = RunFolder(source)
     foreign_code.check(files, saved_config.run_config(files), trusted)
     module, _, function = POLICIES[name].partition(":")
     try:
-        path = getattr(import_module(module), function)(files.path, target)
+        path = getattr(import_module(module), function)(files.path, target, weights)
     except ConfigError:
         raise
     except OSError as error:

@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +53,7 @@ class Checkpoints:
         the files, whatever the umask.
 
         Args:
-            facts: JSON for the manifest.
+            facts: JSON for the manifest. The checkpoint with the greatest `score` among these is kept, too.
             states: tensors and plain data, by file name. Tensors are not copied.
 
         Raises:
@@ -79,7 +80,9 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        for old in (*self.all()[: -self._keep], *self.path.glob(f"{INCOMPLETE}{self._prefix}*")):
+        kept = {*self.all()[-self._keep :], self.best()}
+        incomplete = self.path.glob(f"{INCOMPLETE}{self._prefix}*")
+        for old in (*(path for path in self.all() if path not in kept), *incomplete):
             shutil.rmtree(old, ignore_errors=True)
         return target
 
@@ -105,6 +108,16 @@ class Checkpoints:
             except DamagedFile as error:
                 problems += error.problems
         return None, problems
+
+    def best(self) -> Path | None:
+        """The folder of the checkpoint with the greatest `score`, the newest of equal ones; None if none has a score.
+        Its files are not read."""
+        scores: dict[Path, float] = {}
+        for path in reversed(self.all()):
+            with suppress(DamagedFile):
+                if (score := read_manifest(path).get("score")) is not None:
+                    scores[path] = score
+        return max(scores, key=scores.__getitem__, default=None)
 
     def remove_after(self, number: int) -> None:
         """Removes the checkpoints with greater numbers."""

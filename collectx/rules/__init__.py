@@ -35,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     collection.preemption,
     training.learnable_batches,
     training.recorded_episodes,
+    training.best_checkpoint,
     collection.single_collector,
     place,
     rpc_options.tensorpipe,

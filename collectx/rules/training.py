@@ -48,6 +48,16 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
             yield Problem(f"collector.{name}", f"trainer=record writes whole episodes: {why}", value, advice)
 
 
+def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
+    """Only metrics of the run rank checkpoints."""
+    metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
+    if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
+        rule = f"is no metric of the run ({', '.join(metrics)})"
+        yield Problem(
+            "checkpoint.keep_best", rule, name, "use mean_return, or add the entry of infos to `env.metrics`."
+        )
+
+
 def convolutions(cfg: RunConfig) -> Iterator[Problem]:
     """There is at least one convolution, and every list contains one entry per convolution."""
     if isinstance(cfg.policy, CnnPolicyConfig):

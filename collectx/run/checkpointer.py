@@ -12,6 +12,7 @@ collectx/run/resume.py continues a run from a checkpoint.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -117,6 +118,7 @@ class Checkpointer:
             "batches": statistics.batches,
             "frames": statistics.frames,
             "policy_version": self._core.policy_version,
+            "score": self._score(),
         }
         try:
             if wait_for_workers:
@@ -143,6 +145,13 @@ class Checkpointer:
             statistics.checkpoint_s += cost_s
         self._last_batches = statistics.batches
         self._due_s = time.monotonic() + max(self._every_s, cost_s / _MAX_SHARE)
+
+    def _score(self) -> float | None:
+        """The metric by which the best checkpoint is kept; None before its first value."""
+        name, statistics = self._options.keep_best, self._record.statistics
+        metrics = {"mean_return": statistics.mean_return, **statistics.metrics}
+        value = metrics.get(name or "", math.nan)
+        return None if math.isnan(value) else value
 
     def write_final(self, path: Path) -> None:
         """Writes the trainer's state alone, if it has one, to the file `path`; blocks until it is on the disk.

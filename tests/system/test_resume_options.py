@@ -315,11 +315,17 @@ EFFECTS = {
         "frames",
     ),
     "eval.video": "is of `collectx eval`",
+    "eval.weights": "is of `collectx eval`",
     "eval.close_timeout_s": "limits a wait at the end; test_evaluation.py",
     "checkpoint.every_batches": Effect(
         "local", "checkpoint.every_batches=1", lambda seen, same: {6, 7, 8} <= {*_checkpoints(seen)}
     ),
     "checkpoint.keep": Effect("local", "checkpoint.keep=3", lambda seen, same: len(_checkpoints(seen)) == 3),
+    "checkpoint.keep_best": Effect(
+        "local",
+        "checkpoint.keep_best=mean_return",
+        lambda seen, same: _score(seen) is not None and _score(same) is None,
+    ),
     "checkpoint.every_min": "at most one percent of the time is spent on checkpoints, so a short run has few",
     "checkpoint.grace_s": "limits a wait after a signal; test_interruptions.py",
     "run.max_batches": Effect("local", "run.max_batches=8", lambda seen, same: _frames(seen) == 8 * 64),
@@ -344,6 +350,11 @@ EFFECTS = {
 
 def _checkpoints(seen):
     return [int(path.name) for path in (seen.folder / "checkpoints").iterdir() if path.name.isdigit()]
+
+
+def _score(seen):
+    manifests = [json.loads(path.read_bytes()) for path in (seen.folder / "checkpoints").glob("*/manifest.json")]
+    return max(manifests, key=lambda manifest: manifest["batches"])["score"]
 
 
 def _frames(seen):

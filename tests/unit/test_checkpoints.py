@@ -55,6 +55,17 @@ def test_the_newest_are_kept(tmp_path):
     assert [path.name for path in checkpoints.all()] == ["000000020"]
 
 
+def test_the_best_is_kept_beside_the_newest(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for batches, score in enumerate((None, 1.0, 3.0, 2.0, 3.0, None), 1):
+        checkpoints.write(batches, {"score": score}, {"state.pt": {}})
+        best = checkpoints.best()
+        assert (best and checkpoints.number(best)) == (None, 2, 3, 3, 5, 5)[batches - 1]
+    assert [checkpoints.number(path) for path in checkpoints.all()] == [5, 6]
+    (tmp_path / "000000005" / "manifest.json").write_text("{")
+    assert checkpoints.best() is None
+
+
 def _truncate(path):
     os.truncate(path, path.stat().st_size // 2)
 

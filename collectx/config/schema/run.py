@@ -49,6 +49,12 @@ class CheckpointOptions(Section):
         above=0,
     )
     keep: int = option(2, "How many checkpoints to keep: the newest ones.", minimum=1)
+    keep_best: str | None = option(
+        None,
+        """Also keep the checkpoint with the greatest value of this metric when it was written: `mean_return`, or an
+        entry of env.metrics. `collectx eval RUN_DIR weights=best` and `collectx export` take its weights. `null`: keep
+        the newest ones alone.""",
+    )
     grace_s: float = option(
         20.0,
         """Maximum seconds after a signal (SIGINT, SIGTERM, SIGHUP) to finish the batch and save a checkpoint. A second
@@ -85,6 +91,12 @@ class EvalOptions(Section):
         "Seed of the evaluation's envs and actions. It does not depend on the `seed` of the run.",
         minimum=0,
         bits=61,
+    )
+    weights: str = option(
+        "newest",
+        """Whose weights `collectx eval` evaluates. newest: those of the end of the run. best: those of the checkpoint
+        that checkpoint.keep_best kept.""",
+        choices=("newest", "best"),
     )
     video: bool = option(False, "`true`: `collectx eval` saves a video of each episode in RUN_DIR/videos/.")
     close_timeout_s: float = option(

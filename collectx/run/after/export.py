@@ -26,23 +26,23 @@ from collectx.run.folder.saved_config import run_config
 _ROWS = 2
 
 
-def state_dict(run_dir: Path, output: Path | None) -> Path:
+def state_dict(run_dir: Path, output: Path | None, weights: str) -> Path:
     """The state dict of the policy."""
-    policy, path = _prepare(run_dir, output, "policy.pt")
+    policy, path = _prepare(run_dir, output, weights, "policy.pt")
     write_atomically(path, lambda file: torch.save(_module(policy).state_dict(), file))
     return path
 
 
-def torchscript(run_dir: Path, output: Path | None) -> Path:
+def torchscript(run_dir: Path, output: Path | None, weights: str) -> Path:
     """A graph from observations to greedy actions, recorded by `torch.jit.trace`."""
-    policy, path = _prepare(run_dir, output, "policy.ts")
+    policy, path = _prepare(run_dir, output, weights, "policy.ts")
     with _quiet():
         graph = torch.jit.trace(_Greedy(policy), policy.example(_ROWS), check_trace=False)
         write_atomically(path, lambda file: torch.jit.save(graph, file))
     return path
 
 
-def onnx(run_dir: Path, output: Path | None) -> Path:
+def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
     """A graph from observations to greedy actions, by `torch.onnx` over `torch.export`.
 
     Raises:
@@ -50,7 +50,7 @@ def onnx(run_dir: Path, output: Path | None) -> Path:
     """
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
         raise ConfigError(f"format=onnx needs {' and '.join(missing)}: pip install 'collectx[onnx]'")
-    policy, path = _prepare(run_dir, output, "policy.onnx")
+    policy, path = _prepare(run_dir, output, weights, "policy.onnx")
     example = policy.example(_ROWS)
     batch = torch.export.Dim("batch")
     states = [".".join(each.leaf.key) for each in policy.states]
@@ -105,10 +105,11 @@ def _module(policy: LoadedPolicy) -> nn.Module:
     return policy.module
 
 
-def _prepare(run_dir: Path, output: Path | None, name: str) -> tuple[LoadedPolicy, Path]:
+def _prepare(run_dir: Path, output: Path | None, weights: str, name: str) -> tuple[LoadedPolicy, Path]:
     """Returns the policy and the output path; creates the path's folder."""
     files = RunFolder(run_dir)
-    policy = LoadedPolicy.of(files, run_config(files), ExplorationType.DETERMINISTIC, torch.device("cpu"))
+    cfg, kind = run_config(files), ExplorationType.DETERMINISTIC
+    policy = LoadedPolicy.of(files, cfg, kind, torch.device("cpu"), weights)
     _module(policy)
     path = output or files.path / "export" / name
     path.parent.mkdir(parents=True, exist_ok=True)

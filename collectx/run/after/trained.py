@@ -22,7 +22,7 @@ from torch import nn
 from collectx import env as envs
 from collectx import policy as policies
 from collectx.batch import Leaf, as_key
-from collectx.checkpoints import Checkpoints
+from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ObservationLeaves
@@ -45,6 +45,7 @@ def load_policy(
     deterministic: bool = True,
     device: torch.device | str = "cpu",
     trust: bool = False,
+    weights: str = "newest",
 ) -> LoadedPolicy:
     """The policy of a run with its newest weights: the last published ones of a run that has ended, otherwise the
     weights in the newest checkpoint. Makes one env of the run, to read its spaces, and closes it.
@@ -54,16 +55,17 @@ def load_policy(
             (`collector.exploration_type`).
         device: where the policy computes.
         trust: allows a folder of another user. Its configuration names code that is imported and called.
+        weights: "best": those of the checkpoint that `checkpoint.keep_best` kept.
 
     Raises:
-        ConfigError: the folder contains no run or no weights, its configuration breaks a rule, or it belongs to another
-            user.
+        ConfigError: the folder contains no run or no such weights, its configuration breaks a rule, or it belongs to
+            another user.
     """
     files = RunFolder(run_dir)
     cfg = run_config(files)
     foreign_code.check(files, cfg, trust)
     kind = "deterministic" if deterministic else cfg.collector.exploration_type
-    return LoadedPolicy.of(files, cfg, ExplorationType(kind), torch.device(device))
+    return LoadedPolicy.of(files, cfg, ExplorationType(kind), torch.device(device), weights)
 
 
 class LoadedPolicy:
@@ -101,7 +103,9 @@ class LoadedPolicy:
         self._states: list[torch.Tensor] = []
 
     @classmethod
-    def of(cls, files: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device) -> LoadedPolicy:
+    def of(
+        cls, files: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device, weights: str = "newest"
+    ) -> LoadedPolicy:
         """The policy of the run in a trusted folder."""
         flatten: Callable[[Any], list[Any]] | None = None
 
@@ -111,7 +115,7 @@ class LoadedPolicy:
                 flatten = ObservationLeaves(space, getattr(cfg.env, "exclude_keys", ())).flatten
 
         module, _, spec = build(cfg, examine)
-        load_weights(files, module)
+        load_weights(files, module, weights)
         if isinstance(module, nn.Module) and kind is ExplorationType.DETERMINISTIC:
             module.eval()
         reads = [key for name in ("in_keys", "observation_keys") for key in getattr(module, name, None) or ()]
@@ -254,13 +258,25 @@ def write_weights(path: Path, policy: Any, flat: torch.Tensor) -> None:
         weights.read(before)
 
 
-def load_weights(files: RunFolder, module: Any) -> None:
-    """Copies the newest weights of a run into its policy; does nothing for a policy without weights.
+def load_weights(files: RunFolder, module: Any, weights: str = "newest") -> None:
+    """Copies weights of a run into its policy; does nothing for a policy without weights.
+
+    Args:
+        weights: "newest", or "best", see `checkpoint.keep_best`.
 
     Raises:
-        ConfigError: the folder contains no weights, or they cannot be read.
+        ConfigError: the folder contains no such weights, or they cannot be read.
     """
+    if weights not in ("newest", "best"):
+        raise ConfigError(f"weights={weights!r}: must be newest or best.")
     if not isinstance(module, nn.Module):
+        return
+    checkpoints = Checkpoints(files.checkpoints)
+    if weights == "best":
+        if (best := checkpoints.best()) is None:
+            advice = "A run keeps one with checkpoint.keep_best=mean_return. Take weights=newest."
+            raise ConfigError(f"{files.path} contains no best checkpoint. {advice}")
+        FlatWeights(module).read(_weights(Checkpoint(best)))
         return
     if files.policy.is_file():
         try:
@@ -268,12 +284,15 @@ def load_weights(files: RunFolder, module: Any) -> None:
             return
         except Exception as error:
             raise DamagedFile(f"{files.policy}: cannot be loaded: {summary_of(error)}") from error
-    checkpoints = Checkpoints(files.checkpoints)
-    flat, problems = checkpoints.newest(lambda found: found.load(mmap=True)["collector"]["weights"])
+    flat, problems = checkpoints.newest(_weights)
     if flat is None:
         advice = "A run saves them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."
         raise ConfigError(f"{files.path} contains no policy weights. {advice}", *problems)
     FlatWeights(module).read(flat)
+
+
+def _weights(checkpoint: Checkpoint) -> torch.Tensor:
+    return checkpoint.load(mmap=True)["collector"]["weights"]
 
 
 def _observation_space(group: Env) -> spaces.Space | None:

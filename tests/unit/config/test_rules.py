@@ -60,6 +60,7 @@ BROKEN = {
     f"collector=multi_async {METER}=0.5": "collector.preemptive_threshold=0.5: .*waits for no",
     f"collector=single {METER}=1": "collector.preemptive_threshold=1.*: collector=single",
     f"collector=distributed_sync {METER}=0.5": "collector.preemptive_threshold=0.5: over backend=gloo",
+    "checkpoint.keep_best=won": r"checkpoint.keep_best=won is no metric of the run \(mean_return\): .*env.metrics",
     # envs
     "env=gym": "env.id is not set",
     "env.entry_point=a:B": "env.id=CartPole-v1: env.entry_point",

@@ -1,5 +1,7 @@
 """The policy of a run, loaded from its folder. As users do it: tests/system/test_trained.py."""
 
+import copy
+import json
 import os
 
 import gymnasium
@@ -14,6 +16,7 @@ from user_code.torchrlenvs import Goals
 import collectx
 from collectx.cli import export
 from collectx.errors import ConfigError, DamagedFile, ShapeError
+from collectx.policy.weights import FlatWeights
 from collectx.run import RunFolder, execute
 from collectx.run.after import foreign_code
 
@@ -156,3 +159,23 @@ def test_an_exported_state_dict_and_wrong_words(trained, tmp_path, capsys):
     assert "opset: no such option" in capsys.readouterr().err
     assert export.main(["format=onnx"]) == 2
     assert "export needs a folder" in capsys.readouterr().err
+
+
+def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
+    best = "checkpoint.keep_best=mean_return checkpoint.every_batches=1"
+    files = RunFolder(run(tmp_path / "run", f"{_SHORT} trainer.anneal=false {best}"))
+    for number, score in ((1, 50.0), (2, 20.0)):
+        manifest = files.checkpoints / f"{number:09d}" / "manifest.json"
+        manifest.write_text(json.dumps(json.loads(manifest.read_bytes()) | {"score": score}))
+    best, newest = (collectx.load_policy(files.path, weights=weights).module for weights in ("best", "newest"))
+    state = torch.load(files.checkpoints / "000000001" / "state.pt", weights_only=True)["collector"]["weights"]
+    FlatWeights(kept := copy.deepcopy(newest)).read(state)
+    assert all(map(torch.equal, best.parameters(), kept.parameters()))
+    assert not all(map(torch.equal, best.parameters(), newest.parameters()))
+    with pytest.raises(ConfigError, match="weights='last': must be newest or best"):
+        collectx.load_policy(files.path, weights="last")
+
+
+def test_without_a_best_checkpoint_it_says_how_to_keep_one(trained):
+    with pytest.raises(ConfigError, match=r"contains no best checkpoint\. .*checkpoint\.keep_best=mean_return"):
+        collectx.load_policy(trained, weights="best")

@@ -23,7 +23,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationType
 
 from collectx.cli import signatures
 from collectx.cli.overrides import Checked, check_overrides
@@ -240,7 +240,15 @@ def folder_of(node: DictConfig, key: str) -> str:
     try:
         return str(OmegaConf.select(node, key, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={as_written(node, key)}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{key}={as_written(node, key)}: {_why_unresolved(error)}") from error
+
+
+def _why_unresolved(error: OmegaConfBaseException) -> str:
+    """What OmegaConf says of an interpolation; for an unknown resolver also where to register it."""
+    text = str(error).splitlines()[0]
+    if isinstance(error, UnsupportedInterpolationType):
+        text += ". Register the resolver in hydra_plugins/NAME.py in the working directory (docs/reference/hydra.md)"
+    return text
 
 
 def as_written(node: DictConfig, key: str) -> Any:
@@ -316,4 +324,4 @@ def _plain(node: DictConfig, key: str) -> Any:
         return value
     except OmegaConfBaseException as error:
         where = "" if error.full_key in (None, "", node._get_full_key(key)) else f" ({error.full_key})"
-        return Unresolved(f"{str(error).splitlines()[0]}{where}")
+        return Unresolved(f"{_why_unresolved(error)}{where}")

@@ -34,6 +34,19 @@ def test_points_run_by_a_launcher_of_hydra(tmp_path, launcher):
     assert forked("status", folder, cwd=tmp_path).stdout.count(" completed ") == 2
 
 
+def test_resolvers_of_the_working_directory_are_known_to_every_command(tmp_path):
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "resolvers.py").write_text(
+        "from omegaconf import OmegaConf\nOmegaConf.register_new_resolver('double', lambda number: 2 * number)\n"
+    )
+    collectx("run", "-m", *TINY, "policy=random", "seed=${double:2},${double:3}", "hydra.sweep.dir=s", cwd=tmp_path)
+    runs = sorted((tmp_path / "s").glob("*/snapshot"))
+    assert [yaml.safe_load((run / "config.yaml").read_text())["seed"] for run in runs] == [4, 6]
+    # The values are saved.
+    shutil.rmtree(tmp_path / "hydra_plugins")
+    forked("reproduce", str(runs[1].parent), cwd=tmp_path)
+
+
 @pytest.mark.parametrize("collector", [pytest.param("multi_sync", marks=pytest.mark.nightly), "distributed_sync"])
 def test_the_workers_of_each_point_have_its_environment_variables(tmp_path, collector):
     """Also those of workers that are collectors."""

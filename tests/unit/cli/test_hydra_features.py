@@ -203,6 +203,10 @@ def test_flags_print_what_hydra_documents(stub, files, capsys, line, parts):
 
 
 WRONG = [
+    (
+        "seed=${nowhere:2}",
+        "seed: Unsupported interpolation type nowhere. Register the resolver in hydra_plugins/NAME.py",
+    ),
     ("seed=${nowhere}", "seed: Interpolation key 'nowhere' not found"),
     ("env.kwargs.a=${oc.env:COLLECTX_NOTHING}", "COLLECTX_NOTHING"),
     ("hydra.run.dir=${nowhere}", "hydra.run.dir=${nowhere}: Interpolation key 'nowhere' not found"),

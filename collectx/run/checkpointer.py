@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Timed checkpoints may take this share of the time.
 _MAX_SHARE = 0.01
+# Bytes of pickled envs in a checkpoint, from which a note says why it is so large.
+_LARGE_ENVS = 64 << 20
 
 
 class Checkpointer:
@@ -66,6 +68,7 @@ class Checkpointer:
         self._signals = signals
         self._events = events
         self._last_batches = record.statistics.batches
+        self._said_size = False
         self._every_s = float("inf") if options.every_min is None else 60.0 * options.every_min
         self._due_s = time.monotonic() + self._every_s
 
@@ -171,6 +174,10 @@ class Checkpointer:
         if unsaved and not self._record.is_unsaved_known:
             # Before their first reset, when `announce_unsaved` looked, the states of the envs could be saved.
             self._events("envs_not_saved", workers=[*unsaved], reason=min(unsaved.values()))
+        nbytes = sum(len(each.get("envs", ())) for each in rollouts.values())
+        if nbytes >= _LARGE_ENVS and not self._said_size:
+            self._said_size = True
+            self._events("envs_large", nbytes=nbytes)
         return {
             "trainer": None if state_dict is None else state_dict(),
             **state,

@@ -103,6 +103,11 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "envs_not_saved":
         of = f" of workers {', '.join(map(str, fields['workers']))}" if "workers" in fields else ""
         return f"checkpoints do not save the envs{of}, which begin new episodes after a resume: {fields['reason']}"
+    if name == "envs_large":
+        return (
+            f"each checkpoint contains {fields['nbytes'] / 1e6:.0f} MB of envs, pickled with their data and the "
+            "constants of their modules. To leave data out, see 'Large data' in docs/how-to/resume.md"
+        )
     if name == "infos_examined":
         return (
             "the trainer stepped an env of its own with random actions, to learn the shapes of infos "

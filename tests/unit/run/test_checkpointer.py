@@ -1,12 +1,14 @@
 """When checkpoints are written and what they cost; what a run continues from."""
 
+import math
 import os
 import signal
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from collectx.checkpoints import Checkpoints
+from collectx.checkpoints import Checkpoints, read_manifest
 from collectx.config.schema.run import CheckpointOptions
 from collectx.errors import DamagedFile
 from collectx.run import Status, checkpointer, execute
@@ -21,7 +23,7 @@ class Run:
     """A checkpointer over a collector that is idle or not; `cost_s` is what a write takes on the injected clock."""
 
     def __init__(self, monkeypatch, cfg, folder, signals, **options):
-        self.now_s, self.cost_s, self.fill_s, self.events = 0.0, 0.0, 0.0, []
+        self.now_s, self.cost_s, self.fill_s, self.events, self.workers = 0.0, 0.0, 0.0, [], {}
         monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         folder.metrics.touch()
         self.checkpoints = Checkpoints(folder.checkpoints)
@@ -43,7 +45,7 @@ class Run:
 
     def _save(self, wait_for_workers):
         self.now_s += self.cost_s
-        return {"collector": {"workers": {}}, "assembler": None}
+        return {"collector": {"workers": self.workers}, "assembler": None}
 
     def batch(self, seconds=0.0):
         """Delivers a batch; returns the new events."""
@@ -106,6 +108,30 @@ def test_a_failing_write_is_an_event(start, monkeypatch):
         patch.setattr(Checkpoints, "write", lambda *arguments: (_ for _ in ()).throw(OSError(28, "No space left")))
         assert run.batch() == ["checkpoint_failed"]
     assert run.batch() == ["checkpoint"]
+
+
+def test_large_envs_are_told_once(start, monkeypatch):
+    run = start(every_batches=1)
+    monkeypatch.setattr(checkpointer, "_LARGE_ENVS", 100)
+    run.workers = {worker: {"rollout": {"envs": torch.zeros(45)}} for worker in range(2)}
+    assert run.batch() == ["checkpoint"]
+    run.workers[2] = {"rollout": {"envs": torch.zeros(10)}}
+    assert run.batch() == ["envs_large", "checkpoint"]
+    assert run.batch() == ["checkpoint"]
+
+
+@pytest.mark.parametrize("metric", ["won", "mean_return"])
+def test_the_best_checkpoint_by_a_metric_is_kept(start, metric):
+    run = start(every_batches=1, keep_best=metric, keep=1)
+    statistics = run.record.statistics
+    for value in (math.nan, 0.5, 0.9, 0.2, 0.3):
+        if metric == "won":
+            statistics.metrics = {} if math.isnan(value) else {"won": value}
+        else:
+            statistics.mean_return = value
+        run.batch()
+    assert read_manifest(run.checkpoints.best())["score"] == 0.9
+    assert [run.checkpoints.number(path) for path in run.checkpoints.all()] == [3, 5]
 
 
 @pytest.mark.parametrize("presses", [1, 2])

@@ -11,8 +11,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from collectx.transport.handles import Handle, Limit
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.processes import Handle, Limit
 
 # The function that a process calls, and its arguments.
 Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -107,7 +107,7 @@ class InlineLauncher(Launcher):
 
 class RemoteHandle:
     """The handle of a worker that is no process of this machine, but a task, job or step of SLURM, or an actor of Ray:
-    `collectx.transport.processes.Handle`. The code that watches the worker calls `finish` at its end.
+    `collectx.transport.handles.Handle`. The code that watches the worker calls `finish` at its end.
 
     Args:
         stop: `stop(handle, signum)` ends the worker, or frees what an ended worker holds; None: the worker ends with

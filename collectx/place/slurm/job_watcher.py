@@ -20,8 +20,8 @@ from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.place.slurm.array import JobArray
 from collectx.place.slurm.commands import JobState
+from collectx.transport.handles import Limit
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.processes import Limit
 
 # The polling interval: short after a change, longer while nothing changes.
 _FIRST_POLL_S = 1.0

@@ -121,7 +121,7 @@ class RemoteHandle:
         exitcode: None until then.
         actor: the actor of Ray; None for other workers.
         expects_log: whether a worker that has failed must have written a log.
-        is_ended_by_scheduler: whether a scheduler has ended it, without a failure of the worker.
+        ended_by: name of the scheduler that has ended its job, without a failure of the worker.
     """
 
     pid = None
@@ -136,7 +136,7 @@ class RemoteHandle:
         self.text = text
         self.actor: Any = None
         self.expects_log = True
-        self.is_ended_by_scheduler = False
+        self.ended_by: str | None = None
         self._stop = stop
         self._is_awaited = is_awaited
         self.sentinel, self._end = os.pipe()

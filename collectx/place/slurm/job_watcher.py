@@ -214,7 +214,8 @@ class JobWatcher(Launcher):
         return any(changes)
 
     def _update(self, job: Job, state: JobState) -> bool:
-        job.handle.is_ended_by_scheduler = state.is_over and self._scheduler.is_ended_by_slurm(str(job.id), state)
+        is_ended = state.is_over and self._scheduler.is_ended_by_slurm(str(job.id), state)
+        job.handle.ended_by = "SLURM" if is_ended else None
         return job.update(state)
 
     def _cancel(self, jobs: Sequence[Job]) -> None:

@@ -20,7 +20,7 @@ from collectx.config import registry
 from collectx.errors import ConfigError, LauncherError, summary_of
 from collectx.fork_server.start import MAX_TEMPORARY_PATH
 from collectx.place.base import NETWORKS
-from collectx.place.processes import descriptors
+from collectx.place.local_launcher import descriptors
 from collectx.place.slurm import commands
 from collectx.run import cores
 from collectx.transport.network.addresses import local_addresses

@@ -9,7 +9,6 @@ copy of the weights (gradients, optimizer state, activations).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,15 +21,13 @@ import torch
 from collectx import collector, env, policy, trainer
 from collectx.batch import REWARD, as_array, to_tensordict
 from collectx.config.derived import num_workers_of
-from collectx.config.schema.launcher import SlurmLauncherConfig, SlurmResources, SubmititLauncherConfig
+from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
 from collectx.jobs.status import NamedRun
-from collectx.jobs.submit import arrays, script_text, with_requeue
+from collectx.jobs.submit import headers
 from collectx.place import place_of
-from collectx.place.slurm.array import worker_header
-from collectx.place.slurm.commands import largest_array
 from collectx.rollout.inference import RandomInference
 from collectx.run import RunFolder, cores
 from collectx.transport.base import SlotSpec
@@ -55,7 +52,7 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
     """
     specs: dict[str, tuple[EnvSpec, float | None]] = {}
     plans: list[dict[str, Any]] = [{"name": run.name, **_plan(run, specs)} for run in runs]
-    scripts = _scripts(runs)
+    scripts = headers(runs)
     launcher = runs[0].cfg.launcher
     if isinstance(launcher, SlurmLauncherConfig):
         num_parallel = min(launcher.max_parallel or len(runs), len(runs))
@@ -105,10 +102,8 @@ def _cores(cfg: RunConfig) -> Section:
     launcher, place = cfg.launcher, place_of(cfg)
     workers = num_workers_of(cfg.collector) * cfg.collector.num_workers_per_collector
     threads = {"torch_threads_of_each_worker": launcher.num_threads} if not place.is_inline else {}
-    if isinstance(launcher, SlurmResources):
-        tasks = 1 if isinstance(launcher, SubmititLauncherConfig) else place.num_tasks
-        default = launcher.num_threads if isinstance(launcher, SubmititLauncherConfig) else "the cluster's default"
-        return {"tasks_of_a_job": tasks, "cores_of_a_task": launcher.cpus_per_task or default, **threads}
+    if job := place.job_needs():
+        return {**job, **threads}
     if not place.is_local:
         return {"cores_of_each_worker": "launcher.remote_configs", **threads}
     usable = cores.num_cores()
@@ -225,27 +220,9 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
     loggers = {name: getattr(cfg.logger, name) for name in ("tensorboard", "wandb", "mlflow", "csv", "custom")}
     if used := [name for name, each in loggers.items() if each is not None]:
         written["loggers"] = ", ".join(used)
-    if isinstance(cfg.launcher, SlurmResources):
+    if place_of(cfg).job_needs():
         written["jobs"] = "job scripts, and the task that they run"
     return written
-
-
-def _scripts(runs: Sequence[NamedRun]) -> list[list[str]]:
-    """The `#SBATCH` lines of every script; runs that are steps of an allocation have none."""
-    if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
-        largest = largest_array()
-        return [
-            [*worker_header(run.cfg.launcher, run.files.logs), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
-            for run in runs
-            for first in range(0, run.cfg.collector.num_workers, largest)
-            for size in [min(largest, run.cfg.collector.num_workers - first)]
-        ]
-    is_inside = "SLURM_JOB_ID" in os.environ
-    jobs = [run for run in runs if place_of(run.cfg).is_job]
-    if is_inside:
-        jobs = [run for run in jobs if not place_of(run.cfg).can_be_step]
-    texts = [script_text(group, ()) for group in arrays(with_requeue(jobs, is_inside))]
-    return [[line for line in text.splitlines() if line.startswith("#SBATCH")] for text in texts]
 
 
 def lines(planned: dict[str, Any]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
 from collectx.collector.worker_record import RecordState
-from collectx.policy.weights import FlatWeights
+from collectx.policy.flat_weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
 from collectx.worker.spec import env_seed

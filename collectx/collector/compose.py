@@ -39,9 +39,9 @@ from collectx.place import place_of
 from collectx.place.launcher import Launcher
 from collectx.place.workers import open_workers
 from collectx.policy.base import Actor
+from collectx.policy.flat_weights import FlatWeights, device_of
 from collectx.policy.random import RandomActor
 from collectx.policy.recurrent import spec_with_states
-from collectx.policy.weights import FlatWeights, device_of
 from collectx.rollout.options import RolloutOptions
 from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.base import Schedule

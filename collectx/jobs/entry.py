@@ -29,7 +29,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, JobEnded, LauncherError, WorkerDied, WorkerTimeout
 from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
 from collectx.place import place_of
-from collectx.place.processes import leave_signals_to_trainer
+from collectx.place.local_launcher import leave_signals_to_trainer
 from collectx.place.slurm import commands, requeue
 from collectx.place.slurm.array import note_of_end
 from collectx.place.slurm.job import JobTasksLauncher

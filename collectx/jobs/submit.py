@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from collectx.config.schema.launcher import SubmititDelayedLauncherConfig
+from collectx.config.schema.launcher import SubmititDelayedLauncherConfig, SubmititLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError
 from collectx.jobs import steps
@@ -27,6 +27,7 @@ from collectx.jobs.watcher import Watcher, sigterm_raises
 from collectx.place import place_of
 from collectx.place.slurm import commands
 from collectx.place.slurm import script as slurm_script
+from collectx.place.slurm.array import worker_header
 from collectx.place.slurm.requeue import is_requeue_wanted
 from collectx.run import Status
 from collectx.run.folder.layout import RunFolder, locked
@@ -232,6 +233,24 @@ def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
     return slurm_script.script(
         folders, run.launcher, place_of(run.cfg).num_tasks, survives_nodes, run.workers_grace_s, after
     )
+
+
+def headers(runs: Sequence[NamedRun]) -> list[list[str]]:
+    """The `#SBATCH` lines of every script of these runs; runs that are steps of an allocation have none."""
+    if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
+        largest = commands.largest_array()
+        return [
+            [*worker_header(run.cfg.launcher, run.files.logs), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
+            for run in runs
+            for first in range(0, run.cfg.collector.num_workers, largest)
+            for size in [min(largest, run.cfg.collector.num_workers - first)]
+        ]
+    is_inside = "SLURM_JOB_ID" in os.environ
+    jobs = [run for run in runs if place_of(run.cfg).is_job]
+    if is_inside:
+        jobs = [run for run in jobs if not place_of(run.cfg).can_be_step]
+    texts = [script_text(group, ()) for group in arrays(with_requeue(jobs, is_inside))]
+    return [[line for line in text.splitlines() if line.startswith("#SBATCH")] for text in texts]
 
 
 def arrays(runs: Sequence[NamedRun]) -> Iterator[list[NamedRun]]:

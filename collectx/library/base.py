@@ -39,13 +39,13 @@ from collectx.library.configuration import fit_frames, to_config
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
+from collectx.library.overrides import overrides_of_workers, trainers_policy
 from collectx.library.parse import parse, signature_of
 from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.step_thread import StepThread
 from collectx.library.updaters import WeightUpdaterBase
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
-from collectx.library.workers import overrides_of_workers, trainers_policy
 from collectx.place import place_of
 from collectx.policy.random import RandomPolicy
 from collectx.standard_streams import open_closed

@@ -26,9 +26,9 @@ from collectx.library.keywords import (
     RpcKeywords,
     SingleKeywords,
 )
+from collectx.library.overrides import overrides_of_added
 from collectx.library.parse import signature_of
 from collectx.library.rules import worker_problems
-from collectx.library.workers import overrides_of_added
 
 
 class Collector(BaseCollector):

@@ -30,7 +30,7 @@ from collectx.worker.spec import ConfigOverrides
 
 
 def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
-    """Returns the configuration; adds the problems of `slurm_kwargs` to `problems`. `collectx.library.workers` fills
+    """Returns the configuration; adds the problems of `slurm_kwargs` to `problems`. `collectx.library.overrides` fills
     the groups `env` and `policy`."""
     options: dict[str, dict[str, Any]] = defaultdict(dict)
     for field in dataclasses.fields(keywords):

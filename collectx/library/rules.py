@@ -31,9 +31,9 @@ from collectx.library.keywords import (
     RpcKeywords,
 )
 from collectx.library.nested import KNOWN_CLASSES, PER_WORKER, SAME_FOR_ALL, kind_of_class, user_class
+from collectx.library.overrides import kwargs_of_workers, policy_devices, user_collector
 from collectx.library.values import device_name, entries, exploration_name, for_each, kwargs_of
 from collectx.library.weights import MODELS, unknown_models
-from collectx.library.workers import kwargs_of_workers, policy_devices, user_collector
 from collectx.place import place_of
 from collectx.place.ray import gpu_problems
 from collectx.replay.buffer import ReplayBuffer

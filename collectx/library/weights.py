@@ -16,7 +16,7 @@ from torch import nn
 from collectx.collector.collector import CollectorCore
 from collectx.library.keywords import Keywords
 from collectx.library.updaters import WeightUpdaterBase
-from collectx.policy.weights import FlatWeights
+from collectx.policy.flat_weights import FlatWeights
 from collectx.transport.base import Writes
 
 # The end of a message about weights of other models.

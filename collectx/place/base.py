@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from collectx.config import registry
 from collectx.config.derived import num_workers_of, resolve_devices
@@ -106,6 +107,10 @@ class Place:
     def num_tasks(self) -> int:
         """Number of processes of a job that runs trainer and workers."""
         return 1 + self.cfg.collector.num_workers if self.cfg.collector.has_workers else 1
+
+    def job_needs(self) -> dict[str, Any]:
+        """Tasks and cores of a job, for `collectx plan`; empty without jobs."""
+        return {}
 
     def processes(self) -> dict[str, int]:
         """Number of processes of each role, on all hosts."""

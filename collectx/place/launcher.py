@@ -11,8 +11,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from collectx.transport.handles import Handle, Limit
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.processes import Handle, Limit
 
 # The function that a process calls, and its arguments.
 Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -107,7 +107,7 @@ class InlineLauncher(Launcher):
 
 class RemoteHandle:
     """The handle of a worker that is no process of this machine, but a task, job or step of SLURM, or an actor of Ray:
-    `collectx.transport.processes.Handle`. The code that watches the worker calls `finish` at its end.
+    `collectx.transport.handles.Handle`. The code that watches the worker calls `finish` at its end.
 
     Args:
         stop: `stop(handle, signum)` ends the worker, or frees what an ended worker holds; None: the worker ends with
@@ -121,7 +121,7 @@ class RemoteHandle:
         exitcode: None until then.
         actor: the actor of Ray; None for other workers.
         expects_log: whether a worker that has failed must have written a log.
-        is_ended_by_scheduler: whether a scheduler has ended it, without a failure of the worker.
+        ended_by: name of the scheduler that has ended its job, without a failure of the worker.
     """
 
     pid = None
@@ -136,7 +136,7 @@ class RemoteHandle:
         self.text = text
         self.actor: Any = None
         self.expects_log = True
-        self.is_ended_by_scheduler = False
+        self.ended_by: str | None = None
         self._stop = stop
         self._is_awaited = is_awaited
         self.sentinel, self._end = os.pipe()

@@ -8,7 +8,7 @@ from collectx.config.schema.fields import Unset
 from collectx.errors import LauncherError
 from collectx.place.base import Place
 from collectx.place.launcher import Launcher
-from collectx.place.processes import LocalLauncher, check_descriptors
+from collectx.place.local_launcher import LocalLauncher, check_descriptors
 
 
 class Local(Place):

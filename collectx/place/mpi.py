@@ -15,7 +15,7 @@ import numpy as np
 
 from collectx.fork_server.start import environment
 from collectx.place.launcher import AnyHandle, Entry
-from collectx.place.processes import LocalLauncher, set_up_process
+from collectx.place.local_launcher import LocalLauncher, set_up_process
 from collectx.transport.network.mpi import MPI, initialize, mpi_path, spawned
 
 

@@ -19,7 +19,7 @@ import torch
 from collectx.config.schema.launcher import RayLauncherConfig
 from collectx.place import ray_cluster
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
-from collectx.transport.processes import Handle, Limit
+from collectx.transport.handles import Handle, Limit
 
 
 class RayLauncher(Launcher):

@@ -126,7 +126,7 @@ def open_workers(
     launcher = launcher or place.launcher(log_dir)
     if place.is_inline:
         return _inline(launcher, batch, specs, env_spec)
-    from collectx.place.processes import allow_descriptors
+    from collectx.place.local_launcher import allow_descriptors
     from collectx.transport.supervisor import Supervisor
 
     options = place.cfg.collector
@@ -153,7 +153,7 @@ def _inline(launcher: Launcher, batch: SlotSpec, specs: Specs, env_spec: EnvSpec
 
 
 def _sharing_memory(launcher: Launcher, batch: SlotSpec, specs: Specs, env_spec: EnvSpec, supervisor: Any) -> Workers:
-    from collectx.transport.inference import InferenceChannel
+    from collectx.transport.inference_channel import InferenceChannel
     from collectx.transport.shared_memory import SharedMemoryTransport
     from collectx.worker.entry import run_worker
     from collectx.worker.inference.server import run_inference_server

@@ -4,7 +4,7 @@ observation is written twice: as next.observation of its step, and as observatio
     step t:      observation --policy--> action --env--> next.observation, reward, terminated, truncated
     step t + 1:  observation = next.observation, or the first observation of a new episode if one ended
 
-The step body exists once for each kind of group (`segments.rollout_class`, `RolloutSource`):
+The step body exists once for each kind of group (`collectx.worker.rollout_source.rollout_class`):
 
     class           module        used for
     Rollout         loop.py       several envs, or a policy that writes an observation

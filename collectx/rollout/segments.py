@@ -21,23 +21,11 @@ import torch
 
 from collectx import progress
 from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array, as_tensor
-from collectx.env.base import EnvSpec, StepArrays
+from collectx.env.base import StepArrays
 from collectx.errors import ShapeError
-from collectx.policy.base import Actor
 from collectx.progress import STEPS
 from collectx.rollout.loop import Rollout, RolloutStopped, raise_at_step
-from collectx.rollout.one_env import OneEnvRollout, is_possible
-from collectx.rollout.tensors import TensorRollout
 from collectx.transport.base import SlotReport
-
-
-def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
-    """The rollout class for an env group and its actor."""
-    if spec.device is not None:
-        return TensorRollout
-    if spec.ragged:
-        return RaggedRollout
-    return OneEnvRollout if is_possible(spec, actor.leaves) else Rollout
 
 
 class RaggedRollout(Rollout):

@@ -24,14 +24,14 @@ from torch import nn
 
 from collectx.config.schema.run import RunConfig
 from collectx.errors import summary_of
-from collectx.place.processes import LocalLauncher
-from collectx.policy.weights import FlatWeights
+from collectx.place.local_launcher import LocalLauncher
+from collectx.policy.flat_weights import FlatWeights
 from collectx.run.after.evaluation import evaluate
 from collectx.run.after.trained import build
 from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import Statistics
 from collectx.transport.connections import LONGEST_WAIT_S
-from collectx.transport.processes import Handle, end_processes
+from collectx.transport.handles import Handle, end_processes
 
 # How far the process yields to trainer and workers; see nice(2).
 _NICENESS = 10

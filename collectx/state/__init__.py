@@ -9,6 +9,6 @@ processes.py     envs in processes of Gymnasium's AsyncVectorEnv
 
 from collectx.random_state import load_generators, save_generators
 from collectx.state.pickles import dumps, loads, reason_not_saved
-from collectx.state.processes import ProcessState
+from collectx.state.process_state import ProcessState
 
 __all__ = ["ProcessState", "dumps", "load_generators", "loads", "reason_not_saved", "save_generators"]

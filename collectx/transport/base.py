@@ -218,7 +218,7 @@ class Transport(Protocol):
         """
 
     def attach(self, worker: int, handle: Any) -> None:
-        """Watches a started worker: a process (`collectx.transport.processes.Handle`), or inline a generator."""
+        """Watches a started worker: a process (`collectx.transport.handles.Handle`), or inline a generator."""
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
         """Allows `worker` to fill `slot`, after `reset`. With `SlotSpec.require_latest`, the worker acts with the

@@ -1,7 +1,7 @@
 """Transport within one process: `receive` runs the worker until it has filled a slot. For `collector=single`, and for
 debugging any other collector with `launcher=inline`.
 
-A worker is a generator that fills one slot each time it is advanced (`collectx/worker/loop.py`).
+A worker is a generator that fills one slot each time it is advanced (`collectx/worker/slot_loop.py`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from collectx.progress import OTHERS, STEPS, Counts
 from collectx.transport.connections import MessageReader
-from collectx.transport.processes import Handle, Limit
+from collectx.transport.handles import Handle, Limit
 
 
 class JoinState(Enum):

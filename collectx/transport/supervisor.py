@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 from collectx import progress
 from collectx.progress import STEPS, Counts
 from collectx.transport.connections import LONGEST_WAIT_S, MessageReader, set_send_timeout, shut_down
+from collectx.transport.handles import Handle, Limit, death_error, end_processes, timeout_error
 from collectx.transport.peer import JoinState, Peer
-from collectx.transport.processes import Handle, Limit, death_error, end_processes, timeout_error
 from collectx.transport.timers import PeerTimers
 from collectx.transport.tracebacks import request_stacks
 

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from collectx.transport.handles import Limit
 from collectx.transport.peer import Peer
-from collectx.transport.processes import Limit
 
 
 class PeerTimers:

@@ -22,7 +22,7 @@ from collectx.batch import POLICY_VERSION
 from collectx.config.derived import frames_per_part
 from collectx.config.schema.collector import CollectorConfig
 from collectx.errors import WorkerError
-from collectx.policy.weights import FlatWeights
+from collectx.policy.flat_weights import FlatWeights
 from collectx.rollout.loop import RolloutStopped
 from collectx.rollout.options import RolloutOptions
 from collectx.transport.base import Fill, Request, SlotReport
@@ -32,7 +32,7 @@ from collectx.worker.spec import ConfigOverrides, ProcessSpec
 
 
 class NestedSource:
-    """Batches of a collector made by `build` (`collectx.worker.loop.BatchSource`). Fails if any of the collector's
+    """Batches of a collector made by `build` (`collectx.worker.slot_loop.BatchSource`). Fails if any of the collector's
     workers fails."""
 
     def __init__(self, spec: ProcessSpec, link: NetworkLink, build: Callable[..., Any]):

@@ -20,13 +20,14 @@ from collectx.errors import ShapeError
 from collectx.fork_server.descendants import Hosted
 from collectx.fork_server.start import reuse_imports, warm_up
 from collectx.policy.base import Actor
-from collectx.policy.weights import FlatWeights, is_on_device
+from collectx.policy.flat_weights import FlatWeights, is_on_device
 from collectx.random_state import HeldGenerators
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.finite import FiniteCheck
 from collectx.rollout.loop import EndsEarly, Rollout, RolloutStopped
-from collectx.rollout.segments import rollout_class
-from collectx.rollout.tensors import TensorFiniteCheck
+from collectx.rollout.one_env import OneEnvRollout, is_possible
+from collectx.rollout.segments import RaggedRollout
+from collectx.rollout.tensors import TensorFiniteCheck, TensorRollout
 from collectx.rollout.wrappers import RecurrentStateEnv, wrapped
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.shared_memory import SharedMemoryLink
@@ -41,8 +42,17 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 
+def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
+    """The rollout class for an env group and its actor."""
+    if spec.device is not None:
+        return TensorRollout
+    if spec.ragged:
+        return RaggedRollout
+    return OneEnvRollout if is_possible(spec, actor.leaves) else Rollout
+
+
 class RolloutSource:
-    """Rollouts of one group of envs (`collectx.worker.loop.BatchSource`).
+    """Rollouts of one group of envs (`collectx.worker.slot_loop.BatchSource`).
 
     Args:
         is_inline: whether the worker runs in the trainer's process. It then swaps the states of the global generators

@@ -18,7 +18,7 @@ from torch import nn
 
 from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_key
 from collectx.errors import ShapeError, WorkerError
-from collectx.policy.weights import FlatWeights
+from collectx.policy.flat_weights import FlatWeights
 from collectx.transport.base import Fill, Link, Request, Reset, SlotReport
 from collectx.user_objects import UserCollector, UserEnvConfig, UserPolicyConfig
 from collectx.worker.requests import reply_without_state
@@ -29,7 +29,7 @@ _DONE, _TERMINATED, _TRUNCATED = (("next", *key) for key in DONE_KEYS)
 
 
 class UserCollectorSource:
-    """Batches of the user's collector (`collectx.worker.loop.BatchSource`).
+    """Batches of the user's collector (`collectx.worker.slot_loop.BatchSource`).
 
     Resets call its `reset` and `set_seed`. Newer weights are copied into its policy's tensors, then passed to its
     `update_policy_weights_`, if it has one.

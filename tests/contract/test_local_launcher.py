@@ -15,7 +15,7 @@ import pytest
 from user_code import launched
 
 from collectx.errors import LauncherError, WorkerTimeout
-from collectx.place.processes import LocalLauncher, allow_descriptors
+from collectx.place.local_launcher import LocalLauncher, allow_descriptors
 
 pytestmark = pytest.mark.ci
 
@@ -85,7 +85,7 @@ from multiprocessing import forkserver
 import psutil
 
 from collectx.fork_server import start
-from collectx.place.processes import LocalLauncher
+from collectx.place.local_launcher import LocalLauncher
 
 def look(path):
     import numpy, torch

@@ -28,7 +28,7 @@ from collectx import env as envs
 from collectx import policy as policies
 from collectx.errors import ConfigError, LauncherError
 from collectx.policy import ExplorationType, make_actor
-from collectx.policy.weights import FlatWeights
+from collectx.policy.flat_weights import FlatWeights
 
 DEVICE = os.environ.get("COLLECTX_TEST_DEVICE", "cuda")
 pytestmark = [

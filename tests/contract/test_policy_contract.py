@@ -21,8 +21,8 @@ from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, ShapeError, SpaceError
 from collectx.policy import ExplorationType, build, make_actor
+from collectx.policy.flat_weights import FlatWeights
 from collectx.policy.random import RandomActor
-from collectx.policy.weights import FlatWeights
 
 CPU = torch.device("cpu")
 ROWS = 3

@@ -7,7 +7,7 @@ import torch
 from user_code.countedframes import Stream, check_whole, die, write
 
 from collectx import ReplayBuffer
-from collectx.place.processes import LocalLauncher
+from collectx.place.local_launcher import LocalLauncher
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
 from collectx.replay import buffer as replay_buffer
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from collectx.batch import Layout, Leaf
-from collectx.place.processes import LocalLauncher
+from collectx.place.local_launcher import LocalLauncher
 from collectx.transport.base import Departure, Joined, SlotReport, SlotSpec
 from collectx.transport.inline import InlineTransport
 from collectx.transport.network.handshake import Endpoint

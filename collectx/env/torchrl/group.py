@@ -16,7 +16,7 @@ from collectx.env.numbers import EnvNumbers
 from collectx.env.torchrl import is_torchrl_env, torchrl_envs
 from collectx.env.torchrl.conversion import Conversion, Unrecognised, split_transforms
 from collectx.env.torchrl.gym_stepper import GymStepper
-from collectx.env.torchrl.processes import ProcessStepper
+from collectx.env.torchrl.process_stepper import ProcessStepper
 from collectx.env.torchrl.self_reset import SelfResetStepper, resets_itself
 from collectx.env.torchrl.specs import RandomActions, gym_wrapper, read_spec, with_inputs
 from collectx.env.torchrl.stepper import EnvStepper

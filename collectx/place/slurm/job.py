@@ -30,8 +30,8 @@ from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.place.slurm import commands, nodes
 from collectx.place.slurm.log_watcher import LogWatcher, kill_command
+from collectx.transport.handles import end_processes
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.processes import end_processes
 
 # How long steps may take to end by themselves in `close`.
 _CLOSE_S = 2.0

@@ -20,8 +20,8 @@ from collectx.errors import LauncherError
 from collectx.place.launcher import AnyHandle, Entry, Launcher, RemoteHandle
 from collectx.place.slurm.array import JobArray
 from collectx.place.slurm.commands import JobState
+from collectx.transport.handles import Limit
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.processes import Limit
 
 # The polling interval: short after a change, longer while nothing changes.
 _FIRST_POLL_S = 1.0
@@ -214,7 +214,8 @@ class JobWatcher(Launcher):
         return any(changes)
 
     def _update(self, job: Job, state: JobState) -> bool:
-        job.handle.is_ended_by_scheduler = state.is_over and self._scheduler.is_ended_by_slurm(str(job.id), state)
+        is_ended = state.is_over and self._scheduler.is_ended_by_slurm(str(job.id), state)
+        job.handle.ended_by = "SLURM" if is_ended else None
         return job.update(state)
 
     def _cancel(self, jobs: Sequence[Job]) -> None:

@@ -41,6 +41,9 @@ class SlurmArray(Place):
     def _launcher(self) -> Any:
         return self.cfg.launcher
 
+    def job_needs(self) -> dict[str, Any]:
+        return {"tasks_of_a_job": 1, "cores_of_a_task": self._launcher.cpus_per_task or self._launcher.num_threads}
+
     def _own_problems(self) -> Iterator[Problem]:
         yield from self._universe_problems()
         yield from self._sbatch_problems()
@@ -88,6 +91,10 @@ class SlurmJob(SlurmArray):
     has_worker_jobs = needs_workers = False
     # The workers' part of a heterogeneous job; None for other jobs.
     workers_part: int | None = None
+
+    def job_needs(self) -> dict[str, Any]:
+        cores = self._launcher.cpus_per_task or "the cluster's default"
+        return {"tasks_of_a_job": self.num_tasks, "cores_of_a_task": cores}
 
     def _own_problems(self) -> Iterator[Problem]:
         yield from super()._own_problems()

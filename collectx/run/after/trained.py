@@ -30,9 +30,9 @@ from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, DamagedFile, ShapeError, summary_of
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
+from collectx.policy.flat_weights import FlatWeights
 from collectx.policy.recurrent import StateSpec
 from collectx.policy.user_actor import UserActor
-from collectx.policy.weights import FlatWeights
 from collectx.rollout.options import RolloutOptions
 from collectx.run.after import foreign_code
 from collectx.run.folder.files import write_atomically

@@ -37,13 +37,13 @@ from collectx.memory import batch_memory
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Departure, Joined, Reply, Request, Reset, SlotSpec, Writes
 from collectx.transport.connections import socket_of
+from collectx.transport.handles import Handle
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
 from collectx.transport.network.p2p import POLL_S, TRAINER, PairConfig, message_buffer
 from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.peer import JoinState
-from collectx.transport.processes import Handle
 from collectx.transport.slab import concatenate
 from collectx.transport.supervisor import Supervisor
 

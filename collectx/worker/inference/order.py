@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from collectx.transport.inference import END, ActionRequest
+from collectx.transport.inference_channel import END, ActionRequest
 
 # A worker, and one of its env groups.
 Member = tuple[int, int]

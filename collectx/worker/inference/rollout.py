@@ -25,7 +25,7 @@ from collectx.progress import STEPS
 from collectx.random_state import HeldGenerators
 from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_step
 from collectx.transport.base import SlotReport
-from collectx.transport.inference import END, InferenceClient
+from collectx.transport.inference_channel import END, InferenceClient
 
 
 def split(num_envs: int, num_groups: int) -> list[slice]:

@@ -22,16 +22,16 @@ from collectx.config.derived import acts_in_fixed_order
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.env.base import EnvSpec
 from collectx.policy.base import Actor
+from collectx.policy.flat_weights import FlatWeights
 from collectx.policy.recurrent import spec_with_states
-from collectx.policy.weights import FlatWeights
 from collectx.rollout.inference import Inference, make_inference
 from collectx.state import load_generators, save_generators
 from collectx.transport.base import Request
-from collectx.transport.inference import ActionRequest, InferenceEnd
+from collectx.transport.inference_channel import ActionRequest, InferenceEnd
 from collectx.transport.shared_memory import SharedMemoryLink
 from collectx.user_objects import Sealed
 from collectx.worker.inference.order import FixedOrder, Order, ReadyOrder
-from collectx.worker.loop import reported
+from collectx.worker.slot_loop import reported
 from collectx.worker.spec import ProcessSpec, seed_policy
 
 

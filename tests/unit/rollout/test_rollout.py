@@ -25,8 +25,9 @@ from collectx.rollout.episodes import Episodes
 from collectx.rollout.loop import Rollout, RolloutStopped
 from collectx.rollout.one_env import OneEnvRollout
 from collectx.rollout.options import RolloutOptions
-from collectx.rollout.segments import RaggedRollout, rollout_class
+from collectx.rollout.segments import RaggedRollout
 from collectx.rollout.wrappers import wrapped
+from collectx.worker.rollout_source import rollout_class
 
 PLAIN = RolloutOptions(check_finite=False)
 

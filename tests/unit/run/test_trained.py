@@ -16,7 +16,7 @@ from user_code.torchrlenvs import Goals
 import collectx
 from collectx.cli import export
 from collectx.errors import ConfigError, DamagedFile, ShapeError
-from collectx.policy.weights import FlatWeights
+from collectx.policy.flat_weights import FlatWeights
 from collectx.run import RunFolder, execute
 from collectx.run.after import foreign_code
 

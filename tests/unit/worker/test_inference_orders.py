@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from collectx.transport.inference import END, ActionRequest
+from collectx.transport.inference_channel import END, ActionRequest
 from collectx.worker.inference.order import FixedOrder, ReadyOrder
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from collectx.rollout.loop import RolloutStopped
 from collectx.transport.base import Fill
-from collectx.worker.loop import run_until_stopped, run_worker_loop
+from collectx.worker.slot_loop import run_until_stopped, run_worker_loop
 
 
 class Recorder:

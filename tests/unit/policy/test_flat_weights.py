@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from collectx.policy.weights import FlatWeights, is_on_device
+from collectx.policy.flat_weights import FlatWeights, is_on_device
 
 
 class Tied(nn.Module):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collectx.transport.processes import end_processes
+from collectx.transport.handles import end_processes
 
 
 class Hung:

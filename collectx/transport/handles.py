@@ -88,8 +88,8 @@ def death_error(
         error: what reading from its connection raised.
     """
     if handle is None or handle.pid is None:
-        if getattr(handle, "is_ended_by_scheduler", False):
-            return JobEnded(f"{name} is gone: SLURM has ended its job.")
+        if (scheduler := getattr(handle, "ended_by", None)) is not None:
+            return JobEnded(f"{name} is gone: {scheduler} has ended its job.")
         if not has_joined:
             return WorkerDied(f"{name} ended before it joined the trainer.")
         cause = "" if error is None or isinstance(error, EOFError) else f" ({error})"

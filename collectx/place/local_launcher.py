@@ -34,7 +34,7 @@ from collectx.fork_server.inherited import Inherited
 from collectx.fork_server.script import usable_preparation
 from collectx.fork_server.start import ONE_THREAD, warm_up
 from collectx.place.launcher import AnyHandle, Entry, Launcher
-from collectx.transport.processes import Handle
+from collectx.transport.handles import Handle
 from collectx.transport.tracebacks import write_on_signal
 
 # File descriptors that libraries may need, that workers need while they join, and that each worker needs: for its

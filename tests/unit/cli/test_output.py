@@ -23,7 +23,7 @@ def test_tune_says_it_before_it_measures(blocked, capsys, within):
 
 
 def test_export_names_the_option(blocked, capsys, monkeypatch):
-    def fails(run_dir, output):
+    def fails(run_dir, output, weights):
         output.mkdir(parents=True)
 
     monkeypatch.setattr(export, "foreign_code", SimpleNamespace(check=lambda *arguments: None))

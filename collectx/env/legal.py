@@ -68,7 +68,7 @@ class LegalActions(nn.Module):
 
     def forward(self, mask: torch.Tensor) -> torch.Tensor:
         """Masks `[..., size]` to whether each value of each choice is legal, `[..., choices, width]` bool."""
-        legal = mask != 0
+        legal = mask.bool()
         if self._columns is not None:
             table = legal.new_zeros((*legal.shape[:-1], self._choices * self._width))
             legal = table.index_copy(-1, self._columns, legal)
@@ -80,19 +80,27 @@ class LegalActions(nn.Module):
         Raises:
             ShapeError: names the first env that allows no action.
         """
-        if self._is_checked and not (possible := legal.any(-1).all(-1)).all():
-            env = int((~possible).flatten().nonzero()[0])
+        if self._is_checked and not legal.any(-1).all():
+            possible = legal.any(-1).all(-1).flatten()
+            env = int((~possible).nonzero()[0])
             raise ShapeError(
-                f"env {env} of {possible.numel()}: {'.'.join(self.key)} allows no action. Return a mask with a legal "
+                f"env {env} of {len(possible)}: {'.'.join(self.key)} allows no action. Return a mask with a legal "
                 "action for each observation that does not end its episode"
             )
         return legal
 
+    def or_all(self, legal: torch.Tensor) -> torch.Tensor:
+        """The result of `forward`, with all values of a choice without a legal one, as after an episode's end."""
+        return legal | ~legal.any(-1, keepdim=True)
+
     def restrict(self, raw: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
         """Logits or action values `[..., choices * width]`, with the lowest number for illegal actions, which then have
-        probability zero. A choice without a legal value, as after an episode's end, is left unchanged."""
-        legal = (legal | ~legal.any(-1, keepdim=True)).flatten(-2)
-        return torch.where(legal, raw, torch.finfo(raw.dtype).min)
+        probability zero.
+
+        Args:
+            legal: the result of `forward`.
+        """
+        return raw.masked_fill(~legal.flatten(-2), torch.finfo(raw.dtype).min)
 
     def draw(self, mask: torch.Tensor) -> torch.Tensor:
         """For masks `[E, size]`, random legal actions `[E, *shape]`. Raises `ShapeError` where there are none."""
@@ -129,7 +137,7 @@ def is_legal(raw: torch.Tensor) -> torch.Tensor:
 
 def uniform(legal: torch.Tensor) -> torch.Tensor:
     """The indices of random true entries along the last dimension, int64, from torch's generator; 0 if none is true."""
-    return torch.where(legal, torch.rand(legal.shape, device=legal.device), -1.0).argmax(-1)
+    return torch.rand(legal.shape, device=legal.device).masked_fill_(~legal, -1.0).argmax(-1)
 
 
 def sample(space: Space, observation: Any, info: Mapping) -> Any:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class RandomPolicy:
-    """Random actions, as a policy that is called with a TensorDict. A collector draws the actions itself.
+    """Random actions, as a policy that is called with a TensorDict. A collector draws the actions itself, among
+    the legal ones if the env has masks of these.
 
     Args:
         action_spec: what actions are drawn from: a spec of TorchRL, or a Gymnasium space. None: a collector that is

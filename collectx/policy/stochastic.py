@@ -113,7 +113,10 @@ class StochasticPolicy(nn.Module):
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
         """One tensor `[B, *shape]` per key of `observation_keys` to the head's input `[B, head.num_inputs]`."""
         raw = self.out(self.body(self.encode(observation)))
-        return raw if self.legal is None else self.legal.restrict(raw, self.legal(observation[-1]))
+        if self.legal is None:
+            return raw
+        # Next observations of trainers may be final ones.
+        return self.legal.restrict(raw, self.legal.or_all(self.legal(observation[-1])))
 
     def evaluate(self, observation: Sequence[torch.Tensor], action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of `action` (`[B, *shape]`) and entropy, both `[B]` and differentiable."""

@@ -172,7 +172,7 @@ def step_s(group: Env) -> float | None:
     )
     infer, took_s = RandomInference(spec, spec.action), list[float]()
     while len(took_s) <= _MAX_STEPS and (len(took_s) < 2 or sum(took_s[1:]) < _STEPPING_S):
-        infer([], action)
+        infer([*first.values()], action)
         terminated, truncated = np.zeros((2, size), np.bool_)
         out = StepArrays(carry, np.zeros(size, np.float32), terminated, truncated, np.ones(size, np.bool_), others)
         began_s = perf_counter()

@@ -181,7 +181,7 @@ def reward_number(reward: Any, e: int | None = None) -> float:
     """
     if isinstance(reward, float | np.floating):
         return float(reward)
-    source = "" if e is None else f" from env {e} of the group"
+    source, advice = "" if e is None else f" from env {e} of the group", "Return a float from step"
     if isinstance(reward, int | np.integer):
         return _stored_integer(int(reward), source)
     try:
@@ -192,7 +192,12 @@ def reward_number(reward: Any, e: int | None = None) -> float:
         if array.size == 1 and array.dtype.kind in "biuf":
             return reward_number(array.reshape(-1)[0].item(), e)
         got = f"shape {array.shape}, dtype {array.dtype}" if array.shape else f"{reward!r:.100}"
-    raise ShapeError(f"reward: expected one number, got {got}{source}. Return a float from step")
+        if array.size > 1:
+            advice += (
+                "; of several objectives the sum, as mo_gymnasium.wrappers.LinearReward in env.wrappers does. Or store "
+                "all of them: env=torchrl with TorchRL's MOGymWrapper"
+            )
+    raise ShapeError(f"reward: expected one number, got {got}{source}. {advice}")
 
 
 def _stored_integer(number: int, source: str) -> float:

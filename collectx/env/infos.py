@@ -18,6 +18,7 @@ from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf
 from collectx.config.schema.env import EnvConfig
+from collectx.env.legal import sample
 from collectx.env.spaces import Leaves, Path, numpy_dtype, torch_dtype
 from collectx.errors import SpaceError
 
@@ -145,16 +146,16 @@ def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
     def of_each(info: Mapping) -> Iterable[Mapping]:
         return (_of_env(info, e) for e in range(env.num_envs)) if isinstance(env, VectorEnv) else (info,)
 
-    _, at_reset = env.reset(seed=1)
+    observation, info = at_reset = env.reset(seed=1)
     env.action_space.seed(0)
     for _ in range(_PROBED_STEPS):
-        *_, terminated, truncated, info = env.step(env.action_space.sample())
+        observation, _, terminated, truncated, info = env.step(sample(env.action_space, observation, info))
         if isinstance(env, VectorEnv):
             yield from of_each(info.get("final_info", {}))
         yield from of_each(info)
         if np.any(terminated) or np.any(truncated):
             break
-    yield from of_each(at_reset)
+    yield from of_each(at_reset[1])
 
 
 def _of_env(info: Mapping, e: int) -> dict[str, Any]:

@@ -111,13 +111,14 @@ def make_actor(
         ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.user_actor`.
     """
     if policy is None or is_random_policy(policy):
-        from collectx.policy.random import RandomActor
+        from collectx.policy.random import random_actor
 
-        return RandomActor(spec)
-    from collectx.policy.stochastic import StochasticActor, StochasticPolicy
+        return random_actor(spec)
+    from collectx.policy.stochastic import MaskedActor, StochasticActor, StochasticPolicy
 
     if isinstance(policy, StochasticPolicy):
-        return StochasticActor(policy, spec, device, exploration_type)
+        kind = StochasticActor if policy.legal is None else MaskedActor
+        return kind(policy, spec, device, exploration_type)
     from collectx.policy.user_actor import UserActor
 
     return UserActor(policy, spec, device, exploration_type, skip_signature_check)

@@ -9,6 +9,7 @@ from torch import nn
 
 from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.env.base import EnvSpec
+from collectx.env.legal import network_inputs
 from collectx.errors import ConfigError
 from collectx.policy.stochastic import StochasticPolicy
 
@@ -55,7 +56,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
         ConfigError: the observation is not one image, or the image is smaller than the convolutions need.
         SpaceError: an action space without a head (see `collectx.policy.heads`).
     """
-    leaves = spec.inputs
+    leaves = network_inputs(spec)
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
         raise ConfigError(f"policy=cnn takes one image, but the env observes {names}: use policy=custom.")

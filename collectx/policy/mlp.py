@@ -6,6 +6,7 @@ from torch import nn
 
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.env.base import EnvSpec
+from collectx.env.legal import network_inputs
 from collectx.policy.stochastic import Flatten, StochasticPolicy
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -23,7 +24,7 @@ def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     Raises:
         SpaceError: an action space without a head (see `collectx.policy.heads`).
     """
-    encode = Flatten(spec, spec.inputs)
+    encode = Flatten(spec, network_inputs(spec))
     layers: list[nn.Module] = []
     width = encode.num_outputs
     for size in cfg.hidden_sizes:

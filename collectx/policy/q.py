@@ -15,6 +15,7 @@ from torch import nn
 
 from collectx.config.schema.policy import CnnPolicyConfig, MlpPolicyConfig
 from collectx.env.base import EnvSpec
+from collectx.env.legal import is_legal, uniform
 from collectx.errors import SpaceError
 from collectx.policy import cnn, mlp
 from collectx.policy.heads import Categorical
@@ -38,21 +39,37 @@ class EpsilonGreedy(Categorical):
         best = raw.argmax(-1)
         uniform = torch.randint_like(best, self.num_inputs)
         index = torch.where(torch.rand_like(raw[..., 0]) < self.epsilon, uniform, best)
-        return self._action(index), self._log_prob(index == best)
+        return self._action(index), self._log_prob(index == best, self.num_inputs)
 
     def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        best = raw.argmax(-1)
-        log_prob = self._log_prob(self.index(action) == best)
-        of_best, of_other = self._log_prob(torch.tensor([True, False], device=raw.device))
-        others = (self.num_inputs - 1) * torch.special.xlogy(of_other.exp(), of_other.exp())
+        best, count = raw.argmax(-1), self._count(raw)
+        log_prob = self._log_prob(self.index(action) == best, count)
+        of_best, of_other = self._log_prob(True, count), self._log_prob(False, count)
+        others = (count - 1) * torch.special.xlogy(of_other.exp(), of_other.exp())
         return log_prob, (-(of_best * of_best.exp()) - others).expand(log_prob.shape)
 
     def index(self, action: torch.Tensor) -> torch.Tensor:
         """The index of the network's output for each `action`, int64."""
         return action.to(torch.int64) - self._start
 
-    def _log_prob(self, is_best: torch.Tensor) -> torch.Tensor:
-        return (self.epsilon / self.num_inputs + (1 - self.epsilon) * is_best).log()
+    def _log_prob(self, is_best: torch.Tensor | bool, count: torch.Tensor | int) -> torch.Tensor:
+        return (self.epsilon / count + (1 - self.epsilon) * is_best).log()
+
+    def _count(self, raw: torch.Tensor) -> torch.Tensor | int:
+        """The number of actions among which a random one is drawn."""
+        return self.num_inputs
+
+
+class LegalEpsilonGreedy(EpsilonGreedy):
+    """`EpsilonGreedy` over legal actions."""
+
+    def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best = raw.argmax(-1)
+        index = torch.where(torch.rand_like(raw[..., 0]) < self.epsilon, uniform(is_legal(raw)), best)
+        return self._action(index), self._log_prob(index == best, self._count(raw))
+
+    def _count(self, raw: torch.Tensor) -> torch.Tensor | int:
+        return is_legal(raw).sum(-1)
 
 
 class QPolicy(StochasticPolicy):
@@ -67,7 +84,8 @@ class QPolicy(StochasticPolicy):
         if not isinstance(space, spaces.Discrete):
             raise SpaceError(f"policy=q_mlp and policy=q_cnn need a Discrete action space, got {space}.")
         super().__init__(spec, encode, body, num_features)
-        self.head = EpsilonGreedy(np.array([space.n]), np.array(space.start), spec.action[0])
+        kind = EpsilonGreedy if self.legal is None else LegalEpsilonGreedy
+        self.head = kind(np.array([space.n]), np.array(space.start), spec.action[0])
 
     @property
     def epsilon(self) -> torch.Tensor:

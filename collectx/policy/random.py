@@ -1,4 +1,5 @@
-"""`policy.kind=random`, and `RandomPolicy`: actions sampled from the action space; the observation is ignored.
+"""`policy.kind=random`, and `RandomPolicy`: actions sampled from the action space, among the legal ones if the env
+observes masks of these (`collectx.env.legal`); otherwise the observation is ignored.
 
 Draws from torch's global generator, which the worker seeds, so equal seeds give equal actions. Actions are drawn for
 many steps at once, because a single draw costs more than stepping a small env.
@@ -17,6 +18,7 @@ from gymnasium import Space, spaces
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, steps_per_draw
+from collectx.env.legal import LegalActions, fits, mask_of
 from collectx.policy.base import Actor
 from collectx.policy.spaces import action_space
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class RandomPolicy:
-    """Random actions, as a policy that is called with a TensorDict. A collector draws the actions itself.
+    """Random actions, as a policy that is called with a TensorDict. A collector draws the actions itself, among
+    the legal ones if the env has masks of these.
 
     Args:
         action_spec: what actions are drawn from: a spec of TorchRL, or a Gymnasium space. None: a collector that is
@@ -69,6 +72,27 @@ class RandomActor(Actor):
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return next(self._actions)
+
+
+class LegalRandomActor(RandomActor):
+    """Samples among the legal actions."""
+
+    def __init__(self, spec: EnvSpec, mask: Leaf):
+        super().__init__(spec)
+        self._index = spec.observation.index(mask)
+        self._legal = LegalActions(spec, mask).to(spec.device or self.device)
+
+    def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return (self._legal.draw(observation[self._index]),)
+
+
+def random_actor(spec: EnvSpec) -> RandomActor:
+    """The actor for random actions of a group. Envs of TorchRL can draw by masks that others do not read, such as those
+    of one-hot actions (`ActionMask`)."""
+    mask = mask_of(spec)
+    if mask is None or (spec.draw is not None and not fits(spec, mask)):
+        return RandomActor(spec)
+    return LegalRandomActor(spec, mask)
 
 
 class _SpaceDraws(Iterator[Sequence[torch.Tensor]]):

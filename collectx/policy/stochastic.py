@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import nn
 
 from collectx.batch import Key, Leaf, as_key
 from collectx.env.base import EnvSpec
+from collectx.env.legal import legal_actions, network_inputs
 from collectx.errors import ConfigError, SpaceError
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType
@@ -60,6 +62,18 @@ class Flatten(nn.Module):
         return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
 
+class WithoutMask(nn.Module):
+    """An encoder of the other parts of an observation whose last part is the mask of legal actions."""
+
+    def __init__(self, encode: nn.Module):
+        super().__init__()
+        self.encode = encode
+
+    def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
+        """As the encoder's."""
+        return self.encode(observation[:-1])
+
+
 class StochasticPolicy(nn.Module):
     """A policy that samples actions and computes their log-probability, for the `ppo` and `impala` trainers.
 
@@ -67,7 +81,9 @@ class StochasticPolicy(nn.Module):
     `("action_log_prob",)`.
 
     Attributes:
-        observation_keys: batch keys of the tensors that `evaluate` takes, in order; names or tuples of names.
+        observation_keys: batch keys of the tensors that `evaluate` takes, in order; names or tuples of names. The last
+            one is that of the masks, if there are any.
+        legal: the env's masks of legal actions; None if it has none.
         encode: observation tensors to the network's input.
         body: input to features, `[..., num_features]`.
         head: features to actions, after the linear layer `out`.
@@ -80,9 +96,13 @@ class StochasticPolicy(nn.Module):
                 f"policy=mlp and policy=cnn write one action tensor, but {spec.action_space} has "
                 f"{len(spec.action)}: use policy=custom or policy=random."
             )
-        self.observation_keys = tuple(leaf.key for leaf in spec.inputs)
+        self.observation_keys = tuple(leaf.key for leaf in network_inputs(spec))
         self.num_features = num_features
         self.encode = encode
+        self.legal = legal_actions(spec)
+        if self.legal is not None:
+            self.observation_keys += (self.legal.key,)
+            self.encode = WithoutMask(encode)
         self.body = body
         self.head: Head = head_for(spec.action_space, spec.action[0])
         self.out = nn.Linear(num_features, self.head.num_inputs)
@@ -91,8 +111,12 @@ class StochasticPolicy(nn.Module):
         initialize(self.out, 0.01)
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One tensor `[B, *shape]` per observation leaf to the head's input `[B, head.num_inputs]`."""
-        return self.out(self.body(self.encode(observation)))
+        """One tensor `[B, *shape]` per key of `observation_keys` to the head's input `[B, head.num_inputs]`."""
+        raw = self.out(self.body(self.encode(observation)))
+        if self.legal is None:
+            return raw
+        # Next observations of trainers may be final ones.
+        return self.legal.restrict(raw, self.legal.or_all(self.legal(observation[-1])))
 
     def evaluate(self, observation: Sequence[torch.Tensor], action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of `action` (`[B, *shape]`) and entropy, both `[B]` and differentiable."""
@@ -133,6 +157,22 @@ class StochasticActor(Actor):
 
     def accelerate(self, acceleration: Acceleration) -> None:
         self._forward = acceleration.capture(acceleration.compile_call(self._network))
+
+
+class MaskedActor(StochasticActor):
+    """`StochasticActor` for an env with masks of legal actions."""
+
+    def __init__(self, policy: StochasticPolicy, *arguments: Any):
+        super().__init__(policy, *arguments)
+        assert policy.legal is not None
+        self._legal = policy.legal
+
+    def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        assert self._indices is not None
+        seen = [observation[i] for i in self._indices]
+        legal = self._legal.check(self._legal(seen[-1]))
+        raw = self._legal.restrict(self._forward(self._encode(seen)), legal)
+        return self._sample(raw) if self._random else (self._mode(raw),)
 
 
 def initialize(module: nn.Module, gain: float) -> None:

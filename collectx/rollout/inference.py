@@ -10,7 +10,7 @@ import torch
 from collectx.batch import Leaf, as_array, same_size_integer
 from collectx.env.base import EnvSpec
 from collectx.policy.base import Actor
-from collectx.policy.random import RandomActor
+from collectx.policy.random import random_actor
 
 # Called once per step: acts on `observation`, one `[E, *shape]` CPU tensor per leaf, and writes the actor's outputs.
 Inference = Callable[[Sequence[torch.Tensor], Sequence[np.ndarray]], None]
@@ -68,7 +68,7 @@ class RandomInference:
     """
 
     def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
-        self.actor = actor = RandomActor(spec)
+        self.actor = actor = random_actor(spec)
         self._act, self.reset = actor.act, actor.reset
         self._zeroed = [i for i, leaf in enumerate(leaves) if leaf not in (*spec.action, *spec.observation)]
 

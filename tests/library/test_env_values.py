@@ -133,7 +133,8 @@ def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_
         "float": "env 0 of worker 0 returned inf in next.reward (step 0 of the batch; the largest float32 is 3.4e+38). "
         "Fix the env",
         "complex": "reward: expected one number, got 1j from env 0",
-        "two": "reward: expected one number, got shape (2,), dtype float64 from env 0",
+        "two": "reward: expected one number, got shape (2,), dtype float64 from env 0 of the group. Return a float "
+        "from step; of several objectives the sum, as mo_gymnasium.wrappers.LinearReward",
     }
     missing = [(name, text) for name, part in words.items() for text in got[name] if part not in text]
     assert missing == []

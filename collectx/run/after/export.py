@@ -95,7 +95,8 @@ class _Greedy(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if isinstance(self.module, StochasticPolicy):
-            return (self.module.head.mode(self.module(inputs)),)
+            values = {leaf.key: value for leaf, value in zip(self._policy.leaves, inputs, strict=True)}
+            return (self.module.head.mode(self.module([values[key] for key in self.module.observation_keys])),)
         return self._policy.act(inputs, _ROWS, any_rows=True)
 
 

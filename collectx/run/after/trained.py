@@ -25,6 +25,7 @@ from collectx.batch import Leaf, as_key
 from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
+from collectx.env.legal import MASK_KEYS
 from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, DamagedFile, ShapeError, summary_of
@@ -199,8 +200,9 @@ class LoadedPolicy:
         """First observations, or zeros, and first states, as `act` takes them for a number of rows."""
         self._actor(rows)
         first = self.spec.example_observation
-        zeros = {leaf.key: torch.zeros((1, *leaf.shape), dtype=leaf.dtype) for leaf in self.leaves}
-        observations = [first.get(leaf.key, zeros[leaf.key]).to(self.device) for leaf in self.leaves]
+        # Where all actions are legal.
+        others = {leaf.key: torch.full((1, *leaf.shape), leaf.key in MASK_KEYS).to(leaf.dtype) for leaf in self.leaves}
+        observations = [first.get(leaf.key, others[leaf.key]).to(self.device) for leaf in self.leaves]
         tensors = [each.repeat(rows, *[1] * (each.ndim - 1)) for each in observations]
         return (*tensors, *(state.clone() for state in self._first_states(rows)))
 

@@ -252,3 +252,20 @@ def orthogonal():
     torch.nn.init.orthogonal_(layer.weight, generator=torch.Generator().manual_seed(0))
     torch.nn.init.zeros_(layer.bias)
     return layer
+
+
+def test_dqn_expects_the_best_legal_action_and_nothing_after_an_end():
+    """The network values the actions 0, 1, 2, 3, 4, whatever it observes."""
+    spec = env.read_spec(gym(2, entry_point="worlds.masked:MaskedEnv"))
+    module = policy.build(config("dqn").policy, spec, 0)
+    with torch.no_grad():
+        module.out.weight.zero_()
+        module.out.bias.copy_(torch.arange(5.0))
+    dqn = trainer.build(config("dqn").trainer, module, spec, 0, CPU)
+    frames = {
+        ("return",): torch.ones(3),
+        ("discount",): torch.tensor([0.5, 0.5, 0.0]),
+        ("next", "observation"): torch.zeros(3, 3),
+        ("next", "action_mask"): torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0], [0] * 5], dtype=torch.int8),
+    }
+    assert dqn._td_target(to_tensordict(frames, (3,))).tolist() == [3.0, 2.0, 1.0]

@@ -1,0 +1,160 @@
+"""Masks of legal actions: which actions an env allows for the observation that it has returned.
+
+An env says so by an entry `action_mask` of its Dict observation, as PettingZoo's and TorchRL's envs do, or of `info` if
+`env.info_keys` keeps it. A mask contains a number for each value of the action; zero: this value is illegal.
+
+    action space     mask
+    Discrete(n)      [n]
+    MultiDiscrete    [sum(nvec)]: the values of the first choice, then those of the second, and so on
+
+A batch contains the masks like any other observation, so that trainers compute with the masks that the policy saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import nn
+
+from collectx.batch import Key, Leaf
+from collectx.env.base import EnvSpec
+from collectx.errors import ShapeError, SpaceError
+
+_NAME = "action_mask"
+# The first one that an env has is its mask.
+MASK_KEYS: tuple[Key, ...] = ((_NAME,), ("info", _NAME))
+
+
+class LegalActions(nn.Module):
+    """Reads masks. Moved to a device like any module; it has no entries in a state dict.
+
+    Args:
+        mask: the leaf of `spec.observation` with the masks.
+
+    Attributes:
+        key: the key of the masks.
+
+    Raises:
+        SpaceError: the mask does not fit the action space.
+    """
+
+    _start: torch.Tensor
+    _columns: torch.Tensor | None
+
+    def __init__(self, spec: EnvSpec, mask: Leaf):
+        super().__init__()
+        self.key = mask.key
+        space, (counts, start) = spec.action_space, _counts(spec.action_space)
+        if not fits(spec, mask):
+            needs = f"needs [{counts.sum()}]" if len(counts) else "can have none, unlike Discrete and MultiDiscrete"
+            option = "env.info_keys" if mask.key[0] == "info" else f"env.exclude_keys=[{_NAME}]"
+            raise SpaceError(
+                f"{'.'.join(mask.key)}, a mask of legal actions, has the shape {[*mask.shape]}, but the action space "
+                f"{space} {needs}. Change it, rename it if it is no such mask, or leave it out ({option})"
+            )
+        self._action = spec.action[0]
+        self._choices, self._width = len(counts), int(counts.max())
+        self.register_buffer("_start", torch.as_tensor(start, dtype=torch.int64), persistent=False)
+        # The columns of a mask in a table whose rows have the width of the widest choice; None: it is this table.
+        inside = torch.arange(self._width) < torch.as_tensor(counts)[:, None]
+        self.register_buffer("_columns", None if inside.all() else inside.flatten().nonzero()[:, 0], persistent=False)
+        # The policy also acts for final observations of a ragged group, whose actions are not used. A check would wait
+        # for a device in each step.
+        self._is_checked = not spec.ragged and (spec.device is None or spec.device.type == "cpu")
+
+    def forward(self, mask: torch.Tensor) -> torch.Tensor:
+        """Masks `[..., size]` to whether each value of each choice is legal, `[..., choices, width]` bool."""
+        legal = mask.bool()
+        if self._columns is not None:
+            table = legal.new_zeros((*legal.shape[:-1], self._choices * self._width))
+            legal = table.index_copy(-1, self._columns, legal)
+        return legal.unflatten(-1, (self._choices, self._width))
+
+    def check(self, legal: torch.Tensor) -> torch.Tensor:
+        """Returns the result of `forward` if each choice of each env has a legal value.
+
+        Raises:
+            ShapeError: names the first env that allows no action.
+        """
+        if self._is_checked and not legal.any(-1).all():
+            possible = legal.any(-1).all(-1).flatten()
+            env = int((~possible).nonzero()[0])
+            raise ShapeError(
+                f"env {env} of {len(possible)}: {'.'.join(self.key)} allows no action. Return a mask with a legal "
+                "action for each observation that does not end its episode"
+            )
+        return legal
+
+    def or_all(self, legal: torch.Tensor) -> torch.Tensor:
+        """The result of `forward`, with all values of a choice without a legal one, as after an episode's end."""
+        return legal | ~legal.any(-1, keepdim=True)
+
+    def restrict(self, raw: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
+        """Logits or action values `[..., choices * width]`, with the lowest number for illegal actions, which then have
+        probability zero.
+
+        Args:
+            legal: the result of `forward`.
+        """
+        return raw.masked_fill(~legal.flatten(-2), torch.finfo(raw.dtype).min)
+
+    def draw(self, mask: torch.Tensor) -> torch.Tensor:
+        """For masks `[E, size]`, random legal actions `[E, *shape]`. Raises `ShapeError` where there are none."""
+        chosen = uniform(self.check(self(mask))) + self._start
+        return chosen.to(self._action.dtype).reshape(-1, *self._action.shape)
+
+
+def mask_of(spec: EnvSpec) -> Leaf | None:
+    """The leaf of the observation with the masks; None if the env has no masks."""
+    found = (leaf for key in MASK_KEYS for leaf in spec.observation if leaf.key[: len(key)] == key)
+    return next(found, None)
+
+
+def fits(spec: EnvSpec, mask: Leaf) -> bool:
+    """Whether a mask has a number for each value of the action."""
+    return mask.key in MASK_KEYS and mask.shape == (_counts(spec.action_space)[0].sum(),)
+
+
+def network_inputs(spec: EnvSpec) -> tuple[Leaf, ...]:
+    """`EnvSpec.inputs` without the masks."""
+    return tuple(leaf for leaf in spec.inputs if leaf != mask_of(spec))
+
+
+def legal_actions(spec: EnvSpec) -> LegalActions | None:
+    """The masks of an env; None if it has none. Raises `SpaceError`, see `LegalActions`."""
+    mask = mask_of(spec)
+    return None if mask is None else LegalActions(spec, mask)
+
+
+def is_legal(raw: torch.Tensor) -> torch.Tensor:
+    """Which entries of a result of `LegalActions.restrict` belong to legal actions, bool."""
+    return raw > torch.finfo(raw.dtype).min
+
+
+def uniform(legal: torch.Tensor) -> torch.Tensor:
+    """The indices of random true entries along the last dimension, int64, from torch's generator; 0 if none is true."""
+    return torch.rand(legal.shape, device=legal.device).masked_fill_(~legal, -1.0).argmax(-1)
+
+
+def sample(space: Space, observation: Any, info: Mapping) -> Any:
+    """A random action for a Gymnasium env, or actions for a vector of envs, as `space.sample()` returns them; legal if
+    each env has one Discrete action, or a MultiDiscrete one of one dimension."""
+    found = [entry[_NAME] for entry in (observation, info) if isinstance(entry, Mapping) and _NAME in entry]
+    mask = (np.asarray(found[0]) != 0).astype(np.int8).reshape(-1) if found else None
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1 and mask is not None:
+        return space.sample(tuple(np.split(mask, np.cumsum(space.nvec)[:-1])))
+    return space.sample(mask) if isinstance(space, spaces.Discrete) else space.sample()
+
+
+def _counts(space: Space) -> tuple[np.ndarray, np.ndarray]:
+    """The number of values of each choice, and its first value; empty for other spaces."""
+    counts, start = np.zeros(0, np.int64), np.zeros(0)
+    if isinstance(space, spaces.Discrete):
+        counts, start = np.array([space.n]), np.array([space.start])
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts, start = space.nvec.reshape(-1), np.reshape(space.start, -1)
+    return counts, start

@@ -1,0 +1,87 @@
+"""Every policy and trainer keeps to the legal actions, as typed. The env raises an error at an illegal action."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import collectx, environment, forked, result
+
+TESTS = Path(__file__).parents[1]
+MASKED = ["env=gym", "env.entry_point=worlds.masked:MaskedEnv"]
+VECTOR = ["env=gym_vector", "env.id=worlds.masked:Masked-v0", "env.vectorization_mode=sync"]
+INFO = ["env.kwargs={where: info}", "env.info_keys=[action_mask]"]
+CHOICES = "env.kwargs={nvec: [3, 2, 4]}"
+IMAGE = "env.kwargs={image: true}"
+SMALL = ["policy.channels=[4]", "policy.kernel_sizes=[8]", "policy.strides=[4]", "policy.hidden_size=8"]
+RANDOM, DQN = ["policy=random", "trainer=meter"], ["trainer=dqn", "trainer.warmup_frames=64"]
+SYNC, ASYNC = "collector=multi_sync", "collector=multi_async"
+COMMANDS = {
+    "random": [*MASKED, *RANDOM, CHOICES],
+    "random-next_step": [*VECTOR, *RANDOM, "env.autoreset_mode=next_step", *INFO],
+    "ppo": [*MASKED, "policy=mlp", "trainer=ppo", SYNC],
+    "ppo-choices-server": [*MASKED, "policy=mlp", "trainer=ppo", CHOICES, SYNC, "inference=server"],
+    "ppo-next_step": [*VECTOR, "policy=mlp", "trainer=ppo", "env.autoreset_mode=next_step"],
+    "ppo-image": [*MASKED, "policy=cnn", "trainer=ppo", IMAGE, *SMALL],
+    "impala-info": [*MASKED, "policy=mlp", "trainer=impala", *INFO, ASYNC],
+    "dqn-info": [*MASKED, "policy=q_mlp", *DQN, *INFO, ASYNC],
+    "dqn-image": [*MASKED, "policy=q_cnn", *DQN, IMAGE, *SMALL, "collector.init_random_frames=64"],
+}
+
+
+@pytest.fixture(autouse=True)
+def imports(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+def run(words, cwd, status=0):
+    options = ["debug=tiny", "env.num_envs=2", "collector.total_frames=256", "hydra.run.dir=run"]
+    return collectx("run", *words, *options, cwd=cwd, status=status)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_run_takes_no_illegal_action(tmp_path, name):
+    run(COMMANDS[name], tmp_path)
+    assert result(tmp_path / "run")["frames"] >= 256
+
+
+@pytest.mark.ci
+def test_a_trained_policy_takes_no_illegal_action(tmp_path):
+    run(COMMANDS["ppo"], tmp_path)
+    forked("eval", "run", "episodes=4", cwd=tmp_path)
+    forked("resume", "run", "collector.total_frames=384", cwd=tmp_path)
+    forked("export", "run", "format=torchscript", cwd=tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [sys.executable, "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+SCRIPT = """
+import torch
+from collectx import Collector, RandomPolicy, load_policy
+from worlds.masked import MaskedEnv
+
+if __name__ == "__main__":
+    env, exported = MaskedEnv(), torch.jit.load("run/export/policy.ts")
+    policy, (seen, _), is_over = load_policy("run", trust=True), env.reset(seed=0), False
+    while not is_over:
+        action = policy(seen)
+        row = [torch.as_tensor(seen[name])[None] for name in ("action_mask", "observation")]
+        assert exported(*row)[0].item() == action
+        seen, _, is_over, _, _ = env.step(action)
+    with Collector(MaskedEnv, RandomPolicy(), frames_per_batch=20, total_frames=40) as collector:
+        for batch in collector:
+            assert batch["action_mask"].gather(-1, batch["action"][:, None] - 2).all()
+"""
+
+
+@pytest.mark.ci
+def test_an_env_that_allows_no_action_and_one_with_another_mask_say_so(tmp_path):
+    done = run([*MASKED, "policy=mlp", "trainer=ppo", "env.kwargs={closed_at: 4}"], tmp_path, status=1)
+    assert "env 0 of 2: action_mask allows no action. Return a mask with a legal action" in done.stderr
+    assert "(step 4 of the batch)" in done.stderr
+    wrong = [*MASKED, *RANDOM, INFO[0], "env.info_keys=[{action_mask: [int8, 4]}]"]
+    done = forked("run", *wrong, cwd=tmp_path, status=2)
+    assert "info.action_mask, a mask of legal actions, has the shape [4], but" in done.stderr

@@ -1,0 +1,116 @@
+"""Masks of legal actions: what they mean for logits, random actions, and random steps of an env."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from worlds.masked import MaskedEnv
+
+from collectx.batch import Leaf
+from collectx.env.base import EnvSpec
+from collectx.env.legal import LegalActions, is_legal, legal_actions, network_inputs, sample
+from collectx.errors import ShapeError, SpaceError
+
+MASK = Leaf(("action_mask",), (6,), torch.int8)
+SEEN = Leaf(("observation",), (3,), torch.float32)
+LOWEST = torch.finfo(torch.float32).min
+
+
+def spec(action_space, *observation, **fields):
+    shape = action_space.shape
+    action = Leaf(("action",), shape, torch.int64)
+    return EnvSpec(2, observation, (action,), spaces.Dict(), action_space, **fields)
+
+
+def choices():
+    """Of one and of three values, and of two."""
+    return spaces.MultiDiscrete([1, 3, 2], start=[0, 5, -1])
+
+
+def test_the_numbers_of_a_mask_belong_to_the_choices_in_their_order():
+    legal = LegalActions(spec(choices(), SEEN, MASK), MASK)
+    mask = torch.tensor([[1, 0, 1, 0, 0, 2]], dtype=torch.int8)
+    table = legal(mask)
+    assert table.tolist() == [[[True, False, False], [False, True, False], [False, True, False]]]
+    raw = torch.arange(9.0)[None]
+    restricted = legal.restrict(raw, table)
+    assert is_legal(restricted).tolist() == table.flatten(-2).tolist()
+    assert restricted[table.flatten(-2)].tolist() == [0.0, 4.0, 7.0]
+    assert (legal.draw(mask.expand(50, 6)) == torch.tensor([0, 6, 0])).all()
+
+
+def test_legal_actions_are_drawn_equally_often():
+    torch.manual_seed(0)
+    legal = LegalActions(spec(spaces.Discrete(6, start=10), SEEN, MASK), MASK)
+    drawn = legal.draw(torch.tensor([0, 1, 1, 0, 0, 1]).expand(3000, 6))
+    assert drawn.shape == (3000,)
+    counts = torch.bincount(drawn - 10, minlength=6)
+    assert counts[[0, 3, 4]].tolist() == [0, 0, 0]
+    assert counts[[1, 2, 5]].min() > 900
+
+
+def test_an_env_without_a_legal_action_is_named():
+    observation = SEEN, MASK
+    legal = LegalActions(spec(spaces.Discrete(6), *observation), MASK)
+    mask = torch.tensor([[0, 1, 0, 0, 0, 0], [0] * 6])
+    with pytest.raises(ShapeError, match=r"^env 1 of 2: action_mask allows no action\. Return"):
+        legal.draw(mask)
+    # The next observation of a frame that ended its episode.
+    assert legal.or_all(legal(mask)).sum(-1).tolist() == [[1], [6]]
+    # The step that resets an env of a ragged group uses no action.
+    ragged = LegalActions(spec(spaces.Discrete(6), *observation, ragged=True), MASK)
+    assert ragged.draw(mask).tolist()[0] == 1
+    # A choice, too.
+    with pytest.raises(ShapeError, match=r"^env 0 of 1"):
+        LegalActions(spec(choices(), *observation), MASK).draw(torch.tensor([[1, 1, 1, 1, 0, 0]]))
+
+
+def test_the_mask_of_the_observation_is_read_before_that_of_the_info():
+    info = Leaf(("info", "action_mask"), (6,), torch.int8)
+    both = spec(spaces.Discrete(6), SEEN, MASK, info)
+    assert legal_actions(both).key == ("action_mask",)
+    assert network_inputs(both) == (SEEN, info)
+    assert legal_actions(spec(spaces.Discrete(6), SEEN, info)).key == ("info", "action_mask")
+    assert legal_actions(spec(spaces.Discrete(6), SEEN)) is None
+
+
+@pytest.mark.parametrize(
+    ("action_space", "mask", "words"),
+    [
+        (spaces.Discrete(5), MASK, r"action_mask, .* has the shape \[6\], .* Discrete\(5\) needs \[5\].*exclude_keys"),
+        (spaces.MultiDiscrete([3, 4]), MASK, r"needs \[7\]"),
+        (spaces.MultiDiscrete([2, 3]), Leaf(("action_mask",), (2, 3), torch.bool), r"shape \[2, 3\].*needs \[5\]"),
+        (spaces.Box(-1, 1, (6,)), MASK, r"can have none, unlike Discrete"),
+        (spaces.Discrete(6), Leaf(("action_mask", "arm"), (6,), torch.int8), r"^action_mask\.arm, .*exclude_keys"),
+        (spaces.Discrete(5), Leaf(("info", "action_mask"), (6,), torch.int8), r"^info\.action_mask, .*env\.info_keys"),
+    ],
+)
+def test_a_mask_that_does_not_fit_the_actions_is_refused(action_space, mask, words):
+    with pytest.raises(SpaceError, match=words):
+        legal_actions(spec(action_space, SEEN, mask))
+
+
+@pytest.mark.parametrize("where", ["observation", "info"])
+@pytest.mark.parametrize("nvec", [None, [3, 2]])
+def test_an_env_that_shows_its_infos_is_stepped_legally(where, nvec):
+    env = MaskedEnv(nvec, where)
+    (observation, info), is_over = env.reset(seed=0), False
+    while not is_over:
+        observation, _, is_over, _, info = env.step(sample(env.action_space, observation, info))
+
+
+@pytest.mark.parametrize("where", ["observation", "info"])
+def test_a_vector_of_envs_that_shows_its_infos_is_stepped_legally(where):
+    env = SyncVectorEnv([lambda: MaskedEnv(where=where)] * 3)
+    observation, info = env.reset(seed=0)
+    for _ in range(8):
+        observation, *_, info = env.step(sample(env.action_space, observation, info))
+
+
+def test_other_random_steps_are_as_before():
+    space = spaces.Box(-1, 1, (2,))
+    space.seed(3)
+    before = space.sample()
+    space.seed(3)
+    assert np.array_equal(sample(space, np.zeros(3), {}), before)

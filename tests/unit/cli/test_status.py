@@ -69,6 +69,7 @@ def test_workers_whose_jobs_wait_are_told_with_slurms_reason(queue, tmp_path, ca
     word, text = said(capsys, files)
     assert word == "running"
     assert f"{tmp_path.name}: worker 2, 1: PENDING (Resources: what it asks for is in use) on n1\n" in text
+    assert text.count(": worker ") == 1
     queue.error = "Unable to contact slurm controller"
     assert f"collectx cannot tell whether worker jobs wait: {queue.error}" in said(capsys, files)[1]
 

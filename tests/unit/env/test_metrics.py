@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import gymnasium
 import numpy as np
 import pytest
 
-from collectx.env.metrics import InfoMetrics
+from collectx.env.metrics import CountedEpisodes, InfoMetrics
 from collectx.errors import ShapeError
 
 
@@ -37,6 +38,30 @@ def test_masks_of_vector_envs():
     assert metrics.take().tolist() == [[6, 8], [2, 1]]
     metrics.add_vector({"won": np.zeros((3, 0))}, np.ones(3, bool))
     assert not metrics.take().any()
+
+
+class Numbered(gymnasium.Env):
+    """Episodes of two steps, which say their number."""
+
+    number = -1
+
+    def reset(self, **kwargs):
+        self.number, self.t = self.number + 1, 0
+        return 0, {"number": 100}
+
+    def step(self, action):
+        self.t += 1
+        return 0, 0.0, self.t == 2, False, {"number": self.number}
+
+
+def test_only_the_first_episodes_of_an_env_count():
+    metrics = InfoMetrics(["number"])
+    env = CountedEpisodes(Numbered(), metrics, 3)
+    for _ in range(5):
+        env.reset()
+        while not env.step(0)[2]:
+            pass
+    assert metrics.take().tolist() == [[0 + 0 + 1 + 1 + 2 + 2], [6]]
 
 
 @pytest.mark.parametrize("value", ["yes", {"l": 1}, [[1], [1, 2]]])

@@ -134,6 +134,18 @@ def test_the_first_step_of_ppo_is_that_of_the_paper():
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-6)
 
 
+def test_the_target_network_of_dqn_follows_the_policy():
+    learner, module = made("dqn", updates_per_frame=2 / 64, target_rate=0.25, learning_rate=0.1, anneal=False)
+    before = learner.state_dict()["target"]
+    before = {name: value.clone() for name, value in before.items()}
+    learner.train(Recorded(bandit(1)))
+    after = learner.state_dict()["target"]
+    # Two steps, each a quarter of the way.
+    for name, weight in module.named_parameters():
+        assert (weight - before[name]).abs().max() > 0.1
+        torch.testing.assert_close(after[name], torch.lerp(before[name], weight, 1 - 0.75**2))
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_observation_keys_may_be_names(name):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collectx.config import registry
+from collectx.config.problem import YAML
 from collectx.errors import ConfigError, LauncherError, summary_of
 from collectx.fork_server.start import MAX_TEMPORARY_PATH
 from collectx.place.base import NETWORKS
@@ -99,7 +100,7 @@ def _backends() -> Iterator[Finding]:
         reason = registry.why_not(name)
         # Every other backend is optional.
         level = OK if reason is None else PROBLEM if name == "gloo" else ABSENT
-        yield Finding(level, name if reason is None else f"{name}: {reason}")
+        yield Finding(level, name if reason is None else f"{name}: {YAML.words(reason)}")
 
 
 def _cores() -> Iterator[Finding]:

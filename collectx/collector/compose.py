@@ -27,6 +27,7 @@ from collectx.config.derived import (
     num_workers_of,
     resolve_devices,
 )
+from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
@@ -93,16 +94,15 @@ def build(
     ends_early = any(each.should_end is not None for each in overrides)
     spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
     if options.max_policy_lag is not None and spec.ragged:
-        raise ConfigError(
-            f"collector.max_policy_lag={options.max_policy_lag}: this vector env spends steps on resets, so a batch "
-            "may begin with frames that were collected during earlier batches. Make the env with "
-            "autoreset_mode=disabled or same_step, or use null."
-        )
+        rule = "this vector env spends steps on resets, so a batch may begin with frames of earlier batches"
+        advice = "make the env with autoreset_mode=disabled or same_step, or use `null`."
+        raise Refusal(Problem("collector.max_policy_lag", rule, options.max_policy_lag, advice))
     if isinstance(cfg.inference, ServerInferenceConfig) and spec.ragged:
-        raise ConfigError(
-            "inference=server: this vector env spends steps on resets, so its frames have no place in the batch yet "
-            "when the server acts. Make the env with autoreset_mode=disabled or same_step, or use inference=local."
+        rule = (
+            "this vector env spends steps on resets, so its frames have no place in the batch yet when the server acts"
         )
+        advice = "make the env with autoreset_mode=disabled or same_step, or use `inference=local`."
+        raise Refusal(Problem("inference=server", rule, advice=advice))
     # This actor only shows the leaves and the weight layout.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     _check_env_device(cfg, spec, actor)
@@ -152,22 +152,21 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
     devices, there = resolve_devices(cfg.devices), spec.device
     if there is None:
         if (named := cfg.devices.env_device) is not None and not named.startswith("cpu"):
-            raise ConfigError(f"devices.env_device={named}: the env returns arrays, so it steps on the CPU. Use null.")
+            rule = "the env returns arrays, so it steps on the CPU"
+            raise Refusal(Problem("devices.env_device", rule, named, "use `null`."))
         return
     for name in ("policy_device", "env_device", "storing_device"):
         value = getattr(devices, name) or ("cpu" if name == "policy_device" else there)
         if with_index(torch.device(value)) != there:
-            raise ConfigError(
-                f"devices.{name}={value}: the env returns tensors on {there}, where policy and batches must be too. "
-                f"Use devices.device={there} with the others null, in Python device='{there}'."
-            )
+            rule = f"the env returns tensors on {there}, where policy and batches must be too"
+            advice = f"use `devices.device={there}` with the others `null`."
+            raise Refusal(Problem(f"devices.{name}", rule, value, advice))
     if there.type != "cpu" and cfg.collector.has_workers:
-        raise ConfigError(
-            f"collector={cfg.collector.kind}: the env returns tensors on {there}, so only this process can step it. "
-            "Use collector=single, in Python Collector."
-        )
+        rule = f"the env returns tensors on {there}, so only this process can step it"
+        raise Refusal(Problem(f"collector={cfg.collector.kind}", rule, advice="use `collector=single`."))
     if isinstance(cfg.inference, ServerInferenceConfig):
-        raise ConfigError(f"inference=server: the env returns tensors on {there}. Use inference=local.")
+        rule = f"the env returns tensors on {there}"
+        raise Refusal(Problem("inference=server", rule, advice="use `inference=local`."))
     if actor.states:
         raise ConfigError(
             f"the policy is recurrent, and the env returns tensors on {there}. Let the env keep the policy's state."
@@ -301,11 +300,13 @@ def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> N
     """The slots fit in this machine's memory; over a network, it receives as many bytes."""
     nbytes, available = SlabLayout(batch).nbytes, psutil.virtual_memory().total
     if spec.device is None and nbytes > available:
-        fewer = f", or collector.num_slots below {batch.num_slots}" if options.schedule == "async" else ""
-        raise ConfigError(
-            f"collector.frames_per_batch={options.frames_per_batch}: the slots of these batches need "
-            f"{nbytes / 1e9:,.0f} GB, but this machine has {available / 1e9:,.0f} GB of memory. Use fewer frames"
-            f"{fewer}."
+        fewer = f", or `collector.num_slots` below {batch.num_slots}" if options.schedule == "async" else ""
+        rule = (
+            f"the slots of these batches need {nbytes / 1e9:,.0f} GB, but this machine has {available / 1e9:,.0f} GB "
+            "of memory"
+        )
+        raise Refusal(
+            Problem("collector.frames_per_batch", rule, options.frames_per_batch, f"use fewer frames{fewer}.")
         )
 
 

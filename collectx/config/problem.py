@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collectx.config.schema.fields import ABSENT, Unset
+from collectx.errors import ConfigError
 
 # A word between backticks that languages write in their own ways: `null`, `group.option`, `group=choice`.
 _WORD = re.compile(r"`(null|true|false|\w+[.=][^` ]*(?: or \w+)*)`")
@@ -85,6 +86,18 @@ class Problem:
         if None in map(language.name, _WORD.findall(self.advice)):
             advice = ": leave it out."
         return f"{subject}{' ' if is_sentence else ': '}{language.words(self.rule)}{advice}"
+
+
+class Refusal(ConfigError):
+    """Problems that are only found while a collector is built. The message names options as in YAML; `found` is for
+    other languages."""
+
+    def __init__(self, *found: Problem):
+        super().__init__(*(problem.text() for problem in found))
+        self.found = found
+
+    def __reduce__(self) -> Any:
+        return ConfigError, self.args
 
 
 def found(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Iterator[Any]:

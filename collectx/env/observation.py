@@ -20,8 +20,9 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from collectx.batch import DONE_KEYS, REWARD, TRAJ_IDS, clashes
+from collectx.config.problem import Problem, Refusal
 from collectx.env.spaces import Path, SpaceLeaves, leave_out, parts_of
-from collectx.errors import ConfigError, SpaceError
+from collectx.errors import SpaceError
 
 # Keys of every batch, which no part of an observation can use.
 _TAKEN = ("action", *REWARD.key, "next", TRAJ_IDS[0], *(name for (name,) in DONE_KEYS))
@@ -134,15 +135,12 @@ def check_excluded(names: Sequence[str], known: Sequence[Path], which: str) -> N
     """Raises ConfigError if a name in `env.exclude_keys` matches no part in `known`, or several."""
     paths = {path: ".".join(map(str, path)) for path in known}
     if unknown := [name for name in names if name not in paths.values()]:
-        raise ConfigError(
-            f"env.exclude_keys: {', '.join(unknown)} {which} contains {', '.join(paths.values()) or 'no parts'}."
-        )
+        rule = f"{', '.join(unknown)} {which} contains {', '.join(paths.values()) or 'no parts'}."
+        raise Refusal(Problem("env.exclude_keys", rule))
     several = clashes((name, path) for path, name in paths.items())
     if ambiguous := [f"{name}, which is {' and '.join(map(str, several[name]))}" for name in names if name in several]:
-        raise ConfigError(
-            f"env.exclude_keys names {', '.join(ambiguous)}: exclude a part that contains one of them, or rename one "
-            "(gymnasium.wrappers.TransformObservation)."
-        )
+        advice = "exclude a part that contains one of them, or rename one (gymnasium.wrappers.TransformObservation)."
+        raise Refusal(Problem("env.exclude_keys", f"has {', '.join(ambiguous)}", advice=advice))
 
 
 def _exclude_parts(space: Space, path: Path, names: frozenset[str], known: list[Path]) -> Space:

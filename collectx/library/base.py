@@ -35,7 +35,7 @@ from collectx.env.infos import undeclared
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background
-from collectx.library.configuration import fit_frames, to_config
+from collectx.library.configuration import fit_frames, named_in_python, to_config
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, WorkerKeywords
 from collectx.library.nested import lift_shared
@@ -83,11 +83,13 @@ class BaseCollector(ReadableCollector):
     def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
         open_closed()
         self._configure(keywords_class, arguments, passed)
-        self._spec = self._read_spec()
+        with named_in_python(self._keywords):
+            self._spec = self._read_spec()
         self._frames_per_batch = fit_frames(self._keywords, self._cfg, self._overrides, self._spec)
         self._warn_of_surplus(stacklevel=4)
         policy = self._make_policy()
-        core = self._start_core(policy)
+        with named_in_python(self._keywords):
+            core = self._start_core(policy)
         keywords, collector = self._keywords, self._cfg.collector
         self._hooks, self._thread = keywords.hooks, StepThread()
         core.close_by(partial(self._thread.call_last, timeout_s=collector.close_timeout_s))

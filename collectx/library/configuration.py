@@ -4,14 +4,15 @@ option (`keywords.option`); this module sets options that depend on several keyw
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from collectx.collector.batch_info import part_shape
-from collectx.config.problem import ABSENT, Problem
+from collectx.config.problem import ABSENT, Problem, Refusal
 from collectx.config.registry import KINDS, field_of
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.fields import default_of, incomplete
@@ -70,6 +71,15 @@ def as_message(problem: Problem, keywords: Keywords) -> str:
             problem, value=getattr(keywords, language.name(problem.path) or "", problem.value)
         )
     return problem.text(language)
+
+
+@contextlib.contextmanager
+def named_in_python(keywords: Keywords) -> Iterator[None]:
+    """Within the block, problems of options are raised with Python's names."""
+    try:
+        yield
+    except Refusal as error:
+        raise ConfigError(*(as_message(problem, keywords) for problem in error.found)) from None
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:

@@ -38,6 +38,11 @@ from collectx.user_objects import Hooks
 _IN_PROCESS = (
     "this collector collects in this process, without workers: call Collector itself, with backend='process' or another"
 )
+# Classes that stand for choices of a group, where the class of a collector is not named like its kind.
+_CLASSES = {
+    "collector": {"single": "Collector", "rpc": "RPCCollector"},
+    "inference": {"server": "AsyncBatchedCollector", "local": "MultiAsyncCollector"},
+}
 CreateEnv = Callable[..., Any] | gymnasium.Env | VectorEnv | Sequence[Any]
 BACKENDS = ("direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
 
@@ -106,16 +111,19 @@ def documented(cls: Any) -> Any:
 
 def names_of(keywords: Any) -> Language:
     """Returns how Python users write options, with the names of these keywords (or of their class)."""
+    names = {each.name for each in fields(keywords)}
     of_paths = {each.metadata["path"]: each for each in reversed(fields(keywords)) if "path" in each.metadata}
 
     def name(word: str) -> str | None:
         path, has_value, value = word.partition("=")
-        if path == "collector" and has_value:
-            return "".join(map(str.capitalize, value.split("_"))) + "Collector"
+        if path in _CLASSES and has_value:
+            kinds, own = value.split(" or "), _CLASSES[path]
+            return " or ".join(own.get(kind, f"{kind.title().replace('_', '')}Collector") for kind in kinds)
         if path.startswith("launcher.sbatch."):
             return path.replace("launcher.sbatch", "slurm_kwargs")
         if path not in of_paths:
-            return PYTHON.name(word)
+            _, is_env, option = path.partition("env.")
+            return option if is_env and option in names else PYTHON.name(word)
         keyword = of_paths[path]
         if not has_value:
             return keyword.name

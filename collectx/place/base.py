@@ -14,7 +14,7 @@ from typing import Any
 
 from collectx.config import registry
 from collectx.config.derived import num_workers_of, resolve_devices
-from collectx.config.problem import Problem, found
+from collectx.config.problem import YAML, Problem, found
 from collectx.config.registry import KINDS
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymVectorEnvConfig
@@ -164,21 +164,21 @@ class Place:
         """Collector, backend and launcher fit together."""
         collector, backend, launcher = self.cfg.collector, self.cfg.backend.kind, self.cfg.launcher.kind
         if collector.kind == "rpc" and backend not in ("auto", "rpc"):
-            advice = "use backend=auto or rpc, or collector=distributed or distributed_sync."
-            yield Problem("backend", "collector=rpc is over torch RPC", backend, advice)
+            advice = "use `backend=auto or rpc`, or `collector=distributed or distributed_sync`."
+            yield Problem("backend", "`collector=rpc` is over torch RPC", backend, advice)
             return
         yield from self._misplaced()
         if collector.needs_network and backend in ("inline", "shared_memory"):
-            rule = f"collector={collector.kind} is over torch.distributed"
-            alternative = f"collector=multi_{collector.schedule}"
-            yield Problem("backend", rule, backend, f"use backend=auto or gloo, or {alternative}.")
+            rule = f"`collector={collector.kind}` is over torch.distributed"
+            alternative = f"`collector=multi_{collector.schedule}`"
+            yield Problem("backend", rule, backend, f"use `backend=auto or gloo`, or {alternative}.")
         elif not collector.has_workers:
-            yield from self._without_transport("collector=single")
+            yield from self._without_transport("`collector=single`")
         elif backend == "inline":
-            rule = f"collector={collector.kind} with launcher={launcher} has several processes"
-            yield Problem("backend", rule, backend, "use backend=auto or shared_memory, or launcher=inline.")
+            rule = f"`collector={collector.kind}` with `launcher={launcher}` has several processes"
+            yield Problem("backend", rule, backend, "use `backend=auto or shared_memory`, or `launcher=inline`.")
         elif backend == "shared_memory" and not self.is_local:
-            rule = f"the workers of launcher={launcher} may be on other hosts"
+            rule = f"the workers of `launcher={launcher}` may be on other hosts"
             yield Problem("backend", rule, backend, "use `backend=auto or gloo`.")
         elif backend == "nccl" and (reason := self._why_no_nccl()):
             yield Problem("backend", reason, backend, "use `backend=auto or gloo`.")
@@ -186,20 +186,20 @@ class Place:
     def _misplaced(self) -> Iterator[Problem]:
         """Collectors and backends of other places only."""
         if self.cfg.collector.kind == "ray":
-            advice = "use launcher=ray, or launcher=inline to debug."
-            yield Problem("launcher", "collector=ray has Ray start its workers", self.cfg.launcher.kind, advice)
+            advice = "use `launcher=ray`, or `launcher=inline` to debug."
+            yield Problem("launcher", "`collector=ray` has Ray start its workers", self.cfg.launcher.kind, advice)
 
     def _without_transport(self, choice: str) -> Iterator[Problem]:
         if self.cfg.backend.kind not in ("auto", "inline"):
             rule = f"{choice} is one process, which needs no transport"
-            yield Problem("backend", rule, self.cfg.backend.kind, "use backend=auto or inline.")
+            yield Problem("backend", rule, self.cfg.backend.kind, "use `backend=auto or inline`.")
 
     def _single_problems(self) -> Iterator[Problem]:
         """A launcher of workers needs workers."""
         if self.needs_workers and not self.cfg.collector.has_workers:
-            rule = "it starts workers beside the trainer, and collector=single has none"
+            rule = "it starts workers beside the trainer, and `collector=single` has none"
             kind = self.cfg.launcher.kind
-            yield Problem("launcher", rule, kind, "use launcher=local, or launcher=slurm for a job.")
+            yield Problem("launcher", rule, kind, "use `launcher=local`, or `launcher=slurm` for a job.")
 
     def _own_problems(self) -> Iterator[Problem]:
         """The problems of this launcher's options."""
@@ -241,7 +241,9 @@ class Place:
         from collectx.transport.network.addresses import local_addresses
 
         reason = registry.why_not(self.network)
-        problems = [] if reason is None else [f"backend={self.network} cannot work on this machine: {reason}."]
+        problems = (
+            [] if reason is None else [f"backend={self.network} cannot work on this machine: {YAML.words(reason)}."]
+        )
         if self.has_ranks and self.is_job and "PMIX_NAMESPACE" not in os.environ:
             problems = [
                 f"backend=mpi: launcher={self.cfg.launcher.kind} has started the roles without MPI's PMIx: "

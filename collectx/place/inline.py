@@ -16,5 +16,5 @@ class Inline(Place):
 
     def _backend_problems(self) -> Iterator[Problem]:
         """Every collector can be inline."""
-        choice = "launcher=inline" if self.cfg.collector.has_workers else "collector=single"
+        choice = "`launcher=inline`" if self.cfg.collector.has_workers else "`collector=single`"
         yield from self._without_transport(choice)

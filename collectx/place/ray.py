@@ -49,7 +49,7 @@ class RayCluster(Place):
 
     def _misplaced(self) -> Iterator[Problem]:
         if self.cfg.backend.kind == "mpi":
-            rule = "MPI does not start the workers of launcher=ray"
+            rule = "MPI does not start the workers of `launcher=ray`"
             yield Problem("backend", rule, "mpi", "use `backend=auto or gloo`.")
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
@@ -61,7 +61,7 @@ class RayCluster(Place):
             return
         num_workers = self.cfg.collector.num_workers
         if isinstance(configs, list) and len(configs) != num_workers:
-            rule = f"has {len(configs)} entries for collector.num_workers={num_workers}"
+            rule = f"has {len(configs)} entries for `collector.num_workers={num_workers}`"
             yield Problem(path, rule, advice="one for each, or one mapping.")
             return
         yield from gpu_problems(per_worker, [acting] * len(per_worker))

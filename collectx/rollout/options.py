@@ -8,6 +8,7 @@ import torch
 
 from collectx.batch import STEP_COUNT, Leaf
 from collectx.config.derived import frames_per_part, num_workers_of
+from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
@@ -68,20 +69,22 @@ class RolloutOptions:
                 "same_step."
             )
         if not spec.can_restart_early:
+            rule = "this vector env resets its envs by itself, so no env can be reset before its episode ends"
+            advice = (
+                "use Gymnasium's sync or async vector env (vectorization_mode) with autoreset_mode=disabled or "
+                "same_step, or single envs."
+            )
             problems = [
-                f"collector.{name}={str(value).lower()}: this vector env resets its envs by itself, so no env can be "
-                "reset before its episode ends. Use Gymnasium's sync or async vector env (env.vectorization_mode) with "
-                "autoreset_mode=disabled or same_step (env.autoreset_mode), or single envs (env=gym)."
+                Problem(f"collector.{name}", rule, value, advice)
                 for name in ("max_frames_per_traj", "reset_at_each_iter")
                 if (value := getattr(self, name))
             ]
             if problems:
-                raise ConfigError(*problems)
+                raise Refusal(*problems)
         if self.max_frames_per_traj is None:
             return spec
         if any(leaf.key == STEP_COUNT for leaf in spec.observation):
-            raise ConfigError(
-                f"collector.max_frames_per_traj={self.max_frames_per_traj}: the env already observes step_count. "
-                "Remove one of the two, or let the env truncate its trajectories, as TorchRL's StepCounter does."
-            )
+            rule = "the env already observes step_count"
+            advice = "remove one of the two, or let the env truncate its trajectories, as TorchRL's StepCounter does."
+            raise Refusal(Problem("collector.max_frames_per_traj", rule, self.max_frames_per_traj, advice))
         return dataclasses.replace(spec, observation=(*spec.observation, _STEP_COUNT))

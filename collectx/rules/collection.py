@@ -22,12 +22,12 @@ MAX_SERVED_WORKERS = 200
 def frames_per_batch(cfg: RunConfig) -> Iterator[Problem]:
     """Every env contributes the same number of steps to a batch."""
     frames, unit = cfg.collector.frames_per_batch, cfg.env.num_envs
-    product = f"env.num_envs={unit}"
+    product = f"`env.num_envs={unit}`"
     if (inner := rows_per_env(cfg.collector)) > 1:
-        unit, product = inner * unit, f"collector.num_workers_per_collector={inner} x {product}"
+        unit, product = inner * unit, f"`collector.num_workers_per_collector={inner}` x {product}"
     if cfg.collector.schedule == "sync":
         workers = cfg.collector.num_workers
-        unit, product = workers * unit, f"collector.num_workers={workers} x {product}"
+        unit, product = workers * unit, f"`collector.num_workers={workers}` x {product}"
     if frames % unit:
         below = frames // unit * unit
         yield Problem(
@@ -47,17 +47,19 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
         if value := getattr(cfg.collector, name, None):
             yield Problem(
                 f"collector.{name}",
-                "with env.autoreset_mode=next_step, no env can be reset before its episode ends",
+                "with `env.autoreset_mode=next_step`, no env can be reset before its episode ends",
                 value,
-                "use env.autoreset_mode=disabled or same_step.",
+                "use `env.autoreset_mode=disabled or same_step`.",
             )
     for name in ("max_policy_lag", "preemptive_threshold"):
         if (value := getattr(cfg.collector, name, None)) is not None:
-            rule = "with env.autoreset_mode=next_step, a batch may begin with frames of earlier batches"
-            yield Problem(f"collector.{name}", rule, value, "use env.autoreset_mode=disabled or same_step, or null.")
+            rule = "with `env.autoreset_mode=next_step`, a batch may begin with frames of earlier batches"
+            yield Problem(
+                f"collector.{name}", rule, value, "use `env.autoreset_mode=disabled or same_step`, or `null`."
+            )
     if isinstance(cfg.inference, ServerInferenceConfig):
-        rule = "with inference=server, the frames of the current call have no place in the batch yet"
-        advice = "use disabled or same_step, or inference=local."
+        rule = "with `inference=server`, the frames of the current call have no place in the batch yet"
+        advice = "use disabled or same_step, or `inference=local`."
         yield Problem("env.autoreset_mode", rule, cfg.env.autoreset_mode, advice)
 
 
@@ -67,15 +69,15 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(env, GymEnvConfig | GymVectorEnvConfig):
         return
     if env.id is None and env.entry_point is None:
-        advice = "choose a Gymnasium id, such as env.id=CartPole-v1, or env.entry_point=module:Class."
+        advice = "choose a Gymnasium id, such as `env.id=CartPole-v1`, or `env.entry_point=module:Class`."
         yield Problem("env.id", "is not set", advice=advice)
     if env.id is not None and env.entry_point is not None:
-        rule = f"env.entry_point={env.entry_point} names an env too"
-        yield Problem("env.id", rule, env.id, "set one of them to null.")
+        rule = f"`env.entry_point={env.entry_point}` names an env too"
+        yield Problem("env.id", rule, env.id, "set one of them to `null`.")
     if not isinstance(env, GymVectorEnvConfig) or not env.wrappers:
         return
     if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
-        advice = "use env.id with env.vectorization_mode=sync or async, or no wrappers."
+        advice = "use `env.id` with `env.vectorization_mode=sync or async`, or no wrappers."
         yield Problem("env.wrappers", "a vector env contains no single envs to wrap", advice=advice)
 
 
@@ -84,9 +86,9 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
     if not cfg.collector.has_workers and cfg.collector.num_workers != 1:
         yield Problem(
             "collector.num_workers",
-            "collector=single runs one worker, in the trainer's process",
+            "`collector=single` runs one worker, in the trainer's process",
             cfg.collector.num_workers,
-            "use collector=multi_sync or collector=multi_async, or collector.num_workers=1.",
+            "use `collector=multi_sync` or `collector=multi_async`, or `collector.num_workers=1`.",
         )
 
 
@@ -104,7 +106,7 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     if threshold is None:
         return
     if not cfg.collector.has_workers:
-        rule, advice = "collector=single runs one worker, which waits for no other", "use `collector=multi_sync`."
+        rule, advice = "`collector=single` runs one worker, which waits for no other", "use `collector=multi_sync`."
         yield Problem(path, rule, threshold, advice)
     elif cfg.collector.schedule == "async":
         rule = "an async batch comes from one worker and waits for no other"
@@ -121,7 +123,7 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
         return
     rule = advice = ""
     if not collector.has_workers:
-        rule, advice = "collector=single collects in the trainer's process", "use `collector=multi_sync`, or 0."
+        rule, advice = "`collector=single` collects in the trainer's process", "use `collector=multi_sync`, or 0."
     elif collector.schedule == "async":
         rule = "async workers do not wait between batches"
         advice = "use a sync collector, or 0."
@@ -165,8 +167,8 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
 def served_policy(cfg: RunConfig) -> Iterator[Problem]:
     """The inference server calls a policy."""
     if isinstance(cfg.inference, ServerInferenceConfig) and cfg.policy.kind == "random":
-        rule = "each worker draws the actions of policy=random for many steps at once"
-        yield Problem("inference", rule, cfg.inference.kind, "use inference=local.")
+        rule = "each worker draws the actions of `policy=random` for many steps at once"
+        yield Problem("inference", rule, cfg.inference.kind, "use `inference=local`.")
 
 
 def inference_server(cfg: RunConfig) -> Iterator[Problem]:
@@ -174,36 +176,36 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     options, collector = cfg.inference, cfg.collector
     if not isinstance(options, ServerInferenceConfig):
         return
-    path, local = "inference", "use inference=local."
+    path, local = "inference", "use `inference=local`."
     place = place_of(cfg)
     if not place.shares_memory:
-        rule = f"over backend={place.backend}, workers share no memory with the inference server"
+        rule = f"over `backend={place.backend}`, workers share no memory with the inference server"
         if place.is_inline:
             rule = "the workers are in the trainer's process, where one of them acts at a time"
-        advice = f"use collector=multi_sync or multi_async with launcher=local, or {local.removeprefix('use ')}"
+        advice = f"use `collector=multi_sync or multi_async` with `launcher=local`, or {local.removeprefix('use ')}"
         yield Problem(path, rule, options.kind, advice)
     if collector.num_workers > MAX_SERVED_WORKERS:
-        rule = f"with inference=server, at most {MAX_SERVED_WORKERS}: each worker needs a file descriptor"
-        advice = "use a higher env.num_envs, or inference=local."
+        rule = f"with `inference=server`, at most {MAX_SERVED_WORKERS}: each worker needs a file descriptor"
+        advice = "use a higher `env.num_envs`, or `inference=local`."
         yield Problem("collector.num_workers", rule, collector.num_workers, advice)
     if collector.preemptive_threshold is not None:
-        rule = "with inference=server, no part of a batch can end early"
-        advice = "use collector.preemptive_threshold=null, or inference=local."
+        rule = "with `inference=server`, no part of a batch can end early"
+        advice = "use `collector.preemptive_threshold=null`, or `inference=local`."
         yield Problem("collector.preemptive_threshold", rule, collector.preemptive_threshold, advice)
     if is_elastic(collector):
-        rule = "with inference=server, a run starts with all workers"
-        advice = f"use collector.min_workers={collector.num_workers}, or inference=local."
+        rule = "with `inference=server`, a run starts with all workers"
+        advice = f"use `collector.min_workers={collector.num_workers}`, or `inference=local`."
         yield Problem("collector.min_workers", rule, collector.min_workers, advice)
     is_fixed = acts_in_fixed_order(cfg)
     if is_fixed and collector.schedule == "async":
         rule = "async workers do not step at the same time"
         yield Problem("inference.order", rule, options.order, "use auto or ready, or a sync collector.")
-    if not is_fixed and collector.overlap:
-        rule = "with inference.order=ready, one call would need two weight versions"
-        yield Problem("collector.overlap", rule, collector.overlap, "use inference.order=fixed, or 0.")
+    if not is_fixed and collector.overlap and collector.schedule == "sync":
+        rule = "with `inference.order=ready`, one call would need two weight versions"
+        yield Problem("collector.overlap", rule, collector.overlap, "use `inference.order=fixed`, or 0.")
     if options.max_batch is not None and options.max_batch < options.min_batch:
         rule = f"is below `inference.min_batch={options.min_batch}`"
         yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or `null`.")
     if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
-        rule = f"steps that wait so long exceed collector.worker_timeout_s={limit_s:g}"
+        rule = f"steps that wait so long exceed `collector.worker_timeout_s={limit_s:g}`"
         yield Problem("inference.timeout_s", rule, options.timeout_s, "use a shorter wait, such as 0.01.")

@@ -16,19 +16,20 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(cfg.trainer, LearningTrainerConfig):
         return
     if getattr(collector, "compact_obs", False):
-        rule = f"trainer={trainer} learns from the observation below next"
-        yield Problem("collector.compact_obs", rule, True, "use false, or trainer=meter or custom.")
+        rule = f"`trainer={trainer}` learns from the observation below next"
+        yield Problem("collector.compact_obs", rule, True, "use `false`, or `trainer=meter or custom`.")
     threshold, trajectories = collector.preemptive_threshold, collector.trajs_per_batch
-    rule = f"contain places without a frame, but trainer={trainer} learns from every place"
+    rule = f"contain places without a frame, but `trainer={trainer}` learns from every place"
     if trajectories is None and threshold is not None:
         yield Problem(
             "collector.preemptive_threshold",
             f"batches {rule}",
             threshold,
-            "use null, or whole trajectories one after another, collector.trajs_per_batch=N collector.traj_format=cat.",
+            "use `null`, or whole trajectories one after another, `collector.trajs_per_batch=N` "
+            "`collector.traj_format=cat`.",
         )
     elif trajectories is not None and collector.traj_format == "padded":
-        path, advice = "collector.trajs_per_batch", "use collector.traj_format=cat."
+        path, advice = "collector.trajs_per_batch", "use `collector.traj_format=cat`."
         yield Problem(path, f"padded batches {rule}", trajectories, advice)
 
 
@@ -40,12 +41,12 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
     reasons = {
         "compact_obs": "it drops the last observation of an episode",
         "reset_at_each_iter": "it cuts episodes",
-        "trajs_per_batch": "trainer=record joins the frames of episodes itself",
+        "trajs_per_batch": "`trainer=record` joins the frames of episodes itself",
     }
     for name, why in reasons.items():
         if value := getattr(collector, name, None):
             advice = f"use {'null' if name == 'trajs_per_batch' else 'false'}."
-            yield Problem(f"collector.{name}", f"trainer=record writes whole episodes: {why}", value, advice)
+            yield Problem(f"collector.{name}", f"`trainer=record` writes whole episodes: {why}", value, advice)
 
 
 def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
@@ -63,8 +64,8 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
     if isinstance(cfg.policy, CnnPolicyConfig):
         lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
         if len(set(lists.values())) > 1 or 0 in lists.values():
-            first, *others = (f"policy.{name} has {count}" for name, count in lists.items())
-            rule = first.removeprefix("policy.channels ")
+            first, *others = (f"`policy.{name}` has {count}" for name, count in lists.items())
+            rule = first.removeprefix("`policy.channels` ")
             yield Problem("policy.channels", f"{rule}, {', '.join(others)}", advice="write one entry per convolution.")
 
 
@@ -72,14 +73,14 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     """PPO and IMPALA learn an action distribution, DQN learns action values."""
     policy, trainer = cfg.policy.kind, cfg.trainer.kind
     if policy == "random" and trainer in ("ppo", "impala"):
-        rule = f"trainer={trainer} would have nothing to train"
-        yield Problem("policy", rule, policy, "use policy=mlp, or trainer=meter.")
+        rule = f"`trainer={trainer}` would have nothing to train"
+        yield Problem("policy", rule, policy, "use `policy=mlp`, or `trainer=meter`.")
     exploration = cfg.collector.exploration_type
     if exploration != "random" and policy in ("mlp", "cnn") and trainer in ("ppo", "impala"):
-        rule = f"trainer={trainer} needs log-probabilities, which only sampled actions have"
+        rule = f"`trainer={trainer}` needs log-probabilities, which only sampled actions have"
         yield Problem("collector.exploration_type", rule, exploration, "use random.")
     if trainer == "dqn" and policy in ("random", "mlp", "cnn"):
-        yield Problem("policy", "trainer=dqn learns action values", policy, "use policy=q_mlp or policy=q_cnn.")
+        yield Problem("policy", "`trainer=dqn` learns action values", policy, "use `policy=q_mlp` or `policy=q_cnn`.")
     if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn"):
-        rule = f"trainer={trainer} learns action probabilities"
-        yield Problem("policy", rule, policy, f"use policy={policy.removeprefix('q_')}, or trainer=dqn.")
+        rule = f"`trainer={trainer}` learns action probabilities"
+        yield Problem("policy", rule, policy, f"use `policy={policy.removeprefix('q_')}`, or `trainer=dqn`.")

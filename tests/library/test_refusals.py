@@ -26,6 +26,7 @@ from collectx import (
     MultiAsyncCollector,
     MultiSyncCollector,
     ReplayBuffer,
+    RPCCollector,
 )
 from collectx.errors import ConfigError, ShapeError
 
@@ -38,6 +39,12 @@ def refused(kind, create=never, **keywords):
     with pytest.raises(ConfigError) as caught:
         kind(create if kind is Collector else [create] * 2, **keywords)
     return caught.value.problems
+
+
+# Names and values of YAML.
+YAML_WORDS = re.compile(
+    r"`|\b(null|true|false)\b|\b(collector|backend|launcher|devices|env|policy|inference|trainer)(\.[a-z_]+\b(?!\()|=[a-z])"
+)
 
 
 def test_all_that_is_wrong_is_said_at_once():
@@ -66,7 +73,7 @@ def test_a_backend_that_this_machine_lacks_is_refused():
 
 @over([SINGLE, SHARED_SYNC], smoke=True)
 def test_batches_that_no_memory_can_hold_are_refused_before_a_worker_starts(way):
-    words = r"frames_per_batch=1000000000000: the slots of these batches need .* GB of memory\. Use fewer frames\.$"
+    words = r"frames_per_batch=1000000000000: the slots of these batches need .* GB of memory: use fewer frames\.$"
     with pytest.raises(ConfigError, match=words):
         make(way, frames_per_batch=1_000_000_000_000)
 
@@ -114,13 +121,28 @@ def test_an_env_with_the_old_api_of_gym_is_named_so(create, old, words):
     collector.shutdown()
 
 
+class Counted(gymnasium.ObservationWrapper):
+    """Observes `step_count`, as TorchRL's `StepCounter`."""
+
+    def __init__(self):
+        super().__init__(cartpole())
+        self.observation_space = gymnasium.spaces.Dict(step_count=gymnasium.spaces.Box(0, 9, (1,)))
+
+    def observation(self, observation):
+        return {"step_count": np.zeros(1, np.float32)}
+
+
 KINDS = {
     "single": Collector,
     "sync": MultiSyncCollector,
     "async": MultiAsyncCollector,
     "served": AsyncBatchedCollector,
     "gloo": DistributedCollector,
+    "rpc": RPCCollector,
 }
+NEXT_STEP = partial(cartpoles, mode="NEXT_STEP")
+MIN_WORKERS = {"min_workers": 1, "on_worker_failure": "drop"}
+INNER_ASYNC = {"num_workers_per_collector": 2, "collector_class": "async"}
 PREEMPTIVE = {"preemptive_threshold": 0.5}
 BELL = SimpleNamespace(collection_stopped=lambda: False)
 OTHER_TASKS = {"slurm_additional_parameters": {"ntasks": 2}}
@@ -164,6 +186,18 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("gloo", {"backend": "mpi", "launcher": "submitit"}, "backend='mpi' launcher='submitit' launcher='mp'"),
         ("gloo", {"slurm_kwargs": OTHER_TASKS, "launcher": "submitit"}, "slurm_kwargs.ntasks num_workers"),
         ("gloo", {"slurm_kwargs": OTHER_REQUEUE, "launcher": "submitit"}, "slurm_kwargs.requeue: leave it out."),
+        # What rules of the command line say, in the words of Python.
+        ("served", MIN_WORKERS, "min_workers=1: AsyncBatchedCollector min_workers=2 MultiAsyncCollector"),
+        ("served", MIN_WORKERS | {"min_workers": 3}, "min_workers=3 num_workers=2"),
+        ("served", {"overlap": 1}, "overlap=1: async"),
+        ("served", {"server_timeout": 120.0}, "server_timeout=120.0: worker_timeout_s=120"),
+        ("async", PREEMPTIVE, "preemptive_threshold=0.5: MultiSyncCollector None"),
+        ("sync", {"overlap": 1, "update_weights_between_steps": True}, "overlap=1: update_weights_between_steps=False"),
+        ("sync", {"overlap": 1} | PREEMPTIVE, "overlap=1: preemptive_threshold=None"),
+        ("gloo", {"sync": True, "overlap": 1} | INNER_ASYNC, "overlap=1: collector_class=async collector_class=sync"),
+        ("gloo", INNER_ASYNC | {"collector_class": "single"}, "num_workers_per_collector=2: collector_class=sync"),
+        ("rpc", {"visible_devices": ["cpu"]}, "visible_devices 1 entries 2"),
+        ("rpc", {"tensorpipe_options": {"speed": 3}}, "tensorpipe_options speed rpc_timeout"),
         # Parts of other lengths.
         ("sync", {"frames_per_batch": [5, 9]}, "frames_per_batch=[5, 9] cat_results=-1"),
         ("sync", {"frames_per_batch": [5], "cat_results": -1}, "frames_per_batch=[5] 1 2"),
@@ -194,10 +228,10 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
 def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words, tmp_path, monkeypatch):
     (tmp_path / "srun").touch(0o755)  # which submitit looks for
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    given = {"launcher": "mp"} | keywords if kind == "gloo" else keywords
+    given = {"launcher": "mp"} | keywords if kind in ("gloo", "rpc") else keywords
     (problem,) = refused(KINDS[kind], **given)
     assert [word for word in words.split() if word not in problem] == []
-    assert not re.search(r"\b((collector|backend|launcher|devices)\.\w|null\b)", problem)  # names of YAML
+    assert not YAML_WORDS.search(problem.replace("`add`", "").replace("`collection_stopped`", ""))
 
 
 @pytest.mark.parametrize(
@@ -209,12 +243,18 @@ def test_a_wrong_argument_is_refused_before_an_env_is_made(kind, keywords, words
         ("sync", cartpole, {"cat_results": 1}, "cat_results=1 -1 0 'stack'"),
         ("sync", cartpoles, {"cat_results": 0, "frames_per_batch": [3, 6]}, "cat_results=0 cat_results=-1"),
         ("sync", cartpoles, {"cat_results": 0} | PREEMPTIVE, "cat_results=0 cat_results=-1"),
-        ("single", partial(cartpoles, mode="NEXT_STEP"), {"interruptor": BELL}, "autoreset_mode=disabled same_step"),
+        ("single", NEXT_STEP, {"interruptor": BELL}, "autoreset_mode=disabled same_step"),
+        ("single", NEXT_STEP, {"max_frames_per_traj": 5}, "max_frames_per_traj=5: autoreset_mode=disabled same_step"),
+        ("served", NEXT_STEP, {"policy": Argmax()}, "AsyncBatchedCollector: MultiAsyncCollector"),
+        ("single", Counted, {"max_frames_per_traj": 5}, "max_frames_per_traj=5: step_count"),
+        ("sync", cartpole, {"env_device": "meta"}, "env_device='meta': None"),
+        ("async", cartpole, {"frames_per_batch": 10**12}, "frames_per_batch=1000000000000: num_slots"),
     ],
 )
 def test_what_does_not_fit_the_spaces_is_refused_before_a_worker_starts(kind, create, keywords, words):
     (problem,) = refused(KINDS[kind], create, **keywords)
     assert [word for word in words.split() if word not in problem] == []
+    assert not YAML_WORDS.search(problem)
 
 
 def test_an_unknown_keyword_is_named():

@@ -60,7 +60,8 @@ class SlurmArray(Place):
             yield Problem("backend", rule, "mpi", "use `launcher=local or slurm`, or `backend=gloo`.")
         elif self.cfg.collector.on_worker_failure != "raise":
             rule = (
-                f"with backend=mpi and launcher={launcher} the death of one rank ends all ranks, and none can be added"
+                f"with `backend=mpi` and `launcher={launcher}` the death of one rank ends all ranks, and none can be "
+                "added"
             )
             path = "collector.on_worker_failure"
             yield Problem(path, rule, self.cfg.collector.on_worker_failure, "use raise, or `backend=gloo`.")
@@ -104,7 +105,7 @@ class SlurmJob(SlurmArray):
     def _described_tasks(self) -> tuple[int, str]:
         """Number and description of the tasks that `launcher.nodes` are for."""
         if not self.cfg.collector.has_workers:
-            return self.num_tasks, "tasks, collector=single"
+            return self.num_tasks, "tasks, `collector=single`"
         return self.num_tasks, f"tasks, the trainer and {self.num_tasks - 1} workers"
 
     def _node_problems(self) -> Iterator[Problem]:
@@ -113,7 +114,7 @@ class SlurmJob(SlurmArray):
         num_tasks, described = self._described_tasks()
         if nodes is not None and nodes > num_tasks:
             yield Problem(
-                "launcher.nodes", f"is more than the {num_tasks} {described}", nodes, f"use {num_tasks} or null."
+                "launcher.nodes", f"is more than the {num_tasks} {described}", nodes, f"use {num_tasks} or `null`."
             )
 
     def _time_problems(self) -> Iterator[Problem]:
@@ -124,8 +125,8 @@ class SlurmJob(SlurmArray):
         limit_s = _seconds(str(launcher.time))
         if limit_s is not None and limit_s <= launcher.signal_s + _EARLY_S:
             early = f"SLURM may signal {_EARLY_S} s earlier, {launcher.signal_s + _EARLY_S} s before the end"
-            rule = f"is too much for launcher.time={limit_s} s: {early}"
-            advice = "use a smaller value, a longer launcher.time, or launcher.requeue=false."
+            rule = f"is too much for `launcher.time={limit_s}` s: {early}"
+            advice = "use a smaller value, a longer `launcher.time`, or `launcher.requeue=false`."
             yield Problem("launcher.signal_s", rule, launcher.signal_s, advice)
 
 
@@ -146,7 +147,7 @@ class SlurmParts(SlurmJob):
     def _own_problems(self) -> Iterator[Problem]:
         yield from super()._own_problems()
         if self._launcher.max_parallel is not None:
-            rule, advice = "jobs of two parts cannot be a job array", "use null, or launcher=slurm."
+            rule, advice = "jobs of two parts cannot be a job array", "use `null`, or `launcher=slurm`."
             yield Problem("launcher.max_parallel", rule, self._launcher.max_parallel, advice)
 
     def _described_tasks(self) -> tuple[int, str]:

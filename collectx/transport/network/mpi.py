@@ -60,7 +60,7 @@ def why_not() -> str | None:
     if not version.startswith("Open MPI"):
         return (
             "MPI_Comm_spawn starts the workers, and was only tried with Open MPI; this is "
-            f"{version.split(',')[0]}: pip install 'collectx[mpi]', or use backend=gloo"
+            f"{version.split(',')[0]}: pip install 'collectx[mpi]', or use `backend=gloo`"
         )
     if shutil.which("prte", path=mpi_path()) is None:
         scripts = sysconfig.get_path("scripts")
@@ -69,7 +69,7 @@ def why_not() -> str | None:
     if hasattr(os, "geteuid") and os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in names):
         return (
             "Open MPI refuses to start workers for root by default. Set PRTE_ALLOW_RUN_AS_ROOT=1 and "
-            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, be another user, or use backend=gloo"
+            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment, be another user, or use `backend=gloo`"
         )
     return None
 

@@ -4,7 +4,7 @@ of a worker breaks no other channel and a replacement can join.
 Each backend is a module (`collectx.config.registry`) with two functions (or classes):
 
     make(config, connection, rank, address) -> Pair     one end of a pair, see `PairConfig.make_pair`
-    why_not() -> str | None     why the backend cannot work in this process; its libraries can be imported
+    why_not() -> str | None     why the backend cannot work in this process, as a `Problem.rule`; its libraries are here
 
 A backend's rendezvous goes over the authenticated connection, on which nothing else is sent meanwhile, so nothing else
 has to listen.

@@ -50,7 +50,7 @@ _CHECK_S = 0.05
 def why_not() -> str | None:
     """See `collectx.transport.network.p2p`."""
     if not rpc.is_available():
-        return "this torch build does not include RPC. Install one of pytorch.org, or use backend=gloo"
+        return "this torch build does not include RPC. Install one of pytorch.org, or use `backend=gloo`"
     return None
 
 

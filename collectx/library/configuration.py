@@ -1,5 +1,5 @@
 """Translates the constructor's keywords into the run's configuration, and back, for messages. Most keywords name their
-option (`keywords.option`); this module sets options that depend on several keywords or on the class.
+option (`keyword_fields.option`); this module sets options that depend on several keywords or on the class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 from collectx.jobs.presubmitted import PresubmittedJobs
-from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords, names_of
+from collectx.library.keyword_fields import names_of
+from collectx.library.keywords import Keywords, NetworkKeywords, RayKeywords, RemoteKeywords, RpcKeywords
 from collectx.library.nested import kind_of_class
 from collectx.library.parse import option_value
 from collectx.library.values import exploration_name

@@ -193,12 +193,15 @@ def hangups():
 
 
 @pytest.fixture(autouse=True)
-def torchs_seed():
-    """Collectors without a seed have torch's: the same one in every test, whichever ran before."""
+def torchs_seed_and_threads():
+    """Collectors without a seed have torch's: the same one in every test, whichever ran before. Runs and TorchRL's
+    ParallelEnv change the number of torch's threads; several of them wait for one another on a busy machine."""
     import torch
 
     # `torch.manual_seed` takes milliseconds without a GPU: it keeps the stack of each call for when one is used.
     torch.default_generator.manual_seed(0)
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -48,14 +48,22 @@ def problems_of_tests() -> Iterator[str]:
             yield from (f"tests/{name}:{line}: {rule}" for rule, _, forbidden, _ in rules if re.match(forbidden, text))
 
 
+# The name of a section within a line, or without an empty line before it.
+_SECTION = re.compile(r"(\S *|[^\n]\n *)\b(Args|Attributes|Returns|Raises):|\b(Args|Attributes|Returns|Raises): *\S")
+
+
 def problems_of_product() -> Iterator[str]:
-    """Tiny files, threads without a name by which tests see that they end, and articles before the name of a type."""
+    """Tiny files, threads without a name by which tests see that they end, broken docstrings, and articles before the
+    name of a type."""
     for path in sorted([*(ROOT / "collectx").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]):
         text, name = path.read_text(), path.relative_to(ROOT)
         if len(text.splitlines()) < 15 and path.name not in ("__init__.py", "__main__.py"):
             yield f"{name}: fewer than 15 lines: put them where they are used, or add a docstring"
         if len(re.findall(r"threading\.(?:Thread|Timer)\(", text)) > text.count('"collectx-'):
             yield f'{name}: a thread without a name "collectx-...": see `nothing_left_behind` in tests/conftest.py'
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and _SECTION.search(ast.get_docstring(node) or ""):
+                yield f"{name}:{node.lineno}: Args, Attributes, Returns and Raises stand alone, after an empty line"
         if re.search(r"\ban? \{type\(", text):
             yield f'{name}: an article before the name of a type: it would be "a AsyncCollector"'
 

@@ -115,7 +115,7 @@ class Checkpoints:
         scores: dict[Path, float] = {}
         for path in reversed(self.all()):
             with suppress(DamagedFile):
-                if (score := read_manifest(path).get("score")) is not None:
+                if isinstance(score := read_manifest(path).get("score"), float):
                     scores[path] = score
         return max(scores, key=scores.__getitem__, default=None)
 

@@ -1,7 +1,7 @@
 """Every `kind` of every group: the dataclass of its options, and the function or class that builds it. A new kind is
 its module, its dataclass, an entry here, and its YAML file, of which `make config` writes all but the first comment.
 
-    env        build(cfg, first_index, incarnation) -> collectx.env.base.Env
+    env        build(cfg, first_index, incarnation, numbers) -> collectx.env.base.Env, see collectx.env.build
     policy     build(cfg, spec) -> torch.nn.Module or another callable
     backend    a module with make(...) -> Pair and why_not(), see collectx.transport.network.p2p
     trainer    build(cfg, policy, spec, seed, device) -> collectx.trainer.base.Trainer

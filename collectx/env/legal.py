@@ -54,7 +54,7 @@ class LegalActions(nn.Module):
             option = "env.info_keys" if mask.key[0] == "info" else f"env.exclude_keys=[{_NAME}]"
             raise SpaceError(
                 f"{'.'.join(mask.key)}, a mask of legal actions, has the shape {[*mask.shape]}, but the action space "
-                f"{space} {needs}. Change it, rename it if it is no such mask, or leave it out ({option})"
+                f"{space} {needs}. Fix the shape. If the entry is no such mask, rename it, or leave it out ({option})"
             )
         self._action = spec.action[0]
         self._choices, self._width = len(counts), int(counts.max())
@@ -62,9 +62,8 @@ class LegalActions(nn.Module):
         # The columns of a mask in a table whose rows have the width of the widest choice; None: it is this table.
         inside = torch.arange(self._width) < torch.as_tensor(counts)[:, None]
         self.register_buffer("_columns", None if inside.all() else inside.flatten().nonzero()[:, 0], persistent=False)
-        # The policy also acts for final observations of a ragged group, whose actions are not used. A check would wait
-        # for a device in each step.
-        self._is_checked = not spec.ragged and (spec.device is None or spec.device.type == "cpu")
+        # The policy also acts for final observations of a ragged group, whose actions are not used.
+        self._is_checked = not spec.ragged
 
     def forward(self, mask: torch.Tensor) -> torch.Tensor:
         """Masks `[..., size]` to whether each value of each choice is legal, `[..., choices, width]` bool."""
@@ -75,12 +74,13 @@ class LegalActions(nn.Module):
         return legal.unflatten(-1, (self._choices, self._width))
 
     def check(self, legal: torch.Tensor) -> torch.Tensor:
-        """Returns the result of `forward` if each choice of each env has a legal value.
+        """Returns the result of `forward` if each choice of each env has a legal value. Checks on the CPU alone, as it
+        would wait for another device in each step.
 
         Raises:
             ShapeError: names the first env that allows no action.
         """
-        if self._is_checked and not legal.any(-1).all():
+        if self._is_checked and legal.device.type == "cpu" and not legal.any(-1).all():
             possible = legal.any(-1).all(-1).flatten()
             env = int((~possible).nonzero()[0])
             raise ShapeError(
@@ -145,6 +145,8 @@ def sample(space: Space, observation: Any, info: Mapping) -> Any:
     each env has one Discrete action, or a MultiDiscrete one of one dimension."""
     found = [entry[_NAME] for entry in (observation, info) if isinstance(entry, Mapping) and _NAME in entry]
     mask = (np.asarray(found[0]) != 0).astype(np.int8).reshape(-1) if found else None
+    if mask is not None and mask.size != _counts(space)[0].sum():
+        mask = None  # an entry of that name which the configuration leaves out
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1 and mask is not None:
         return space.sample(tuple(np.split(mask, np.cumsum(space.nvec)[:-1])))
     return space.sample(mask) if isinstance(space, spaces.Discrete) else space.sample()

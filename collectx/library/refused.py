@@ -24,7 +24,7 @@ ATTRIBUTES = {
     "queue_out": _PROCESSES,
     "register_scheme_receiver": _WEIGHT_SCHEMES,
     "server_backend": "a separate process calls the policy",
-    "server_stats": "use the seconds of a batch in collector.stats",
+    "server_stats": "use collector.stats, which counts frames and batches",
     "running": "use collector.is_running()",
     "total_frames_per_collector": "workers collect until total_frames are delivered",
 }

@@ -195,7 +195,8 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
     if frames is None:
         return
     if not keywords.has_workers or isinstance(keywords, RemoteKeywords):
-        yield f"frames_per_batch={frames}: must be one number, but for MultiSyncCollector and MultiAsyncCollector."
+        which = "only MultiSyncCollector and MultiAsyncCollector take a list"
+        yield f"frames_per_batch={frames}: must be one number; {which}."
         return
     if len(frames) != num_workers:
         count = f"{len(frames)} entries for {num_workers} workers"
@@ -240,8 +241,8 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name, value in required.items():
         if bool(getattr(keywords, name)) is not value:
             yield (
-                f"{name}={not value} with trajs_per_batch={trajectories}: batches are of whole trajectories, whose "
-                f"lengths differ: leave {name} out."
+                f"{name}={not value} with trajs_per_batch={trajectories}: batches consist of whole trajectories, whose "
+                f"lengths differ. Leave {name} out."
             )
 
 

@@ -95,8 +95,7 @@ class RayWeightUpdater(WeightUpdaterBase):
 
     Args:
         options: ignored (accepted for TorchRL compatibility); the collector's keyword `update_interval` is the number
-            of
-            batches between two publishes.
+            of batches between two publishes.
     """
 
     def __init__(self, *options: Any, **others: Any):

@@ -39,9 +39,10 @@ class CallPlan:
     Values are numbered: first the observation's tensors, then the outputs of all steps, in order.
 
     Args:
-        steps: called in turn. One that learns in its first call what it writes is the only one.        spec: the
-        env's.
+        steps: called in turn. A step that learns in its first call what it writes must be the only one.
+        spec: of the group of envs.
         outputs: which values `act` returns.
+
     Attributes:
         numbers: the positions of `outputs` among the values.
     """

@@ -95,10 +95,10 @@ class FlatWeights:
         self._flat = flat
 
     def write(self, buffer: torch.Tensor) -> None:
-        """Copies module to `buffer` (`[nbytes]` uint8 on the CPU). The module may be changed when this has returned.
+        """Copies the module to `buffer`, `[nbytes]` uint8 on the CPU. You may change the module when this has returned.
 
-         Raises:
-        ValueError: the size of the buffer is not that of these weights, or it is not uint8.
+        Raises:
+            ValueError: the size of the buffer is not that of these weights, or it is not uint8.
         """
         self._check(buffer)
         if self._is_adopted():
@@ -115,9 +115,9 @@ class FlatWeights:
 
     def read(self, buffer: torch.Tensor) -> None:
         """Copies `buffer` to the module, in place.
+
         Raises:
-            ValueError: the size of the buffer is
-        not that of these weights, or it is not uint8.
+            ValueError: the size of the buffer is not that of these weights, or it is not uint8.
         """
         self._check(buffer)
         if self._is_adopted():

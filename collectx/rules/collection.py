@@ -207,5 +207,5 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
         rule = f"is below `inference.min_batch={options.min_batch}`"
         yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or `null`.")
     if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
-        rule = f"steps that wait so long exceed `collector.worker_timeout_s={limit_s:g}`"
+        rule = f"a step that waits so long exceeds `collector.worker_timeout_s={limit_s:g}`"
         yield Problem("inference.timeout_s", rule, options.timeout_s, "use a shorter wait, such as 0.01.")

@@ -58,13 +58,11 @@ class Trainer(Protocol):
 
     A trainer may have the attribute `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object whose
     `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs, time]`, in the
-    order in which they are ready, unless batches are hashed or consist of whole trajectories.    Checkpoints contain
-    what `state_dict` returns before a batch is requested, and the buffers in the trainer's optional
-    attribute
-    `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. To restore a trainer, collectx builds
-    it,
-    calls `load_state_dict` of the trainer and its buffers, then `train`.
-    Only `train` is required. Without
+    order in which they are ready, unless batches are hashed or consist of whole trajectories.
+
+    Checkpoints contain what `state_dict` returns before a batch is requested, and the buffers in the trainer's optional
+    attribute `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. To restore a trainer, collectx builds
+    it, calls `load_state_dict` of the trainer and its buffers, then `train`. Only `train` is required. Without
     `state_dict`, checkpoints lack the state of the trainer.
     """
 
@@ -94,12 +92,12 @@ def check_trainable(
 ) -> Any:
     """Returns `policy`, which has these attributes.
 
-    Args:        advice: what the policy lacks, and what to do about it.
+    Args:
+        advice: what the policy lacks, and what to do about it.
+
     Raises:
-        ConfigError: the policy
-    lacks an attribute, the env does not return exactly one float32 reward, or batches
-            contain no next
-    observation.
+        ConfigError: the policy lacks an attribute, the env does not return exactly one float32 reward, or batches
+            contain no next observation.
     """
     if spec.deltas:
         raise ConfigError(f"trainer.kind={cfg.kind} reads the next observation, but NextObservationDelta deletes it.")

@@ -40,8 +40,8 @@ class GymnasiumConfig(EnvConfig):
     )
     metrics: list[str] = option(
         [],
-        """Entries of info whose means are scalars of the run: [is_success, episode.l], where a dot enters a dict. A
-        mean is that of the frames with the entry, in the last batches that contain 100 of these. It is in
+        """Entries of info whose means are scalars of the run: [is_success, episode.l], where a dot enters a dict. The
+        mean covers the frames with the entry in the newest batches that together contain 100 of these. It is in
         `metrics.jsonl`, display, loggers, report and `result.json`, where `sweep.objective` can name it.""",
         kept=True,
     )

@@ -29,7 +29,7 @@ class Section:
     if not TYPE_CHECKING:  # mypy would take any attribute for one
 
         def __getattr__(self, name: str) -> Any:
-            # A property is not there either where it needs an option that is not.
+            # A property that reads a missing option is missing too.
             is_option = any(each.name == name for each in dataclasses.fields(self)) or hasattr(type(self), name)
             raise (Unset if is_option else AttributeError)(f"{type(self).__name__} has no {name}")
 

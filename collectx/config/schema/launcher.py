@@ -84,9 +84,9 @@ class JobLauncherConfig(SlurmResources, LauncherConfig):
     requeue: bool | None = option(
         None,
         """`true`: the run survives preemption and the time limit. The job returns to the queue, and continues from the
-        newest checkpoint when it starts again; so it does after `scontrol requeue`, and if the run loses a node that it
-        needs. With launcher=submitit, the trainer resubmits the worker's job, whatever collector.on_worker_failure
-        says. `null`: `true` if launcher.time is set or the partition preempts its jobs.""",
+        newest checkpoint when it starts again. The same happens after `scontrol requeue`, and when the run loses a node
+        that it needs. With launcher=submitit, the trainer resubmits the worker's job, whatever
+        collector.on_worker_failure says. `null`: `true` if launcher.time is set or the partition preempts its jobs.""",
     )
     max_requeues: int = option(
         20,

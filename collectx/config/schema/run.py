@@ -206,7 +206,7 @@ class SweepConfig(Section):
         """Entry of `result.json` that ranks the table of a sweep, and that a sweeper such as hydra/sweeper=optuna
         optimises: mean_return, frames_per_s, num_episodes, frames, batches, wall_s or start_s. The sweeper's key
         direction selects maximize or minimize. If the sweeper takes several directions, write a list; its first entry
-        ranks the table. An entry of env.metrics is one too.""",
+        ranks the table. Entries of env.metrics are allowed too.""",
     )
 
 

@@ -34,7 +34,7 @@ BROKEN = {
     ),
     # inference
     f"{ENDLESS} inference=server inference.order=ready collector=multi_async inference.timeout_s=120": (
-        "inference.timeout_s=120.*exceed collector.worker_timeout_s=120"
+        "inference.timeout_s=120.*exceeds collector.worker_timeout_s=120"
     ),
     # workers
     "collector=single collector.num_workers=2": "collector.num_workers=2: .*runs one worker",

@@ -23,6 +23,8 @@ POLICIES = {
     "torchscript": "collectx.run.after.export:torchscript",
     "onnx": "collectx.run.after.export:onnx",
 }
+# Beside format and output.
+_OPTIONS_OF = {**dict.fromkeys(POLICIES, ("weights",)), "lerobot": ("fps", "task")}
 _OPTIONS = ("format", "output", "weights", "fps", "task")
 _USAGE = """\
 collectx export RUN_DIR format=NAME [output=PATH] [weights=best] [--trust]: write the newest policy of the run in
@@ -59,15 +61,15 @@ def _export(arguments: Arguments) -> int:
         raise UsageError(f"{problem}{did_you_mean(name or '', formats)}")
     if not sources:
         raise UsageError(f"export needs a folder.\n{_USAGE}")
+    allowed = _OPTIONS_OF.get(name, ())
+    if unfit := [key for key in options if key not in allowed]:
+        raise UsageError(f"export: {unfit[0]}={options[unfit[0]]}: format={name} has no such option.\n{_USAGE}")
     target = None if output is None else Path(output).expanduser()
-    if name in POLICIES:
-        weights = options.pop("weights", "newest")
     if name in data.FORMATS:
         return _export_episodes(sources, name, target, options)
-    if options or len(sources) > 1:
-        words = [*(f"{key}={value}" for key, value in options.items()), *sources[1:]]
-        raise UsageError(f"export: {words[0]}: format={name} takes one run folder and output alone.\n{_USAGE}")
-    return _export_policy(sources[0], name, target, weights, "trust" in arguments.flags)
+    if len(sources) > 1:
+        raise UsageError(f"export: {sources[1]}: format={name} takes one run folder.\n{_USAGE}")
+    return _export_policy(sources[0], name, target, options.get("weights", "newest"), "trust" in arguments.flags)
 
 
 def _export_policy(source: str, name: str, target: Path | None, weights: str, trusted: bool) -> int:
@@ -98,7 +100,7 @@ def _export_episodes(sources: Sequence[str], name: str, target: Path | None, opt
     # Runs that have recorded to one data set are exported once, with it.
     sets = dict.fromkeys(_recorded(each) for each in sources)
     count = sum(data.export(each, target, name, int(fps), options.get("task", "")) for each in sets)
-    printing.say(f"{target} now contains {count:,} episodes")
+    printing.say(f"added {count:,} episodes to {target}")
     return 0
 
 

@@ -32,7 +32,8 @@ class Local(Place):
 
     def missing(self) -> list[str]:
         try:
-            check_descriptors(self.processes()["workers"])
+            processes = self.processes()
+            check_descriptors(processes["workers"], is_served=bool(processes["inference_server"]))
         except LauncherError as error:
             return [str(error)]
         except Unset:

@@ -49,9 +49,9 @@ def descriptors(num_workers: int) -> int:
     return _DESCRIPTORS + _WORKER_DESCRIPTORS * num_workers
 
 
-def check_descriptors(num_workers: int, is_local: bool = True) -> None:
+def check_descriptors(num_workers: int, is_local: bool = True, is_served: bool = False) -> None:
     """Checks the hard limit of open files of this process for `num_workers` more workers: two connections each, and two
-    descriptors of its process, if it `is_local`.
+    descriptors of its process, if it `is_local`; twice as many with an inference server.
 
     Raises:
         LauncherError: the hard limit is too low for the workers; gloo would abort this process.
@@ -60,23 +60,26 @@ def check_descriptors(num_workers: int, is_local: bool = True) -> None:
 
     used = psutil.Process().num_fds()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    each = _WORKER_DESCRIPTORS if is_local else _CONNECTIONS
+    each = (_WORKER_DESCRIPTORS if is_local else _CONNECTIONS) * (1 + is_served)
     if hard != resource.RLIM_INFINITY and hard < used + _JOINING + each * num_workers:
         fewer = max(1, (hard - used - _JOINING) // each)
+        how = (
+            "more envs each (env.num_envs)" if is_served else "several processes (collector.num_workers_per_collector)"
+        )
         raise LauncherError(
-            f"collector.num_workers={num_workers} needs {used + descriptors(num_workers)} open files ({each} per "
+            f"collector.num_workers={num_workers} needs {used + _JOINING + each * num_workers} open files ({each} per "
             f"worker), but the limit is {hard} (ulimit -Hn). Raise it (limits.conf, LimitNOFILE of a service), or use "
-            f"{fewer} workers of several processes (collector.num_workers_per_collector)."
+            f"{fewer} workers of {how}."
         )
 
 
-def allow_descriptors(num_workers: int, is_local: bool = True) -> None:
+def allow_descriptors(num_workers: int, is_local: bool = True, is_served: bool = False) -> None:
     """Raises the limit of open files of this process, and of the fork server if it runs, for `num_workers` more
     workers. Does not exceed the hard limit, see `check_descriptors`."""
     import resource
 
-    check_descriptors(num_workers, is_local)
-    needed = psutil.Process().num_fds() + descriptors(num_workers)
+    check_descriptors(num_workers, is_local, is_served)
+    needed = psutil.Process().num_fds() + descriptors(num_workers * (1 + is_served))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

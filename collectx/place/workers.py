@@ -130,7 +130,7 @@ def open_workers(
     from collectx.transport.supervisor import Supervisor
 
     options = place.cfg.collector
-    allow_descriptors(options.num_workers * (2 if specs.is_served else 1), launcher.is_local)
+    allow_descriptors(options.num_workers, launcher.is_local, specs.is_served)
     supervisor: Supervisor[Any] = Supervisor(
         options.start_timeout_s,
         options.worker_timeout_s,

@@ -123,6 +123,11 @@ def test_a_limit_of_open_files_that_is_too_low_is_an_error_that_says_what_to_do(
     with pytest.raises(LauncherError, match=r"num_workers=200 needs .*\(2 per worker\)"):
         allow_descriptors(200, is_local=False)
     allow_descriptors(100, is_local=False)
+    allow_descriptors(50)
+    with pytest.raises(
+        LauncherError, match=r"num_workers=50 needs .*\(8 per worker\).*use \d+ workers of more envs each"
+    ):
+        allow_descriptors(50, is_served=True)
 
 
 def test_workers_start_where_the_path_of_the_temporary_folder_is_long(tmp_path):

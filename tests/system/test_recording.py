@@ -78,7 +78,7 @@ def test_a_sweep_records_to_one_data_set_which_is_exported_and_replayed(tmp_path
     assert len({each.facts() for each in recorded}) == len(recorded) > 20
     for format in FORMATS:
         done = forked("export", "set", f"format={format}", f"output={format}", cwd=tmp_path)
-        assert done.stdout == f"{format} now contains {len(recorded)} episodes\n"
+        assert done.stdout == f"added {len(recorded)} episodes to {format}\n"
         assert len(episodes(tmp_path / format, format)) == len(recorded)
     done = forked("export", "sweep/seed=0", "sweep/seed=1", "format=memmap", "output=again", cwd=tmp_path)
     assert len(episodes(tmp_path / "again", "memmap")) == len(recorded)  # both runs have recorded to it

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from collectx.cli import export
 from collectx.cli.arguments import split
 from collectx.errors import ConfigError
 
@@ -27,6 +28,20 @@ def test_overrides_may_stand_on_both_sides_of_flags():
 def test_wrong_flags(argv, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         split(argv)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["format=memmap", "weights=best"], "export: weights=best: format=memmap has no such option"),
+        (["format=memmap", "fps=3"], "export: fps=3: format=memmap has no such option"),
+        (["format=onnx", "task=x"], "export: task=x: format=onnx has no such option"),
+        (["format=onnx", "other"], "export: other: format=onnx takes one run folder"),
+    ],
+)
+def test_options_of_other_formats_are_refused(capsys, words, message):
+    assert export.main(["run", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_only_subcommands_that_compose_have_hydras_flags():

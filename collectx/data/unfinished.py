@@ -41,7 +41,7 @@ class UnfinishedEpisodes:
         self._path = path.absolute() / "_unfinished" / run.name
         self._lengths = dict(lengths)
         self._unsynced: set[int] = set()
-        # Episodes that ended since the last call of `state`, and before it: older checkpoints may count their frames.
+        # Episodes that ended since the last checkpoint, and before it: that checkpoint counts their frames.
         self._ended: list[int] = []
         self._ended_before: list[int] = []
         for folder in self._path.glob("*"):
@@ -100,10 +100,13 @@ class UnfinishedEpisodes:
                 sync(file)
             sync(self._path / str(index))
         self._unsynced.clear()
+        return dict(self._lengths)
+
+    def checkpoint_written(self) -> None:
+        """Removes the files of episodes that ended before the previous checkpoint."""
         for index in self._ended_before:
             shutil.rmtree(self._path / str(index))
         self._ended_before, self._ended = self._ended, []
-        return dict(self._lengths)
 
     def _files(self, index: int) -> list[tuple[Path, Leaf]]:
         folder = self._path / str(index)

@@ -135,6 +135,7 @@ class Checkpointer:
                 for name, buffer in buffers.items():
                     files[buffer_file(name)] = stack.enter_context(buffer.frozen_state())
                 path = self._checkpoints.write(statistics.batches, facts, files)
+                getattr(self._trainer, "checkpoint_written", lambda: None)()
                 seconds = round(time.monotonic() - began_s, 3)
                 self._events("checkpoint", batches=statistics.batches, path=path.name, seconds=seconds)
         except Exception as error:

@@ -63,7 +63,8 @@ class Trainer(Protocol):
     Checkpoints contain what `state_dict` returns before a batch is requested, and the buffers in the trainer's optional
     attribute `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. To restore a trainer, collectx builds
     it, calls `load_state_dict` of the trainer and its buffers, then `train`. Only `train` is required. Without
-    `state_dict`, checkpoints lack the state of the trainer.
+    `state_dict`, checkpoints lack the state of the trainer. `checkpoint_written()`, if the trainer has it, is called
+    when a checkpoint is on the disk.
     """
 
     def train(self, collection: Collection) -> str | None: ...

@@ -103,6 +103,11 @@ class RecordTrainer:
             "long_episodes": self._long.state(),
         }
 
+    def checkpoint_written(self) -> None:
+        """Removes files that older checkpoints counted."""
+        if hasattr(self, "_long"):
+            self._long.checkpoint_written()
+
     def load_state_dict(self, state: dict) -> None:
         """Restores the result of `state_dict`."""
         self._state = state

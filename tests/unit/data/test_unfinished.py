@@ -63,10 +63,15 @@ def test_an_ended_episode_stays_for_two_checkpoints(tmp_path):
     episodes = UnfinishedEpisodes(tmp_path, RUN, {})
     episodes.append(frames(7, 5))
     saved = episodes.state()
+    episodes.checkpoint_written()
     episodes.end(7)
-    episodes.state()
+    # Checkpoints that could not be written do not count.
+    for _ in range(3):
+        episodes.state()
+    episodes.checkpoint_written()
     assert (UnfinishedEpisodes(tmp_path, RUN, saved).read(7) == frames(7, 5)).all()
     episodes.state()
+    episodes.checkpoint_written()
     with pytest.raises(ConfigError, match="fewer than the 5 frames"):
         UnfinishedEpisodes(tmp_path, RUN, saved)
 

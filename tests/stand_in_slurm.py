@@ -76,6 +76,10 @@ class Queue:
         return "".join(f"{job}|{state}|Resources|n1\n" for job, state in self.states.items())
 
     def scontrol(self, command: Sequence[str]) -> str:
+        if command[1] == "requeue":
+            self.states[command[2]] = "PENDING"
+        if command[1:3] == ["show", "hostnames"]:
+            return command[3]
         if command[1] == "release":
             jobs = [job for job in self.folders if job.partition("_")[0] == command[2] and not self.is_held]
             self.states |= {job: self.play(self.folders[job]) for job in jobs}

@@ -61,7 +61,7 @@ class Evaluator:
         self._newest_weights = newest_weights
         # A resumed run was evaluated at this batch already.
         self._last_batches = statistics.batches
-        self._is_idle, self._is_closing = threading.Event(), False
+        self._is_idle, self._is_over = threading.Event(), False
         self._is_idle.set()
         self._jobs: queue.SimpleQueue[tuple[dict[str, int], torch.Tensor] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -74,7 +74,7 @@ class Evaluator:
     def before_batch(self) -> None:
         """Starts an evaluation if one is due."""
         every, batches = self._cfg.eval.every_batches, self._statistics.batches
-        if every is None or batches % every or batches == self._last_batches or not self._thread.is_alive():
+        if every is None or batches % every or batches == self._last_batches or self._is_over:
             return
         self._last_batches = batches
         if not self._is_idle.is_set():
@@ -98,7 +98,7 @@ class Evaluator:
 
     def close(self) -> None:
         """Ends the process, also while it evaluates. Idempotent."""
-        self._is_closing = True
+        self._is_over = True
         self._jobs.put(None)
         if not self._is_idle.is_set() and self._handle is not None:
             self._handle.kill()
@@ -110,7 +110,7 @@ class Evaluator:
             try:
                 with end:
                     self._handle = self._launcher.start(0, (run_evaluations, (self._cfg, end)))
-                while not self._is_closing and (job := self._jobs.get()) is not None:
+                while not self._is_over and (job := self._jobs.get()) is not None:
                     facts, weights = job
                     connection.send_bytes(weights.numpy().data)
                     result = connection.recv()
@@ -130,7 +130,8 @@ class Evaluator:
             end_processes([self._handle], _END_S)
 
     def _fail(self, message: str) -> None:
-        if not self._is_closing:
+        if not self._is_over:
+            self._is_over = True
             self._events("evaluation_failed", message=f"{message}: {self._launcher.describe(0, self._handle)}")
 
 

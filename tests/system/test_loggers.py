@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 
 import pytest
 from commands import environment, forked, result
@@ -20,12 +21,15 @@ def steps(folder):
 
 
 @pytest.mark.ci
-def test_loggers_have_every_batch_once_also_after_a_resume(tmp_path):
+def test_loggers_have_every_batch_once_also_after_a_resume(tmp_path, wait_until):
     loggers = ["logger=[tensorboard,csv,wandb,mlflow]", "logger.wandb.mode=offline"]
     forked("run", *RUN, "launcher=inline", *loggers, cwd=tmp_path)
     folder = tmp_path / "run"
     expected = [*range(512, 4097, 512)]
     assert steps(folder) == expected
+    # wandb names its folders by the second.
+    second = int(time.time())
+    wait_until(lambda: int(time.time()) > second, 5.0, "the next second")
     forked("resume", "run", "collector.total_frames=5120", cwd=tmp_path)
     expected = [*range(512, 5121, 512)]
     assert steps(folder) == expected

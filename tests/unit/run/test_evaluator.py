@@ -1,0 +1,82 @@
+"""Evaluations during a run, by a process of their own."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from composed_overrides import composed
+
+from collectx.policy.flat_weights import FlatWeights
+from collectx.run.after.trained import build
+from collectx.run.evaluator import Evaluator
+
+LINE = "eval.every_batches=2 eval.episodes=2 policy.hidden_sizes=[4] env=counting"
+
+
+@pytest.fixture
+def evaluator(folder):
+    made = []
+
+    def start(line=LINE):
+        cfg = composed(line)
+        policy, _, _ = build(cfg)
+        flat = torch.empty(FlatWeights(policy).nbytes, dtype=torch.uint8)
+        FlatWeights(policy).write(flat)
+        statistics, events = SimpleNamespace(batches=0, frames=0), []
+        one = Evaluator(cfg, folder, statistics, flat.clone, lambda name, **fields: events.append((name, fields)))
+        one.statistics, one.seen = statistics, events
+        made.append(one)
+        return one
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def deliver(evaluator, batches):
+    evaluator.statistics.batches, evaluator.statistics.frames = batches, 10 * batches
+    evaluator.before_batch()
+
+
+def test_every_second_batch_is_evaluated_once_and_one_is_skipped_meanwhile(evaluator):
+    one = evaluator()
+    for batches in (1, 2, 2, 4):
+        deliver(one, batches)
+    one.wait()
+    deliver(one, 5)
+    deliver(one, 6)
+    one.wait()
+    results = [one.result(), one.result(), one.result()]
+    assert [result and (result["batches"], result["frames"]) for result in results] == [(2, 20), (6, 60), None]
+    assert [name for name, _ in one.seen] == ["evaluation_skipped", "evaluated", "evaluated"]
+    assert results[0]["mean_return"] == results[1]["mean_return"] > 0
+
+
+def test_an_error_ends_the_evaluations_and_is_told_once(evaluator):
+    one = evaluator(f"{LINE} eval.max_frames_per_episode=1")
+    for batches in (2, 4):
+        deliver(one, batches)
+        one.wait()
+        assert one.result() is None
+    ((name, fields),) = one.seen
+    assert name == "evaluation_failed"
+    assert "EpisodeTooLong" in fields["message"]
+    assert "evaluator" in fields["message"]
+
+
+def test_close_ends_an_evaluation_that_runs_without_a_word(evaluator):
+    one = evaluator("eval.every_batches=1 env=counting env.step_s=0.5 policy.hidden_sizes=[4]")
+    deliver(one, 1)
+    one.close()
+    assert (one.seen, one.result()) == ([], None)
+
+
+def test_a_long_evaluation_is_not_waited_for(evaluator):
+    one = evaluator(
+        "eval.every_batches=1 env=counting env.step_s=0.5 policy.hidden_sizes=[4] eval.close_timeout_s=0.01"
+    )
+    deliver(one, 1)
+    one.wait()
+    ((name, fields),) = one.seen
+    assert name == "evaluation_failed"
+    assert fields["message"].startswith("it did not end within 0.01 s (eval.close_timeout_s)")

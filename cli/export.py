@@ -3,6 +3,7 @@ programs."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +26,7 @@ POLICIES = {
 }
 # Beside format and output.
 _OPTIONS_OF = {**dict.fromkeys(POLICIES, ("weights",)), "lerobot": ("fps", "task")}
-_OPTIONS = ("format", "output", "weights", "fps", "task")
+_OPTIONS = ("format", "output", *dict.fromkeys(itertools.chain(*_OPTIONS_OF.values())))
 _USAGE = """\
 collectx export RUN_DIR format=NAME [output=PATH] [weights=best] [--trust]: write the newest policy of the run in
 RUN_DIR to PATH, by default in RUN_DIR/export/. weights=best takes the checkpoint that checkpoint.keep_best kept.

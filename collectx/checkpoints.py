@@ -80,9 +80,8 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        kept = {*self.all()[-self._keep :], self.best()}
-        incomplete = self.path.glob(f"{INCOMPLETE}{self._prefix}*")
-        for old in (*(path for path in self.all() if path not in kept), *incomplete):
+        best, incomplete = self.best(), self.path.glob(f"{INCOMPLETE}{self._prefix}*")
+        for old in (*(path for path in self.all()[: -self._keep] if path != best), *incomplete):
             shutil.rmtree(old, ignore_errors=True)
         return target
 

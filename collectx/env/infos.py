@@ -146,7 +146,8 @@ def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
     def of_each(info: Mapping) -> Iterable[Mapping]:
         return (_of_env(info, e) for e in range(env.num_envs)) if isinstance(env, VectorEnv) else (info,)
 
-    observation, info = at_reset = env.reset(seed=1)
+    observation, at_reset = env.reset(seed=1)
+    info = at_reset
     env.action_space.seed(0)
     for _ in range(_PROBED_STEPS):
         observation, _, terminated, truncated, info = env.step(sample(env.action_space, observation, info))
@@ -155,7 +156,7 @@ def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
         yield from of_each(info)
         if np.any(terminated) or np.any(truncated):
             break
-    yield from of_each(at_reset[1])
+    yield from of_each(at_reset)
 
 
 def _of_env(info: Mapping, e: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class CallPlan:
 
     Args:
         steps: called in turn. A step that learns in its first call what it writes must be the only one.
-        spec: of the group of envs.
+        spec: the spec of the env group.
         outputs: which values `act` returns.
 
     Attributes:

@@ -4,6 +4,10 @@ On Linux every worker has a mark. All its descendants inherit it, also those tha
 parent has ended. The mark is the soft limit of file locks (RLIMIT_LOCKS), which Linux keeps for each process and, since
 2.4.25, uses for nothing. On other systems a worker leads a process group.
 
+Envs in the process of a trainer share it with threads that start processes too, as loggers do, and a resource limit
+belongs to the process. There the thread that runs envs also has an I/O priority of its own, which Linux keeps for each
+thread, and which the processes that this thread starts inherit: only those with mark and priority are the envs'.
+
 Who ends them: the worker when it ends in order, the process that has started the worker when it notices its end, and
 the fork server when that process is gone.
 """
@@ -12,8 +16,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import os
+import platform
 import resource
 import secrets
 import signal
@@ -29,16 +35,24 @@ import psutil
 # The variable by which a process tells its fork server its marks.
 VARIABLE = "COLLECTX_FIRST_MARK"
 _LIMIT, _HAS_MARKS = 10, sys.platform == "linux"
-# A process gives its workers marks of a range of this size, which it chooses at random.
+_system_call: Any = ctypes.CDLL(None).syscall if _HAS_MARKS else None
+# A process gives marks of a range of this size, which it chooses at random: even ones to workers, odd ones to the envs
+# that share this process with other threads.
 _NUM_MARKS = 1 << 20
+# The numbers of ioprio_get(2) and ioprio_set(2), for which the C library has no functions. Where the class (the bits
+# from 13 on) of an I/O priority is "best effort", the level follows; a thread that runs envs has level 5, the next
+# below the default.
+_IOPRIO_GET, _IOPRIO_SET = {"x86_64": (252, 251), "aarch64": (31, 30)}.get(platform.machine(), (None, None))
+_NO_CLASS, _BEST_EFFORT = 0, 2
+_ENV_PRIORITY = _BEST_EFFORT << 13 | 5
 # How long a process may take to end after SIGTERM, and after SIGKILL; and the first pause between two looks.
 _TERMINATE_S, _KILL_S, _PAUSE_S = 1.0, 1.0, 0.002
 
 
 @functools.cache
-def _given(process: int) -> tuple[range, Iterator[int]]:
+def _given(process: int) -> tuple[range, Iterator[int], Iterator[int]]:
     marks = marks_from(secrets.randbits(40) * _NUM_MARKS)
-    return marks, iter(marks[1:])
+    return marks, iter(marks[2::2]), iter(marks[1::2])
 
 
 def marks_from(first: int) -> range:
@@ -63,6 +77,16 @@ def mark_process(mark: int) -> None:
             resource.setrlimit(_LIMIT, (mark, resource.getrlimit(_LIMIT)[1]))
 
 
+def _priority(thread: int = 0) -> int:
+    """The I/O priority of a thread, or of a process's main thread; 0: this thread. -1: it cannot be read."""
+    return -1 if _IOPRIO_GET is None else _system_call(_IOPRIO_GET, 1, thread)
+
+
+def _set_priority(priority: int) -> bool:
+    """Gives this thread an I/O priority; False where that is not possible."""
+    return _system_call(_IOPRIO_SET, 1, 0, priority) == 0
+
+
 @contextlib.contextmanager
 def ended(mark: int) -> Iterator[None]:
     """Runs a worker with this mark in this process: at the end of the block, ends what it has started."""
@@ -83,16 +107,19 @@ class Hosted:
     """
 
     def __init__(self, num_looks: int = 2):
-        self._mark = new_mark()
+        self._mark = next(_given(os.getpid())[2])
         self._looks = num_looks
         self._guard: subprocess.Popen | None = None
         _ended_at_exit(os.getpid()).append([self._mark])
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Runs code of envs within the block."""
+        """Runs code of envs within the block. What other threads start meanwhile is not the envs'."""
         earlier = resource.getrlimit(_LIMIT)[0] if _HAS_MARKS else _NUM_MARKS
-        if earlier >= _NUM_MARKS:
+        priority = _priority()
+        # A user may have chosen a class; some kernels name the default one.
+        has_other_class = priority >> 13 not in (_NO_CLASS, _BEST_EFFORT)
+        if earlier >= _NUM_MARKS or has_other_class or priority == _ENV_PRIORITY or not _set_priority(_ENV_PRIORITY):
             yield
             return
         mark_process(self._mark)
@@ -102,15 +129,20 @@ class Hosted:
                 self._looks -= 1
                 if with_mark([[self._mark]]):
                     self._looks = 0
-                    self._guard = subprocess.Popen(
-                        [sys.executable, __file__, str(self._mark)],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
+                    self._start_guard()
         finally:
             mark_process(earlier)
+            _set_priority(priority if priority >> 13 == _BEST_EFFORT else 0)
+
+    def _start_guard(self) -> None:
+        """Starts the process that ends the others when this one is killed."""
+        self._guard = subprocess.Popen(
+            [sys.executable, __file__, str(self._mark)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def end(self) -> None:
         """Ends all of it. Idempotent."""
@@ -173,6 +205,8 @@ def with_mark(marks: Sequence[Container[int]]) -> set[int]:
         with contextlib.suppress(OSError, psutil.Error):  # it has ended, or is another user's
             mark = resource.prlimit(pid, _LIMIT)[0]
             is_marked = pid not in spared and any(mark in each for each in marks)
+            if mark % 2 and is_marked:
+                is_marked = _priority(pid) == _ENV_PRIORITY
             if is_marked and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 found.add(pid)
     return found

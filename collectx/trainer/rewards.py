@@ -36,8 +36,9 @@ class RewardScale:
             traj_ids: `[R, T]` int64; the rows of a later batch may continue any trajectory.
         """
         sums, ids = reward.to("cpu", torch.float64, copy=True), traj_ids.cpu()
-        sums[:, 0] += torch.tensor([self._gamma * self._sums.pop(each, 0.0) for each in ids[:, 0].tolist()])
-        carry = F.pad(self._gamma * (ids[:, 1:] == ids[:, :-1]), (1, 0))
+        before = [self._sums.pop(each, 0.0) for each in ids[:, 0].tolist()]
+        sums[:, 0] += self._gamma * torch.tensor(before, dtype=torch.float64)
+        carry = F.pad(self._gamma * (ids[:, 1:] == ids[:, :-1]).double(), (1, 0))
         sums = discounted_sum(sums.flip(1), carry.flip(1)).flip(1)
         last = zip(ids[:, -1].tolist(), sums[:, -1].tolist(), done[:, -1].tolist(), strict=True)
         self._sums |= {each: total for each, total, is_done in last if not is_done}

@@ -48,7 +48,9 @@ def test_the_scale_equals_that_of_a_loop_over_all_frames(batches):
     data, scale = episodes(), RewardScale(GAMMA)
     scaled = [(scale(*batch), batch[0]) for batch in batches(data)]
     last, reward = scaled[-1]
-    torch.testing.assert_close(last, reward / expected(*data[:2]), rtol=1e-6, atol=0)
+    deviation = expected(*data[:2])
+    torch.testing.assert_close(last, reward / deviation, rtol=1e-6, atol=0)
+    assert scale.state_dict()["moments"]["variance"].item() == pytest.approx(deviation**2, rel=1e-12)
     assert last.dtype == torch.float32
 
 

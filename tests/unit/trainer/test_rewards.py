@@ -72,6 +72,9 @@ def test_trajectories_that_never_end_are_forgotten(monkeypatch):
     assert [*scale.state_dict()["sums"]] == [5, 6, 7]
 
 
-def test_no_rewards_stay_no_rewards():
-    zeros = torch.zeros(2, 4)
-    assert torch.equal(RewardScale(GAMMA)(zeros, zeros.bool(), torch.zeros(2, 4, dtype=torch.int64)), zeros)
+def test_no_rewards_stay_no_rewards_and_ended_trajectories_leave_nothing():
+    scale, zeros = RewardScale(GAMMA), torch.zeros(2, 4)
+    ends = torch.tensor([[False] * 4, [False, False, False, True]])
+    ids = torch.tensor([[0] * 4, [1] * 4])
+    assert torch.equal(scale(zeros, ends, ids), zeros)
+    assert [*scale.state_dict()["sums"]] == [0]

@@ -31,6 +31,8 @@ ALIGNMENT_BYTES = 64
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 TRAJ_IDS: Key = ("collector", "traj_ids")
 POLICY_VERSION: Key = ("collector", "policy_version")
+# How many settings (`collectx.collector.settings`) the env had when it acted; in batches from the first setting on.
+SETTINGS_VERSION: Key = ("collector", "settings_version")
 # The number of earlier frames in the trajectory; in batches with a time limit (`collectx/rollout/wrappers.py`).
 STEP_COUNT: Key = ("step_count",)
 

@@ -81,6 +81,8 @@ class BatchInfo:
         version: newest published policy version at the time of delivery; `version - part.report.policy_version` is the
             lag.
         waited_s: seconds for which `next()` blocked.
+        settings: for each part, the settings version of its envs (`collectx.collector.settings`); empty before the
+            first setting of the run.
     """
 
     index: int
@@ -88,3 +90,4 @@ class BatchInfo:
     parts: tuple[Arrival, ...]
     version: int
     waited_s: float
+    settings: tuple[int, ...] = ()

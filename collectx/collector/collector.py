@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.util import Finalize
 from time import perf_counter
@@ -18,10 +18,12 @@ from collectx.collector.batch_info import BatchInfo, DeliverySpec, WrittenBatch
 from collectx.collector.owner import Owner
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState
+from collectx.collector.settings import Settings
 from collectx.collector.worker_record import RecordState
 from collectx.policy.flat_weights import FlatWeights
 from collectx.schedule.base import Grant, Schedule
 from collectx.transport.base import PLAIN_REQUESTS, Arrival, Departure, Joined, Reset, Transport, Writes
+from collectx.transport.plain import packed, unpacked
 from collectx.worker.spec import env_seed
 
 
@@ -59,6 +61,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self._next_parts: tuple[Arrival, ...] | None = None
         # Delivered parts whose slots are not released yet.
         self._delivered: tuple[Arrival, ...] = ()
+        self.settings: Settings = pool.settings
+        # The settings version of each granted or filled slot, by worker and slot; 0 for slots without an entry.
+        self._acted: dict[tuple[int, int], int] = {}
         # Undelivered batches of a loaded state, by the negative slot number of their parts.
         self._restored: dict[int, torch.Tensor] = {}
         self.policy_version = -1
@@ -158,7 +163,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self._next_parts, self._delivered = None, self._delivered + parts
         self._restored.pop(parts[0].slot, None)
         frames = sum(part.report.frames for part in parts)
-        self.delivery = BatchInfo(self.num_batches, frames, parts, self.policy_version, waited_s)
+        settings = tuple(self._settings_version(part) for part in parts) if self.settings.version else ()
+        self.delivery = BatchInfo(self.num_batches, frames, parts, self.policy_version, waited_s, settings)
         self.num_batches += 1
         self.num_frames += frames
         for part in parts:
@@ -173,6 +179,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         for index, slot in grants:
             worker = self.pool.records[index]
             worker.num_granted += 1
+            if self.settings.version:
+                self._acted[index, slot] = worker.settings_version
             self.transport.grant(index, slot, worker.take_reset(), self._schedule.version_of(slot))
 
     def _handle_event(self) -> None:
@@ -191,7 +199,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             with self._final_errors():
                 self.pool.handle_first_reply(event, self.num_batches)
         else:
-            self.pool.handle_reply(event)
+            with self._final_errors():
+                self.pool.handle_reply(event)
 
     @contextmanager
     def _final_errors(self) -> Iterator[None]:
@@ -226,12 +235,63 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         if self._schedule.grants_name_version and None not in writes:
             raise NotImplementedError("with overlap=1 all workers act with the same weights. Use overlap=0")
         self.owner.check_process()
-        while self._schedule.must_wait_to_publish:
-            self._grant(self._schedule.before_publish())
-            self._handle_event()
+        self._wait_to_publish()
         self.policy_version = self.transport.publish(writes)
         self._schedule.published(self.policy_version)
         return self.policy_version
+
+    def _wait_to_publish(self) -> None:
+        """When a run is reproduced: waits for the batches of the current weights and settings."""
+        while self._schedule.must_wait_to_publish:
+            self._grant(self._schedule.before_publish())
+            self._handle_event()
+
+    def change(self, kind: str, name: str, contents: Sequence[Any]) -> dict[int, Any]:
+        """Makes a setting in all workers; see `collectx.collector.settings`. Blocks until the workers have filled the
+        slots that were granted before, and have replied.
+
+        Args:
+            kind, name, contents: see `Setting`.
+
+        Returns:
+            the results for each env, by worker.
+        """
+        contents = [packed(content) for content in contents]
+        self.check_can_ask("change")
+        self._check_usable()
+        with self.owner:
+            self._wait_to_publish()
+            earlier = self.settings.get(kind, name)
+            setting = self.settings.add(kind, name, contents)
+            arguments = {worker: ([setting.of(worker)], setting.version) for worker in self.pool.ready}
+            self._ask_and_wait("change", arguments, is_setting=True)
+            try:
+                replies = self.pool.replies()
+            except Exception:
+                self.settings.withdraw(setting, earlier)
+                raise
+            self._schedule.changed(setting.version)
+            self.pool.report_setting(setting, self.num_batches)
+            lost = [None] * self.rows_per_worker
+            return {worker: unpacked(replies.get(worker, lost)) for worker in sorted(arguments)}
+
+    def get_attr(self, name: str) -> dict[int, list[Any]]:
+        """The attribute `name` of each env, by worker; see `ask`."""
+        workers = dict.fromkeys(self.pool.ready, (name,))
+        return {worker: unpacked(values) for worker, values in self.ask("get_attr", per_worker=workers).items()}
+
+    def _settings_version(self, part: Arrival) -> int:
+        return self._acted.get((part.worker, part.slot), 0)
+
+    @property
+    def rows_per_worker(self) -> int:
+        """The number of envs of one worker."""
+        return self._spec.slots.rows
+
+    @property
+    def num_envs(self) -> int:
+        """The number of envs of all workers with which the run begins."""
+        return self._spec.slots.rows * self._spec.slots.num_workers
 
     @property
     def workers(self) -> list[int]:
@@ -276,7 +336,11 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             "frames_by_worker": dict(self.frames_by_worker),
             "version": self.policy_version,
             "weights": self.transport.newest_weights(),
-            "undelivered": [saved_state.save_batch(parts, self._gather(parts, copy=True)) for parts in batches],
+            "undelivered": [
+                saved_state.save_batch(parts, self._gather(parts, copy=True), list(map(self._settings_version, parts)))
+                for parts in batches
+            ],
+            "settings": self.settings.state(),
             **saved_state.save_workers(self.pool.records, replies),
         }
 
@@ -294,8 +358,13 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             the reason for each worker that is known to begin new episodes.
         """
         self.count_from(state["frames"], state["batches"], state["frames_by_worker"])
+        if (settings := state.get("settings")) is not None:
+            self.settings.load(settings)
+            self._schedule.changed(self.settings.version)
         for number, saved in enumerate(state["undelivered"], start=1):
             parts, memory = saved_state.load_batch(saved, -number)
+            versions = zip(parts, saved.get("settings", ()), strict=False)
+            self._acted |= {(part.worker, part.slot): version for part, version in versions}
             self._restored[-number] = memory.to(self._spec.storing_device or memory.device)
             self._schedule.restore(parts)
         ready, starting, saved_workers = self.pool.ready, self.pool.starting, state["workers"]
@@ -305,6 +374,11 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         for index in starting & saved_workers.keys():
             if (reason := saved_workers[index]["rollout"].get("reason")) is not None:
                 reasons[index] = reason
+        for worker in self.pool.records:
+            is_restored = worker.index in saved_workers and worker.index not in reasons
+            worker.settings_version = self.settings.version if is_restored else 0
+            if worker.index in ready:
+                self.pool.send_settings(worker, is_restored)
         for index in (ready | starting) & state["incarnations"].keys() - saved_workers.keys():
             reasons[index] = "the state of its envs was not saved"
         # Workers in another incarnation begin new episodes anyway. Workers that are starting get the reset in advance,
@@ -341,9 +415,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._ask_and_wait(name, dict.fromkeys(self.pool.ready, arguments) if per_worker is None else per_worker)
             return self.pool.replies()
 
-    def _ask_and_wait(self, name: str, arguments: Mapping[int, tuple]) -> None:
-        """Sends requests; blocks until all workers have replied, or are gone."""
-        self.pool.request(name, arguments)
+    def _ask_and_wait(self, name: str, arguments: Mapping[int, tuple], is_setting: bool = False) -> None:
+        """Sends requests; blocks until all workers have replied, or are gone. See `WorkerPool.request`."""
+        self.pool.request(name, arguments, is_setting)
         while self.pool.num_awaited:
             self._handle_event()
 

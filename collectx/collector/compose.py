@@ -132,6 +132,7 @@ def build(
         options.min_workers or num_workers,
         {} if resume is None else first_incarnations(resume),
         partial(first_requests, resume) if is_joining else None,
+        cfg.seed,
     )
     collector = CollectorCore(workers.transport, schedule, delivery, pool)
     try:

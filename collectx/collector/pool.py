@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from collectx.collector.settings import Setting, Settings
 from collectx.collector.worker_record import Action, FailurePolicy, RecordState, WorkerRecord
 from collectx.errors import set_worker, text_of
 from collectx.place.workers import Workers
 from collectx.schedule.base import Grant, Schedule
-from collectx.transport.base import Departure, Joined, Reply, Request
+from collectx.transport.base import Departure, Joined, Reply, Request, Reset
 
 
 class WorkerPool:
@@ -30,8 +31,10 @@ class WorkerPool:
         first_incarnations: the first incarnation of each worker, by index; 0 for workers without an entry.
         first_requests: returns the first requests to a worker, at least one. `None` if workers are ready as soon
             as they are started.
+        seed: the run's seed, with which the envs of a worker that gets settings late begin once more.
 
     Attributes:
+        settings: what workers that start later get.
         records: the records of all workers that were ever started, by index, and of the inference server.
         server: the record of the inference server; `None` if there is none.
         num_ready, num_starting: how many workers are in these states.
@@ -48,7 +51,10 @@ class WorkerPool:
         min_workers: int,
         first_incarnations: Mapping[int, int],
         first_requests: Callable[[int], Sequence[Request]] | None = None,
+        seed: int = 0,
     ):
+        self.settings = Settings()
+        self._seed = seed
         self.records: list[WorkerRecord] = []
         self.server = WorkerRecord(num_workers, 0, is_server=True) if workers.has_server else None
         self.num_ready = self.num_starting = self.num_awaited = 0
@@ -60,6 +66,7 @@ class WorkerPool:
         self._min_workers = min_workers
         self._first_incarnations = first_incarnations
         self._first_requests = first_requests
+        self._is_setting = False
 
     def start_all(self) -> None:
         """Starts the workers with which the run begins. Does not wait for them."""
@@ -104,6 +111,7 @@ class WorkerPool:
         self._start(worker)
         if self._first_requests is None:
             self._set_state(worker, RecordState.READY)
+            self.send_settings(worker)
         else:
             self._wait_for(worker, self._first_requests(worker.index))
 
@@ -111,7 +119,7 @@ class WorkerPool:
         """Starts the expected process."""
         restarts = worker.num_restarts + worker.num_requeues
         worker.handle = self._workers.start(worker.index, worker.spec, restarts, worker.handle, worker.is_server)
-        worker.has_replied = False
+        worker.has_replied, worker.settings_version = False, 0
 
     def _wait_for(self, worker: WorkerRecord, first_requests: Sequence[Request]) -> None:
         self._set_state(worker, RecordState.STARTING)
@@ -177,12 +185,16 @@ class WorkerPool:
             set_worker(reply.error, reply.worker)
             raise reply.error
         worker = self.records[reply.worker]
+        is_restored = worker.first_requests[0].name == "load" and reply.value is None
         worker.has_replied, worker.first_requests = True, worker.first_requests[1:]
         if worker.first_requests:
             self._workers.request(worker.index, worker.first_requests[0])
             return
         if reply.value is None:
             worker.reset = None  # the envs are restored, or new
+        if not is_restored:
+            worker.settings_version = 0
+        self.send_settings(worker, is_restored)
         self._set_state(worker, RecordState.READY)
         self._schedule.joined(worker.index)
         counts = {"num_workers": self.num_ready, "of": len(self.records), "batches": num_batches}
@@ -200,7 +212,7 @@ class WorkerPool:
         worker, error = self.records[departure.worker], departure.error
         if worker is not self.server:
             set_worker(error, worker.index)
-        worker.num_granted = worker.num_pending = 0
+        worker.num_granted = worker.num_pending = worker.num_settings = 0
         self._finish_request(worker, Reply(worker.index, None, error))
         self._events("worker_failed", worker=worker.index, type=type(error).__name__, message=text_of(error))
         if is_final or worker is self.server:
@@ -209,6 +221,8 @@ class WorkerPool:
         action = self._failure_policy.decide(worker, error, self.num_alive - 1, num_restarts)
         if action is Action.END_RUN:
             raise error
+        if self._is_setting:
+            worker.reply = None
         if action is Action.DROP:
             self._leave(worker)
             self._set_state(worker, RecordState.DROPPED)
@@ -231,10 +245,32 @@ class WorkerPool:
             after=type(error).__name__,
         )
         if self._first_requests is None:
+            self.send_settings(worker)
             return self._schedule.replaced(worker.index)
         self._leave(worker)
         self._wait_for(worker, [Request("ready")])
         return ()
+
+    def send_settings(self, worker: WorkerRecord, is_restored: bool = False) -> None:
+        """Sends a worker the settings that it lacks, before its next granted slot. Its envs then begin once more,
+        unless they are restored. Does not wait for the reply."""
+        settings = self.settings
+        if changes := settings.since(worker.settings_version, worker.index):
+            self._workers.request(worker.index, Request("change", (changes, settings.version)))
+            worker.num_settings += 1
+            if not is_restored:
+                worker.reset = worker.reset or Reset(self._seed)
+        worker.settings_version = settings.version
+
+    def report_setting(self, setting: Setting, num_batches: int) -> None:
+        """Reports that the workers have a setting.
+
+        Args:
+            num_batches: number of batches that the run has delivered.
+        """
+        self._events(
+            "setting", kind=setting.kind, of=setting.name, settings_version=setting.version, batches=num_batches
+        )
 
     def _leave(self, worker: WorkerRecord) -> None:
         """Takes a worker that is ready out of the schedule."""
@@ -247,13 +283,16 @@ class WorkerPool:
             self._workers.request(self.server.index, Request(name, arguments))
             self.server.num_pending += 1
 
-    def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
+    def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]], is_setting: bool = False) -> None:
         """Sends a request to workers. `num_awaited` becomes 0 when all have replied, or are gone.
 
         Args:
             name: a method of `collectx.worker.requests.RequestHandler`.
             arguments: the arguments by worker; workers that do not take part are not asked.
+            is_setting: whether this is the newest setting, which the replacement of a lost worker gets: its loss is no
+                error of the request.
         """
+        self._is_setting = is_setting
         for worker in self.records:
             worker.is_awaited, worker.reply = False, None
         self.num_awaited = 0
@@ -262,6 +301,8 @@ class WorkerPool:
             self._workers.request(worker.index, Request(name, arguments[worker.index]))
             worker.num_pending += 1
             worker.is_awaited = True
+            if is_setting:
+                worker.settings_version = self.settings.version
             self.num_awaited += 1
 
     def replies(self) -> dict[int, Any]:
@@ -278,6 +319,12 @@ class WorkerPool:
         """Records the reply of a worker that takes part; discards replies to interrupted calls."""
         worker = self.records[reply.worker]
         worker.has_replied = True
+        if worker.num_settings:
+            worker.num_settings -= 1
+            if reply.error is not None:
+                set_worker(reply.error, worker.index)
+                raise reply.error
+            return
         worker.num_pending -= 1
         if worker.num_pending == 0:
             self._finish_request(worker, reply)

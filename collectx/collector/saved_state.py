@@ -8,7 +8,7 @@ A worker without an entry begins the next incarnation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NotRequired, TypedDict
 
@@ -38,6 +38,7 @@ class CollectorState(SavedRecords):
         frames, batches, frames_by_worker: delivered so far.
         version, weights: the newest weights that were published for all workers. `CollectorCore.load` needs neither.
         undelivered: the full batches that were not delivered, see `save_batch`.
+        settings: see `Settings.state`; older states lack it.
     """
 
     frames: int
@@ -46,6 +47,7 @@ class CollectorState(SavedRecords):
     version: NotRequired[int]
     weights: NotRequired[torch.Tensor]
     undelivered: list[dict[str, Any]]
+    settings: NotRequired[dict[str, Any]]
 
 
 def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> SavedRecords:
@@ -75,15 +77,15 @@ def first_requests(state: CollectorState | None, worker: int) -> list[Request]:
     return requests
 
 
-def save_batch(parts: Iterable[Arrival], memory: torch.Tensor) -> dict[str, Any]:
-    """Returns a batch as its bytes, and the worker and report of each part."""
+def save_batch(parts: Iterable[Arrival], memory: torch.Tensor, settings: Sequence[int]) -> dict[str, Any]:
+    """Returns a batch as its bytes, and the worker, report and settings version of each part."""
     saved = []
     for part in parts:
         report = {field.name: getattr(part.report, field.name) for field in fields(SlotReport)}
         # Copies: the arrays may be views of one message, which torch.save refuses for two dtypes.
         tensors = {name: torch.from_numpy(data.copy()) for name, data in report.items() if isinstance(data, np.ndarray)}
         saved.append({"worker": part.worker, "report": report | tensors})
-    return {"parts": saved, "memory": memory.cpu()}
+    return {"parts": saved, "memory": memory.cpu(), "settings": settings}
 
 
 def load_batch(saved: Mapping[str, Any], slot: int) -> tuple[tuple[Arrival, ...], torch.Tensor]:

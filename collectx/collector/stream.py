@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 
-from collectx.batch import POLICY_VERSION
+from collectx.batch import POLICY_VERSION, SETTINGS_VERSION
 from collectx.collector.batch_info import WrittenBatch
 from collectx.collector.collector import CollectorCore
 from collectx.config.schema.collector import CollectorConfig
@@ -51,6 +52,9 @@ class Stream:
         if not isinstance(batch, WrittenBatch):
             if self.version_offset:
                 batch[POLICY_VERSION].add_(self.version_offset)
+            if settings := self.core.delivery.settings:
+                versions = torch.tensor(settings, device=batch.device).view(-1, *[1] * (batch.ndim - 1))
+                batch[SETTINGS_VERSION] = versions.expand(batch.shape).clone()
             if self._has_gaps:
                 mask(batch, self.core.steps)
         return batch

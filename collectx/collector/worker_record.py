@@ -38,6 +38,8 @@ class WorkerRecord:
         num_frames: frames delivered, in all incarnations.
         first_requests: unanswered requests to which the worker must reply before it is ready. They contain the saved
             state that waits for the worker.
+        settings_version: the newest process has all settings up to this one, or has been sent them.
+        num_settings: number of missing replies to settings that the newest process was sent when it was started.
         num_pending: number of missing replies to other requests; more than one after an interrupted call.
         is_awaited: whether the reply to the last `WorkerPool.request` is missing.
         reply: the reply to this request; None while it is missing.
@@ -56,6 +58,8 @@ class WorkerRecord:
     num_granted: int = 0
     num_frames: int = 0
     first_requests: Sequence[Request] = ()
+    settings_version: int = 0
+    num_settings: int = 0
     num_pending: int = 0
     is_awaited: bool = False
     reply: Reply | None = None

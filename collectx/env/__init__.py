@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from collectx import signal_handlers
 from collectx.config.registry import implementation
-from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.env.numbers import SPACES, EnvNumbers
+from collectx.errors import ConfigError
 from collectx.fork_server import descendants
 from collectx.random_state import preserve_random_state
 from collectx.user_objects import UserEnvConfig
@@ -35,7 +36,14 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
             from collectx.env.user_env import make_user_env
 
             return make_user_env(cfg, numbers)
-        return implementation("env", cfg.kind)(cfg, first_index, incarnation, numbers)
+        group = implementation("env", cfg.kind)(cfg, first_index, incarnation, numbers)
+        if isinstance(cfg, GymnasiumConfig) and cfg.reset_options:
+            try:
+                group.set_reset_options(cfg.reset_options)
+            except NotImplementedError as error:
+                group.close()
+                raise ConfigError(f"env.reset_options={cfg.reset_options}: {error}.") from None
+        return group
     finally:
         signal_handlers.restore(named(cfg))
 

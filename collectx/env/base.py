@@ -22,6 +22,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -140,12 +141,14 @@ class Env(ABC):
     Attributes:
         user_envs: the user's env objects, where there are any. A worker that resumes replaces its env objects.
         metrics: the sums of `env.metrics`; None without these.
+        reset_options: the options of every reset; empty: resets get none.
         unsaved: why checkpoints cannot contain the state of the envs, if a group that was not reset does not show it.
     """
 
     spec: EnvSpec
     user_envs: Sequence[Any] = ()
     metrics: InfoMetrics | None = None
+    reset_options: Mapping[str, Any] = MappingProxyType({})
     unsaved: str | None = None
 
     @property
@@ -174,6 +177,19 @@ class Env(ABC):
 
         With `EnvSpec.can_restart_early`, `ended` may include envs whose episode did not end.
         """
+
+    def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
+        """Sets `reset_options`; None: there are none.
+
+        Raises:
+            NotImplementedError: these envs take no options.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: only the resets of Gymnasium's envs take options")
+
+    def reset_kwargs(self, **options: Any) -> dict[str, Any]:
+        """The keyword arguments of a reset, with these options too. New dicts, as an env may change them."""
+        options = {**self.reset_options, **options}
+        return {"options": options} if options else {}
 
     def close(self) -> None:  # noqa: B027
         """Releases the envs. Idempotent."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -130,6 +130,9 @@ class GymEnv(Env):
         refuse(error, "step", where)
         error.add_note(f"in {where}, while stepping")
 
+    def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
+        self.reset_options = options or {}
+
     def close(self) -> None:
         while self.user_envs:
             self.user_envs.pop(0).close()
@@ -137,7 +140,7 @@ class GymEnv(Env):
     def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> None:
         result = None
         try:
-            result = self.user_envs[e].reset(seed=seed)
+            result = self.user_envs[e].reset(seed=seed, **self.reset_kwargs())
             progress.one_more()
             write_env(self._leaves, out, e, self._values(*result))
         except Exception as error:

@@ -122,7 +122,7 @@ class GymVectorEnv(Env):
         if seeds is not None:
             seed = [int(s) for s in seeds] if self._seeds_each else int(seeds[0])
         try:
-            observation, info = self._env.reset(seed=seed)  # type: ignore[arg-type]
+            observation, info = self._env.reset(seed=seed, **self.reset_kwargs())  # type: ignore[arg-type]
         except Exception as error:
             refuse(error, "reset", "an env of the vector env")
             raise
@@ -183,13 +183,21 @@ class GymVectorEnv(Env):
                     "not truncate trajectories"
                 )
             # A copy, as a vector env may change or keep the mask.
-            observation, info = self._env.reset(options={"reset_mask": early.copy()})
+            observation, info = self._env.reset(**self.reset_kwargs(reset_mask=early.copy()))
             values = self._values(observation, info)
             for leaf, array, value in zip(self._leaves, out, values, strict=True):
                 array[early] = checked_values(leaf, value, array)[early]
         if due.any():
             for array, first in zip(out, self._first, strict=True):
                 array[due] = first[due[self._ended]]
+
+    def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
+        if self._mode is not AutoresetMode.DISABLED:
+            raise NotImplementedError(
+                f"this vector env resets itself without options (autoreset mode {self._mode.value}). Use one whose "
+                "autoreset mode is disabled"
+            )
+        self.reset_options = options or {}
 
     def close(self) -> None:
         # Without a timeout Gymnasium waits for ever for the results of a step that an error has interrupted.

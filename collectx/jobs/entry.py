@@ -37,7 +37,7 @@ from collectx.place.slurm.jobs import SlurmJob
 from collectx.run.folder.events import EventLog
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
-from collectx.run.folder.result import Result, Status, exit_status
+from collectx.run.folder.result import Result, Status, exit_status, interruption
 from collectx.run.signals import ignore_requests
 from collectx.user_objects import Sealed, UserObjects
 
@@ -124,14 +124,14 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
         print("\n".join(error.problems), file=sys.stderr)
         return 2
     lost = _lost_node(result, launcher) if slurm.requeue else ""
-    if lost or (slurm.requeue and result.exit_reason == "interrupted by SIGTERM"):
+    if lost or (slurm.requeue and result.exit_reason == interruption(signal.SIGTERM)):
         if reason := requeue.requeue(slurm, os.environ):
             print(f"collectx: {reason}", file=sys.stderr)
             result = replace(result, exit_reason=f"{result.exit_reason}: {reason}")
             write_json(files.result, result.as_json())
         else:
             _report(files, "requeued", lost or result.exit_reason)
-    if result.exit_reason == "interrupted by SIGINT":
+    if result.exit_reason == interruption(signal.SIGINT):
         _cancel_job(files)
     return exit_status(result.status)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from collectx.collector.collector import CollectorCore
+from collectx.collector.env_methods import EnvMethods
 from collectx.collector.stream import Stream
 from collectx.config.derived import frames_per_part, resolve_devices
 from collectx.config.schema.run import RunConfig
@@ -24,7 +26,7 @@ from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, RemoteKeywords
 from collectx.library.values import for_each
 from collectx.policy.random import RandomPolicy
-from collectx.worker.requests import resolve
+from collectx.worker.settings import resolve
 from collectx.worker.spec import ConfigOverrides
 
 
@@ -43,7 +45,7 @@ def _passed(name: str) -> Any:
     return property(lambda collector: getattr(collector._keywords, name, None), doc="As passed to the constructor.")
 
 
-class ReadableCollector:
+class ReadableCollector(EnvMethods):
     """The attributes of a collector, and queries of its workers.
 
     A device property is one device if the collector has no workers, a tuple with a device per worker on this machine,
@@ -111,6 +113,10 @@ class ReadableCollector:
         """
         with self._exclusive():
             return self._core.ask(name, *arguments, per_worker=per_worker)
+
+    def _with_core(self, use: Callable[[CollectorCore], Any]) -> Any:
+        with self._exclusive():
+            return use(self._core)
 
     @property
     def device(self) -> Any:

@@ -356,20 +356,27 @@ class BaseCollector(ReadableCollector):
         list_of_args: Sequence[tuple] | None = None,
         list_of_kwargs: Sequence[dict] | None = None,
     ) -> list[Any]:
-        """Calls a method of this collector once per entry of the lists; returns the results. Without workers, the lists
-        may be missing for a single call. It cannot call methods of workers.
+        """Calls a method of the envs of each worker, `env.set_level`, with the entry of the lists for this worker, or
+        without arguments; returns the results by worker, a list for several envs. It is a setting, see `EnvMethods`.
+
+        Any other method is one of this collector, which is called once per entry. Without workers, the lists may be
+        missing for a single call.
 
         Args:
-            method_name: name of the method; without workers also a path as for `get_distant_attr`.
+            method_name: name of the method, or a path to it as for `get_distant_attr`.
 
         Raises:
-            ValueError: the lists have different lengths; or there are workers and no lists.
+            ValueError: the lists have different lengths, or not one entry per worker; or there are workers, the method
+                is this collector's, and no lists are passed.
         """
+        if self._keywords.has_workers and method_name.startswith("env."):
+            return self._map_envs(method_name.removeprefix("env."), list_of_args, list_of_kwargs)
         if list_of_args is None and list_of_kwargs is None:
             if self._keywords.has_workers:
                 raise ValueError(
-                    f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here map_fn calls "
-                    "methods of this collector, once per entry: pass list_of_args=[()] for one call."
+                    f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here workers have "
+                    "only the methods of their envs, env.NAME, and other methods are this collector's: pass "
+                    "list_of_args=[()] for one call."
                 )
             list_of_args = [()]
         positional, named = list(list_of_args or ()), list(list_of_kwargs or ())
@@ -378,6 +385,16 @@ class BaseCollector(ReadableCollector):
         count = len(positional) or len(named)
         calls = zip(positional or [()] * count, named or [{}] * count, strict=True)
         return [resolve(self, method_name)(*args, **kwargs) for args, kwargs in calls]
+
+    def _map_envs(self, path: str, list_of_args: Any, list_of_kwargs: Any) -> list[Any]:
+        count = self._cfg.collector.num_workers
+        positional, named = list_of_args or [()] * count, list_of_kwargs or [{}] * count
+        if (len(positional), len(named)) != (count, count):
+            given = f"{len(positional)} and {len(named)}"
+            raise ValueError(f"map_fn('env.{path}'): got lists of {given} entries: each worker, of {count}, takes one")
+        contents = [*zip(map(tuple, positional), named, strict=True)]
+        results = self._with_core(lambda core: core.change("call", path, contents))
+        return [each[0] if len(each) == 1 else each for each in results.values()]
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:

@@ -290,6 +290,11 @@ class Rollout:
         """The envs without wrappers, as they were built or as `load` replaced them."""
         return self._env.group
 
+    @property
+    def groups(self) -> list[Env]:
+        """The groups of envs; several with central inference."""
+        return [self.group]
+
     def state(self) -> dict[str, Any]:
         """Returns a copy of the state for `load`: tensors and plain data, and a pickle of the envs, see
         `collectx.state`. If the envs cannot be saved, the entry "reason" says why."""

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from collectx.collector.env_methods import EnvMethods
 from collectx.run.folder.files import JsonLines
 from collectx.run.folder.layout import RunFolder
 from collectx.run.statistics import TIMES, PartTotals, Statistics
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from collectx.collector.batch_info import BatchInfo
+    from collectx.collector.collector import CollectorCore
     from collectx.collector.stream import Stream
     from collectx.run.digest import Digest
     from collectx.run.evaluator import Evaluator
@@ -33,7 +35,7 @@ _ENTRY_INTERVAL_S = 1.0
 """Minimum seconds between two complete entries of a worker in `metrics.jsonl`."""
 
 
-class RunCollection:
+class RunCollection(EnvMethods):
     """A `collectx.trainer.base.Collection` over a stream.
 
     A batch's line is written to `metrics.jsonl` when the trainer takes the next batch, because the trainer logs scalars
@@ -121,7 +123,7 @@ class RunCollection:
             self.frames = statistics.frames
             self.mean_return = statistics.mean_return
             self.num_episodes = statistics.num_episodes
-            self._line = _line(delivery, statistics)
+            self._line = _line(delivery, statistics, self._core.settings.version)
             self._logged.update(statistics.metrics)
             if is_resumed:
                 self._line["resumed"] = True
@@ -132,6 +134,9 @@ class RunCollection:
             if self._digest is not None:
                 self._line["digest"] = self._digest.add(batch)
         return batch
+
+    def _with_core(self, use: Callable[[CollectorCore], Any]) -> Any:
+        return use(self._core)
 
     def publish(self, policy: nn.Module) -> int:
         """See `Collection.publish`."""
@@ -158,8 +163,10 @@ class RunCollection:
         """Returns entries for the workers whose last entry is `_ENTRY_INTERVAL_S` old. A one-worker batch always names
         its worker and policy version, which `collectx.run.after.reproduce.order_of` reads."""
         entries = []
-        for part in delivery.parts:
+        for number, part in enumerate(delivery.parts):
             entry = {"worker": part.worker, "policy_version": part.report.policy_version}
+            if delivery.settings:
+                entry["settings"] = delivery.settings[number]
             written_s, before = self._written.get(part.worker) or (-math.inf, PartTotals())
             if now_s - written_s >= _ENTRY_INTERVAL_S:
                 totals = copy(self.statistics.workers[part.worker])
@@ -183,9 +190,10 @@ class RunCollection:
             self._loggers(line)
 
 
-def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
+def _line(delivery: BatchInfo, statistics: Statistics, settings_version: int) -> dict[str, Any]:
     """A batch's line in `metrics.jsonl`: times in seconds, `frames` since the start of the run. If no episode ended in
-    the batch, returns and lengths are missing. All lines after the first episode contain `mean_return`."""
+    the batch, returns and lengths are missing. All lines after the first episode contain `mean_return`, and all after
+    the first setting the number of settings."""
     line = {
         "batch": delivery.index,
         "time": round(time.time(), 3),
@@ -195,6 +203,8 @@ def _line(delivery: BatchInfo, statistics: Statistics) -> dict[str, Any]:
         "version": delivery.version,
         "lag": round(statistics.lag, 3),
     }
+    if settings_version:
+        line["settings"] = settings_version
     if episodes := sum(len(part.report.returns) for part in delivery.parts):
         line |= {
             "episodes": episodes,

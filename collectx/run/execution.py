@@ -224,7 +224,7 @@ class _Execution:
         overrides = replay_overrides(self._trainer, cfg)
         if overrides:  # workers write batches, which this process does not read
             self._record.digest = None
-        order: Sequence[tuple[int, int, int]] = ()
+        order: Sequence[tuple[int, ...]] = ()
         if cfg.collector.order_of is not None:
             order = recorded_order(cfg.collector.order_of)[0 if self._point is None else self._point.batches :]
         elif self._point is not None:

@@ -124,7 +124,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
     if reason := why_not_recorded(collector.refresh, collector.num_workers_per_collector, collector.inner):
         yield Problem(path, f"{reason}.", folder)
     try:
-        highest = max(worker for worker, _, _ in recorded_order(folder))
+        highest = max(worker for worker, *_ in recorded_order(folder))
     except (DamagedFile, ValueError) as error:
         yield Problem(path, str(error), folder, advice)
         return

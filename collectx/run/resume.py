@@ -96,7 +96,7 @@ class ResumePoint:
             raise DamagedFile(f"{ends}, but {path} contains {self.batches} batches and {manifest['frames']} frames")
         return digest
 
-    def _order(self, files: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    def _order(self, files: RunFolder, cfg: RunConfig, lines: Iterator[dict[str, Any]]) -> list[tuple[int, ...]]:
         if cfg.collector.schedule != "async":
             return []
         if is_elastic(cfg.collector) or not saved_config.is_equal_run(files.newest_config, cfg):

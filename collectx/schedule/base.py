@@ -90,5 +90,8 @@ class Schedule:
     def published(self, version: int) -> None:
         """`version` is the newest policy version."""
 
+    def changed(self, version: int) -> None:
+        """`version` is the newest settings version."""
+
     def skip(self, batches: int) -> None:
         """Reduces the number of batches to deliver."""

@@ -18,11 +18,24 @@ from collectx.transport.base import Arrival
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """A batch of the recorded run: its worker, the version at its start, and the newest version at its delivery."""
+    """A batch of the recorded run: its worker, the version at its start, and the newest version at its delivery; of the
+    weights, and of the settings (`collectx.collector.settings`)."""
 
     worker: int
     acted: int
     newest: int
+    acted_settings: int = 0
+    newest_settings: int = 0
+
+    @property
+    def can_begin(self) -> int:
+        """How many versions of both kinds there were at least when it could begin."""
+        return self.acted + self.acted_settings
+
+    @property
+    def at_delivery(self) -> int:
+        """How many versions of both kinds there were at its delivery."""
+        return self.newest + self.newest_settings
 
 
 class RecordedSchedule(AsyncSchedule):
@@ -44,13 +57,13 @@ class RecordedSchedule(AsyncSchedule):
         zero_copy: bool,
     ):
         super().__init__(num_workers, max(num_slots, slots_needed(record) + zero_copy), num_batches)
-        self._version = -1
+        self._version, self._settings = -1, 0
         # The worker of each undelivered batch.
         self._order = deque(batch.worker for batch in record)
         # For each worker, the versions of its batches that are not granted yet.
-        self._versions: dict[int, deque[int]] = {worker: deque() for worker in range(num_workers)}
+        self._versions: dict[int, deque[tuple[int, int]]] = {worker: deque() for worker in range(num_workers)}
         for batch in record:
-            self._versions[batch.worker].append(batch.acted)
+            self._versions[batch.worker].append((batch.acted, batch.acted_settings))
 
     @property
     def must_wait_to_publish(self) -> bool:
@@ -94,10 +107,13 @@ class RecordedSchedule(AsyncSchedule):
     def published(self, version: int) -> None:
         self._version = version
 
+    def changed(self, version: int) -> None:
+        self._settings = version
+
     def _can_act(self, grant: Grant) -> bool:
-        """Whether the weights of the worker's next batch are published."""
+        """Whether the weights of the worker's next batch are published, and its settings made."""
         versions = self._versions[grant[0]]
-        return bool(versions) and versions[0] <= self._version
+        return bool(versions) and versions[0][0] <= self._version and versions[0][1] <= self._settings
 
     def _grant_free_slots(self) -> list[Grant]:
         """Grants each free slot whose worker may act."""
@@ -115,16 +131,17 @@ class RecordedSchedule(AsyncSchedule):
 
 
 def slots_needed(record: Sequence[RecordedBatch]) -> int:
-    """The largest number of one worker's batches that are full when weights are published, and delivered later."""
+    """The largest number of one worker's batches that are full when weights are published, or settings made, and
+    delivered later."""
     most, pending = 1, Counter[int]()
-    ahead = deque(sorted(range(len(record)), key=lambda index: record[index].acted))
+    ahead = deque(sorted(range(len(record)), key=lambda index: record[index].can_begin))
     for index, batch in enumerate(record):
-        while ahead and record[ahead[0]].acted < batch.newest:
+        while ahead and record[ahead[0]].can_begin < batch.at_delivery:
             filled = ahead.popleft()
             if filled >= index:
                 worker = record[filled].worker
                 pending[worker] += 1
                 most = max(most, pending[worker])
-        if batch.acted < batch.newest:
+        if batch.can_begin < batch.at_delivery:
             pending[batch.worker] -= 1
     return most

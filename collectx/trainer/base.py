@@ -22,7 +22,8 @@ from collectx.worker.spec import ConfigOverrides
 
 
 class Collection(Protocol):
-    """Iterates over batches; publishes weights.
+    """Iterates over batches; publishes weights; changes envs, by the methods of
+    `collectx.collector.env_methods.EnvMethods`.
 
     Attributes:
         total_frames: frames in the run; -1: no limit.

@@ -139,7 +139,7 @@ class Request(NamedTuple):
 
 
 # Requests whose arguments and results are tensors and plain data, which travel over networks too.
-PLAIN_REQUESTS = ("ready", "state", "load")
+PLAIN_REQUESTS = ("ready", "state", "load", "change", "get_attr")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,8 @@ Each process acts as a worker of the run, with the same seeds and trajectory ids
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from collectx.rollout.loop import RolloutStopped
 from collectx.rollout.options import RolloutOptions
 from collectx.transport.base import Fill, Request, SlotReport
 from collectx.transport.network.link import NetworkLink
+from collectx.transport.plain import packed, unpacked
 from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import ConfigOverrides, ProcessSpec
 
@@ -95,7 +97,27 @@ class NestedSource:
         )
 
     def reply(self, request: Request) -> None:
-        reply_without_state(self._link, request)
+        if request.name not in ("change", "get_attr"):
+            reply_without_state(self._link, request)
+            return
+        try:
+            self._link.reply(getattr(self, f"_{request.name}")(*request.arguments))
+        except Exception as error:
+            self._link.reply(None, error)
+
+    def _change(self, changes: Sequence[tuple[str, str, Any]], version: int) -> list[Any]:
+        """See `RequestHandler.change`."""
+        results: dict[int, Any] = {}
+        for kind, name, content in unpacked(changes):
+            contents = [content]
+            if kind == "set_attr" and content[0]:
+                rows, values = self._collector.rows_per_worker, content[1]
+                contents = [(True, values[first : first + rows]) for first in range(0, len(values), rows)]
+            results = self._collector.change(kind, name, contents)
+        return packed([*chain.from_iterable(results.values())])
+
+    def _get_attr(self, name: str) -> list[Any]:
+        return packed([*chain.from_iterable(self._collector.get_attr(name).values())])
 
     def close(self) -> None:
         self._end_watch()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import datetime
 import inspect
-import re
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -26,16 +25,16 @@ from collectx.errors import NotRestorable, ShapeError, summary_of
 from collectx.rollout.loop import Rollout
 from collectx.state import dumps, loads
 from collectx.transport.base import Link, Request
+from collectx.transport.plain import packed
 from collectx.user_objects import Hooks
+from collectx.worker import settings
 from collectx.worker.generators import ProcessGenerators
 from collectx.worker.inference.rollout import ServedRollout
 from collectx.worker.profiling import ProfileConfig, Profiling
+from collectx.worker.settings import resolve
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
-
-# One step of a path: an attribute, a position, or a key.
-_STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
 def reply_without_state(link: Link, request: Request) -> None:
@@ -44,7 +43,7 @@ def reply_without_state(link: Link, request: Request) -> None:
     if name in ("ready", "state"):
         link.reply(None)
     else:
-        link.reply(None, NotImplementedError(f"{name}: the worker runs a collector"))
+        link.reply(None, NotImplementedError(f"{name}: the worker runs a collector of yours, whose envs are its own"))
 
 
 class RequestHandler:
@@ -123,9 +122,23 @@ class RequestHandler:
             what = "a method" if inspect.isroutine(others[0]) else type(others[0]).__qualname__
             raise TypeError(
                 f"{path!r} is {what} in the worker's env: calling or changing a copy here would not change the env. "
-                "Ask for data by its path. To change envs, assign pre_collect_hook, which runs in the worker's process."
+                "Ask for data by its path. To call methods and to change envs, use call, set_attr or map_fn('env.NAME')"
             )
         return values[0] if len(values) == 1 else values
+
+    def change(self, changes: Sequence[tuple[str, str, Any]], version: int) -> list[Any]:
+        """Makes settings in the envs; returns the results of the last one, one per env, as plain data.
+
+        Args:
+            changes: kind, name and content of each; see `collectx.worker.settings.change`.
+            version: of the last one.
+        """
+        results = [settings.change(self._rollout, *each) for each in changes]
+        return [settings.packed_or_none(each) for each in results[-1]]
+
+    def get_attr(self, name: str) -> Any:
+        """Returns an attribute of each env as plain data."""
+        return packed(settings.get_attr(self._rollout, name))
 
     def load_weights(self, path: str, weights: dict[str, torch.Tensor]) -> None:
         """Copies weights by name into the module at `path` in every env."""
@@ -217,24 +230,6 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     return type(value) in (torch.Tensor, int, float, bool, str, type(None))
-
-
-def resolve(value: Any, path: str) -> Any:
-    """Returns the value at a path such as `transform[0].shape` or `spaces['a']`, from `value` on.
-
-    Raises:
-        AttributeError: an attribute does not exist, or `path` is not a path.
-        LookupError: an item does not exist.
-    """
-    end = 0
-    while end < len(path) or not path:
-        match = _STEP.match(path, end)
-        if match is None:
-            raise AttributeError(f"{path!r}: must be attributes and items, as in transform[0].shape or spaces['a']")
-        name, number, _, key = match.groups()
-        value = getattr(value, name) if name else value[key if number is None else int(number)]
-        end = match.end()
-    return value
 
 
 def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:

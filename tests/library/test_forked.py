@@ -24,6 +24,10 @@ OPTIONS = {"frames_per_batch": 8, "total_frames": 16}
 # How the public methods that collect, publish, ask or end are called.
 CALLS = {
     "async_shutdown": lambda c: c.async_shutdown(),
+    "call": lambda c: c.call("render"),
+    "get_attr": lambda c: c.get_attr("spec"),
+    "set_attr": lambda c: c.set_attr("spec", None),
+    "set_reset_options": lambda c: c.set_reset_options(None),
     "enable_profile": lambda c: c.enable_profile(),
     "get_distant_attr": lambda c: c.get_distant_attr("env.spec"),
     "get_policy_version": lambda c: c.get_policy_version(),

@@ -31,6 +31,11 @@ class GymnasiumConfig(EnvConfig):
         """Wrappers, innermost first: the import path of a class, or a mapping of that path (_target_) and keyword
         arguments.""",
     )
+    reset_options: dict[str, Any] = option(
+        {},
+        """The `options` of every reset of an env, such as {level: 3}. Trainers change them with
+        collection.set_reset_options. {}: resets get none.""",
+    )
     info_keys: list[str | dict[str, Any]] = option(
         [],
         """Entries of info to keep in the batch (numbers, arrays, or dicts of these), such as [episode]. The batch keys

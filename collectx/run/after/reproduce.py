@@ -79,8 +79,9 @@ def _digests(folder: str | Path) -> Iterator[str]:
         yield line.get("digest", "")
 
 
-def recorded_order(folder: str | Path) -> list[tuple[int, int, int]]:
-    """Returns for each batch its worker, the policy version at its start, and the newest version at its delivery.
+def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
+    """Returns for each batch its worker; the policy version at its start, and the newest one at its delivery; the same
+    of the settings.
 
     Raises:
         ValueError: the order cannot be repeated; the message says why.
@@ -96,15 +97,16 @@ def recorded_order(folder: str | Path) -> list[tuple[int, int, int]]:
     return batches
 
 
-def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, int, int]]:
+def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...]]:
     """Returns the same as `recorded_order`, from the lines of the `metrics.jsonl` at `path`."""
-    batches = []
+    batches: list[tuple[int, ...]] = []
     for line in lines:
         parts = line.get("workers", ())
         try:
             if len(parts) != 1:
                 raise ValueError(f"{path} does not belong to an async run: a batch contains {len(parts)} worker parts")
-            batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"]))
+            settings = parts[0].get("settings", 0), line.get("settings", 0)
+            batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"], *settings))
         except (KeyError, TypeError) as error:
             raise DamagedFile(f"{path}: a line does not describe a batch: {error!r}") from error
     return batches

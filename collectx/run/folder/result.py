@@ -42,6 +42,11 @@ def exit_status(*statuses: Status) -> int:
     return int(any(status != Status.COMPLETED for status in statuses))
 
 
+def interruption(signum: int) -> str:
+    """The `exit_reason` of a run that a signal ended."""
+    return f"interrupted by {signal.Signals(signum).name}"
+
+
 ALL_DELIVERED = "all frames delivered"
 ENDED = (Status.COMPLETED, Status.FAILED, Status.INTERRUPTED)
 # The events of a lost worker after which the run continues.
@@ -165,7 +170,7 @@ class ResultBuilder:
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
             if self._status is None:
                 self._status = Status.INTERRUPTED
-                self._reason = f"interrupted by {signal.Signals(signum or signal.SIGINT).name}"
+                self._reason = interruption(signum or signal.SIGINT)
             return
         if error is not None:
             self.errors.append(error)

@@ -150,6 +150,11 @@ class ServedRollout:
         """See `Rollout.group`; a user's envs form a single group."""
         return self._rollouts[0].group
 
+    @property
+    def groups(self) -> list[Env]:
+        """See `Rollout.groups`."""
+        return [rollout.group for rollout in self._rollouts]
+
     def state(self) -> dict[str, Any]:
         """See `Rollout.state`."""
         states = [rollout.state() for rollout in self._rollouts]

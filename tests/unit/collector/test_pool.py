@@ -10,9 +10,9 @@ from collectx.collector.worker_record import FailurePolicy
 from collectx.errors import JobEnded, WorkerDied
 from collectx.place.workers import Workers
 from collectx.schedule.sync import SyncSchedule
-from collectx.transport.base import Departure, Reply, Reset
+from collectx.transport.base import Departure, Reply, Request, Reset
 
-READY, LOAD = ("ready", ()), ("load", (7,))
+READY, LOAD = Request("ready"), Request("load", (7,))
 
 
 class Recorder:
@@ -160,3 +160,37 @@ def test_a_worker_whose_job_is_submitted_again_is_not_waited_for(made):
     assert pool.records[2].incarnation == 1
     pool.handle_first_reply(Reply(2), 5)
     assert pool.ready_of_started is None
+
+
+def test_who_joins_late_gets_the_settings_in_force_and_begins_anew_unless_restored(made):
+    pool, _, requests, _ = made
+    pool.settings.add("call", "set_level", [((1,), {})])
+    pool.settings.add("set_attr", "size", [(False, 3)])
+    newest = pool.settings.add("call", "set_level", [((2,), {}), ((3,), {})])
+    for index in (0, 1, 2):
+        pool.handle_first_reply(Reply(index), 0)
+    pool.handle_first_reply(Reply(2), 0)
+    size = ("set_attr", "size", (False, 3))
+    for index, level in ((0, 2), (1, 3)):
+        assert (index, "change", ([size, ("call", "set_level", ((level,), {}))], 3)) in requests
+        assert pool.records[index].reset == Reset(0)
+    # Worker 2 was restored, with no setting of this run in its envs.
+    assert (2, "change", ([size, newest.of(2)], 3)) in requests
+    assert pool.records[2].reset is None
+    pool.handle_reply(Reply(0))
+    with pytest.raises(AttributeError, match="no size"):
+        pool.handle_reply(Reply(1, None, AttributeError("no size")))
+
+
+def test_a_worker_that_is_lost_while_it_gets_a_setting_is_no_error_of_the_setting(made):
+    pool = made[0]
+    for index in (0, 1, 2):
+        pool.handle_first_reply(Reply(index), 0)
+    pool.handle_first_reply(Reply(2), 0)
+    setting = pool.settings.add("call", "go", [((), {})])
+    pool.request("change", {index: ([setting.of(index)], 1) for index in (0, 1, 2)}, is_setting=True)
+    pool.handle_departure(Departure(1, WorkerDied("killed")), is_final=False)
+    pool.handle_reply(Reply(0, [5]))
+    pool.handle_reply(Reply(2, [6]))
+    assert pool.num_awaited == 0
+    assert pool.replies() == {0: [5], 2: [6]}

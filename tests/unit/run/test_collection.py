@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectx.collector.owner import Owner
+from collectx.collector.settings import Settings
 from collectx.collector.stream import Stream
 from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
@@ -27,7 +28,7 @@ class FakeCollector:
 
     def __init__(self, *deliveries):
         self.deliveries, self.total_frames, self._versions = deliveries, 60, count(1)
-        self.owner = Owner()
+        self.owner, self.settings = Owner(), Settings()
         self._batches = self._deliver()
 
     def __next__(self):

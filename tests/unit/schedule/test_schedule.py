@@ -218,3 +218,19 @@ def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():
     assert arrive(again, 0, 1) == (arrival(0, 1),)
     assert not again.must_wait_to_publish
     assert list(again.released((arrival(0), arrival(0, 1)))) == [(0, 0), (0, 1)]  # as in any other run
+
+
+def test_a_reproduction_makes_a_setting_where_it_was_made():
+    """Batch 0 of worker 0 without settings; then a setting, after which both workers act with version 0 still."""
+    record = [RecordedBatch(0, 0, 0, 0, 0), RecordedBatch(1, 0, 0, 0, 1), RecordedBatch(0, 0, 0, 1, 1)]
+    schedule = RecordedSchedule(2, 2, None, record, zero_copy=False)
+    schedule.published(0)
+    grants = list(schedule.batch_awaited())
+    assert sorted(worker for worker, _ in grants) == [0, 1]
+    assert schedule.must_wait_to_publish
+    for worker, slot in grants:
+        schedule.arrived(Arrival(worker, slot, None))
+    assert not schedule.must_wait_to_publish
+    assert list(schedule.batch_awaited()) == []
+    schedule.changed(1)
+    assert [worker for worker, _ in schedule.batch_awaited()] == [0]

@@ -1,0 +1,46 @@
+"""Plain data: what travels over every transport, and what checkpoints contain, without executing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+# The only key of the dict that stands for an array, which `torch.load(weights_only=True)` refuses.
+_ARRAY = "\0array"
+
+
+def packed(value: Any) -> Any:
+    """A copy of a value as plain data: numbers, strings, None, tensors on the CPU; dicts, lists and tuples of these.
+    NumPy's numbers become Python's; `unpacked` restores arrays.
+
+    Raises:
+        TypeError: the value is or contains anything else.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return {_ARRAY: torch.from_numpy(value.copy())}
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+        return {key: packed(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(packed, value))
+    if type(value) in (bool, int, float, str, type(None)):
+        return value
+    raise TypeError(
+        f"got {type(value).__name__} {value!r:.100}, but only numbers, strings, None, tensors, arrays of numbers, and "
+        "dicts, lists and tuples of these can be sent to and from workers"
+    )
+
+
+def unpacked(value: Any) -> Any:
+    """The value of `packed`."""
+    if isinstance(value, dict):
+        return value[_ARRAY].numpy() if value.keys() == {_ARRAY} else {key: unpacked(value[key]) for key in value}
+    if isinstance(value, list | tuple):
+        return type(value)(map(unpacked, value))
+    return value

@@ -1,0 +1,143 @@
+"""Makes settings in the envs of a worker, and reads their attributes; see `collectx.collector.settings`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gymnasium
+
+from collectx.env.base import Env
+from collectx.rollout.loop import Rollout
+from collectx.transport.plain import packed, unpacked
+from collectx.worker.inference.rollout import ServedRollout
+
+# One step of a path: an attribute, a position, or a key.
+_STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
+
+
+def change(rollout: Rollout | ServedRollout, kind: str, name: str, content: Any) -> list[Any]:
+    """Makes a setting in all envs; returns the results, one per env.
+
+    Args:
+        kind: of the content: "call": positional and keyword arguments of the method `name`, which may be
+            a path: "task.set_level". "set_attr": whether it has
+            a value for each env, and the values or the value. "reset_options": the options.
+    """
+    content = unpacked(content)
+    groups = rollout.groups
+    if kind == "reset_options":
+        for group in groups:
+            group.set_reset_options(content)
+        return []
+    if kind == "call":
+        args, kwargs = content
+        return [result for group in groups for result in _call(group, name, args, kwargs)]
+    is_each, values = content
+    for group in groups:
+        size = group.spec.num_envs
+        _set(group, name, is_each, values[:size] if is_each else values)
+        values = values[size:] if is_each else values
+    return []
+
+
+def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
+    """An attribute of each env.
+
+    Raises:
+        AttributeError: an env lacks it.
+    """
+    return [value for group in rollout.groups for value in _get(group, name)]
+
+
+def packed_or_none(result: Any) -> Any:
+    """A result as plain data, or None if it is none: many methods that set something return an object."""
+    try:
+        return packed(result)
+    except TypeError:
+        return None
+
+
+def _call(group: Env, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    env = _vector(group, "call")
+    name, _, path = name.partition(".")
+    if env is not None and not path:
+        return list(env.call(name, *args, **kwargs))
+    found = [getattr(holder, name) for holder in _holders(group, name)]
+    found = [resolve(value, path) for value in found] if path else found
+    return _for_each(group, [value(*args, **kwargs) if callable(value) else value for value in found])
+
+
+def _get(group: Env, name: str) -> list[Any]:
+    env = _vector(group, "get_attr")
+    if env is not None:
+        return list(env.get_attr(name))
+    return _for_each(group, [getattr(holder, name) for holder in _holders(group, name)])
+
+
+def _set(group: Env, name: str, is_each: bool, values: Any) -> None:
+    env = _vector(group, "set_attr")
+    if env is not None:
+        env.get_attr(name)  # raises where Gymnasium would make an attribute of this name
+        env.set_attr(name, values if is_each else [values] * group.spec.num_envs)
+        return
+    holders = list(_holders(group, name))
+    if is_each and len(holders) != group.spec.num_envs:
+        raise NotImplementedError(
+            f"set_attr({name!r}): {type(holders[0]).__name__} steps {group.spec.num_envs} envs in one object, so its "
+            "envs have no attributes of their own. Pass one value, not a list"
+        )
+    for holder, value in zip(holders, values if is_each else [values] * len(holders), strict=True):
+        setattr(holder, name, value)
+
+
+def _for_each(group: Env, values: list[Any]) -> list[Any]:
+    """The values of the envs; an object that steps several has the same for all."""
+    return values if len(values) == group.spec.num_envs else values * group.spec.num_envs
+
+
+def _vector(group: Env, name: str) -> Any:
+    """Gymnasium's vector env of the group, if it asks its envs itself."""
+    envs = group.user_envs
+    is_vector = len(envs) == 1 and isinstance(envs[0], gymnasium.vector.VectorEnv)
+    return envs[0] if is_vector and hasattr(envs[0], name) else None
+
+
+def _holders(group: Env, name: str) -> Iterator[Any]:
+    """For each env object, the outermost wrapper that has the attribute, or the env itself.
+
+    Raises:
+        AttributeError: no wrapper has it, nor the env.
+    """
+    for env in group.user_envs or [group]:
+        holder = env
+        while not _has(holder, name):
+            inner = (getattr(holder, each, None) for each in ("env", "base_env", "_env"))
+            holder = next((each for each in inner if each is not None), None)
+            if holder is None:
+                raise AttributeError(f"{type(env).__name__!r} env has no attribute {name!r}, nor have its wrappers")
+        yield holder
+
+
+def _has(holder: Any, name: str) -> bool:
+    """Whether an object has an attribute itself, not one that it forwards to an inner env."""
+    return name in getattr(holder, "__dict__", ()) or hasattr(type(holder), name)
+
+
+def resolve(value: Any, path: str) -> Any:
+    """Returns the value at a path such as `transform[0].shape` or `spaces['a']`, from `value` on.
+
+    Raises:
+        AttributeError: an attribute does not exist, or `path` is not a path.
+        LookupError: an item does not exist.
+    """
+    end = 0
+    while end < len(path) or not path:
+        match = _STEP.match(path, end)
+        if match is None:
+            raise AttributeError(f"{path!r}: must be attributes and items, as in transform[0].shape or spaces['a']")
+        name, number, _, key = match.groups()
+        value = getattr(value, name) if name else value[key if number is None else int(number)]
+        end = match.end()
+    return value

@@ -1,0 +1,20 @@
+"""Which settings are in force, for whom, and what a checkpoint says of them."""
+
+from collectx.collector.settings import Settings
+
+
+def test_of_each_name_the_last_setting_is_in_force_in_the_order_in_which_they_were_made():
+    settings = Settings()
+    first = settings.add("call", "go", ["a"])
+    settings.add("set_attr", "go", ["b", "c"])
+    settings.add("call", "go", ["d"])
+    assert settings.since(0, 3) == [("set_attr", "go", "c"), ("call", "go", "d")]
+    assert settings.since(2, 0) == [("call", "go", "d")]
+    assert settings.since(3, 0) == []
+    again = Settings()
+    again.load(settings.state())
+    assert again.version == 3
+    assert again.since(0, 2) == [("set_attr", "go", "b"), ("call", "go", "d")]
+    settings.withdraw(settings.get("call", "go"), first)
+    assert settings.since(0, 0) == [("set_attr", "go", "b"), ("call", "go", "a")]
+    assert settings.version == 3

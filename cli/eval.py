@@ -12,6 +12,7 @@ from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.schema.run import EvalOptions
 from collectx.errors import EpisodeTooLong, summary_of
+from collectx.rules.warnings import lost_statistics
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
 from collectx.run.terminal import printing
@@ -40,6 +41,8 @@ def _eval(arguments: Arguments) -> int:
     _, cfg = compose_saved(files, saved, overrides, arguments)
     from collectx.run.after import evaluation, trained
 
+    for note in lost_statistics(cfg):
+        printing.note(note)
     recording = evaluation.with_video(cfg, files.videos) if cfg.eval.video else cfg
     policy, spec, _ = trained.build(cfg)
     trained.load_weights(files, policy, cfg.eval.weights)

@@ -41,9 +41,8 @@ class Image(nn.Module):
         self.num_channels = stack * channels
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The one leaf `[..., *shape]` to `[B, channels, height, width]`, leading dimensions flattened to B."""
-        (image,) = observation
-        x = image.reshape(-1, *self._shape)
+        """The first leaf `[..., *shape]` to `[B, channels, height, width]`, leading dimensions flattened to B."""
+        x = observation[0].reshape(-1, *self._shape)
         if self._channels_last:
             x = x.permute(0, 1, 4, 2, 3)
         return x.flatten(1, 2).to(torch.float32).mul(self._factor)

@@ -7,6 +7,7 @@ from torch import nn
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.env.base import EnvSpec
 from collectx.env.legal import network_inputs
+from collectx.policy.normalize import Normalized
 from collectx.policy.stochastic import Flatten, StochasticPolicy
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -22,11 +23,13 @@ def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     """The network of `cfg`, on the CPU, as a policy of class `kind`.
 
     Raises:
+        ConfigError: there is nothing to normalise.
         SpaceError: an action space without a head (see `collectx.policy.heads`).
     """
-    encode = Flatten(spec, network_inputs(spec))
+    flatten = Flatten(spec, network_inputs(spec))
+    encode = Normalized(flatten) if cfg.normalize_observations else flatten
     layers: list[nn.Module] = []
-    width = encode.num_outputs
+    width = flatten.num_outputs
     for size in cfg.hidden_sizes:
         layers += [nn.Linear(width, size), ACTIVATIONS[cfg.activation]()]
         width = size

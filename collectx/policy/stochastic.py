@@ -41,37 +41,30 @@ class Flatten(nn.Module):
         # Kept infos lack a space.
         parts = [input_space(spec.observation_space, leaf.key) if leaf in spec.inputs else None for leaf in leaves]
         self._choices = [(int(s.n), int(s.start)) if isinstance(s, spaces.Discrete) else None for s in parts]
-        self.num_outputs = sum(
-            math.prod(shape) if choice is None else choice[0]
-            for shape, choice in zip(self._shapes, self._choices, strict=True)
-        )
+        pairs = zip(self._shapes, self._choices, strict=True)
+        self._widths = [math.prod(shape) if choice is None else choice[0] for shape, choice in pairs]
+        self.num_outputs = sum(self._widths)
         # True where the only leaf is already a float32 row.
         self.is_identity = len(leaves) == 1 and len(leaves[0].shape) == 1 and leaves[0].dtype == torch.float32
 
+    @property
+    def is_one_hot(self) -> torch.Tensor:
+        """Which outputs belong to Discrete parts, `[num_outputs]` bool."""
+        is_discrete = torch.tensor([choice is not None for choice in self._choices])
+        return is_discrete.repeat_interleave(torch.tensor(self._widths))
+
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """`[..., *shape]` per leaf to `[..., num_outputs]`."""
+        """`[..., *shape]` per leaf to `[..., num_outputs]`. Ignores what follows the leaves, such as masks."""
         if self.is_identity:
             return observation[0]
         rows = []
-        for tensor, shape, choice in zip(observation, self._shapes, self._choices, strict=True):
+        for tensor, shape, choice in zip(observation, self._shapes, self._choices, strict=False):
             if choice is not None:
                 rows.append(F.one_hot(tensor.to(torch.int64) - choice[1], choice[0]).float())
             else:
                 batch = tensor.shape[: tensor.ndim - len(shape)]
                 rows.append(tensor.reshape(*batch, -1).float())
         return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
-
-
-class WithoutMask(nn.Module):
-    """An encoder of the other parts of an observation whose last part is the mask of legal actions."""
-
-    def __init__(self, encode: nn.Module):
-        super().__init__()
-        self.encode = encode
-
-    def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """As the encoder's."""
-        return self.encode(observation[:-1])
 
 
 class StochasticPolicy(nn.Module):
@@ -84,7 +77,7 @@ class StochasticPolicy(nn.Module):
         observation_keys: batch keys of the tensors that `evaluate` takes, in order; names or tuples of names. The last
             one is that of the masks, if there are any.
         legal: the env's masks of legal actions; None if it has none.
-        encode: observation tensors to the network's input.
+        encode: observation tensors to the network's input; ignores the masks.
         body: input to features, `[..., num_features]`.
         head: features to actions, after the linear layer `out`.
     """
@@ -102,7 +95,6 @@ class StochasticPolicy(nn.Module):
         self.legal = legal_actions(spec)
         if self.legal is not None:
             self.observation_keys += (self.legal.key,)
-            self.encode = WithoutMask(encode)
         self.body = body
         self.head: Head = head_for(spec.action_space, spec.action[0])
         self.out = nn.Linear(num_features, self.head.num_inputs)
@@ -117,6 +109,12 @@ class StochasticPolicy(nn.Module):
             return raw
         # Next observations of trainers may be final ones.
         return self.legal.restrict(raw, self.legal.or_all(self.legal(observation[-1])))
+
+    @property
+    def update_statistics(self) -> Callable[[Sequence[torch.Tensor]], None] | None:
+        """Adds observations, as `forward` takes them, to the statistics that normalise them, in place. None without
+        `policy.normalize_observations`."""
+        return getattr(self.encode, "update", None)
 
     def evaluate(self, observation: Sequence[torch.Tensor], action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of `action` (`[B, *shape]`) and entropy, both `[B]` and differentiable."""

@@ -6,14 +6,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectx.batch import Key, as_key
+from collectx.batch import TRAJ_IDS, Key, as_key
 from collectx.config.schema.trainer import ImpalaTrainerConfig, PpoTrainerConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
@@ -23,6 +23,7 @@ from collectx.trainer.adam import Adam
 from collectx.trainer.base import Collection, check_trainable, load_moments, present_keys, reached, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import gae, vtrace
+from collectx.trainer.rewards import RewardScale
 
 _ADVICE = (
     "it does not give log-probabilities of actions. Use policy=mlp or policy=cnn, or add observation_keys and "
@@ -61,6 +62,8 @@ class ActorCriticTrainer(ABC):
         self._parameters = [*dict.fromkeys([*self.policy.parameters(), *self.critic.parameters()])]
         self._optimizer = Adam(self._parameters, lr=cfg.learning_rate, eps=cfg.adam_eps, fused=True)
         self.generator = torch.Generator().manual_seed(seed)
+        self._update_statistics = getattr(self.policy, "update_statistics", None)
+        self._scale_rewards = RewardScale(cfg.gamma) if cfg.normalize_rewards else None
 
     def train(self, collection: Collection) -> str | None:
         """Returns when the collection is exhausted or `target_return` is reached."""
@@ -69,12 +72,24 @@ class ActorCriticTrainer(ABC):
                 return reason
             if self._cfg.anneal:
                 self._optimizer.param_groups[0]["lr"] = self._cfg.learning_rate * remaining_fraction(collection)
-            losses = self.learn(Transitions.of(batch, self.policy.observation_keys, self.device))
+            losses = self.learn(self._transitions(batch))
             modules = {"policy": self.policy, "critic": self.critic}
             check_finite(self._cfg, _LOSSES, losses, modules, self._optimizer)
             collection.publish(self.policy)
             collection.log(**dict(zip(_LOSSES, losses.mean(0).tolist(), strict=True)))
         return None
+
+    def _transitions(self, batch: TensorDict) -> Transitions:
+        """What to learn from a batch, with statistics that contain it: otherwise, the first batch would not be scaled.
+        How this changes the policy counts in the ratios of probabilities, like a gradient step."""
+        transitions = Transitions.of(batch, self.policy.observation_keys, self.device)
+        if self._update_statistics is not None:
+            self._update_statistics(transitions.observation)
+        if self._scale_rewards is None:
+            return transitions
+        traj_ids = batch[TRAJ_IDS].reshape(transitions.done.shape)
+        reward = self._scale_rewards(transitions.reward, transitions.done, traj_ids)
+        return replace(transitions, reward=reward)
 
     @abstractmethod
     def learn(self, batch: Transitions) -> torch.Tensor:
@@ -94,6 +109,7 @@ class ActorCriticTrainer(ABC):
             "critic": self.critic.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "generator": self.generator.get_state(),
+            **({} if self._scale_rewards is None else {"rewards": self._scale_rewards.state_dict()}),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -102,6 +118,8 @@ class ActorCriticTrainer(ABC):
         self.critic.load_state_dict(state["critic"])
         load_moments(self._optimizer, state["optimizer"])
         self.generator.set_state(state["generator"])
+        if self._scale_rewards is not None:
+            self._scale_rewards.load_state_dict(state["rewards"])
 
 
 class PpoTrainer(ActorCriticTrainer):

@@ -165,7 +165,9 @@ def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[ConfigOverrides]:
     """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty if the trainer's process
     writes, because an option reads the batches first, or their order must be reproducible."""
     options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
-    is_read = cfg.trainer.digest or options.trajs_per_batch is not None
+    # The trainer's process updates the policy's statistics.
+    has_statistics = getattr(getattr(trainer, "policy", None), "update_statistics", None) is not None
+    is_read = cfg.trainer.digest or options.trajs_per_batch is not None or has_statistics
     is_ordered = options.schedule != "async" or options.order_of is not None
     if replay is None or not place_of(cfg).shares_memory or is_read or is_ordered:
         return []

@@ -60,16 +60,23 @@ class DqnTrainer:
         self._is_prioritized = cfg.priority_alpha is not None
         self._due_steps = 0.0
         self.policy.epsilon.fill_(cfg.epsilon_start)
+        self._update_statistics = getattr(self.policy, "update_statistics", None)
 
     def train(self, collection: Collection) -> str | None:
         """Returns when the collection is exhausted or `target_return` is reached."""
         cfg = self._cfg
         previous_frames = collection.frames
+        policy_keys = [as_key(key) for key in self.policy.observation_keys]
         for batch in collection:
             if reason := reached(cfg.target_return, collection):
                 return reason
             if isinstance(batch, TensorDict):
                 self.shared_replay.extend(batch)
+                if self._update_statistics is not None:
+                    self._update_statistics([batch[key].to(self._device) for key in policy_keys])
+                    # Both networks learn from one input.
+                    for buffer, newest in zip(self._target.buffers(), self.policy.buffers(), strict=True):
+                        buffer.copy_(newest)
             self._anneal(collection)
             losses = {}
             if collection.frames >= cfg.warmup_frames:

@@ -18,6 +18,11 @@ class PolicyConfig(Section):
 class MlpPolicyConfig(PolicyConfig):
     hidden_sizes: list[int] = option([64, 64], "Width of each hidden layer. []: a linear policy.", minimum=1)
     activation: str = option("tanh", "tanh, relu, silu, gelu or elu.", choices=("tanh", "relu", "silu", "gelu", "elu"))
+    normalize_observations: bool = option(
+        False,
+        """`true`: scale observations to mean 0 and variance 1 over all frames so far. The trainer updates these
+        statistics from each batch, and publishes them with the weights.""",
+    )
 
 
 @dataclass(kw_only=True)

@@ -69,6 +69,12 @@ class ActorCriticTrainerConfig(LearningTrainerConfig):
 
     entropy_coeff: float = option(0.01, "Weight of the entropy bonus, at least 0.", minimum=0, finite=True)
     critic_coeff: float = option(0.5, "Weight of the critic's loss, at least 0.", minimum=0, finite=True)
+    normalize_rewards: bool = option(
+        False,
+        """`true`: learn from rewards divided by the standard deviation of the discounted returns so far. Batches and
+        metrics contain the env's rewards.""",
+        kept=True,
+    )
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from composed_overrides import composed
 from configurations import gym, through_a_file
 
 from collectx import env, policy, trainer
-from collectx.batch import to_tensordict
+from collectx.batch import TRAJ_IDS, to_tensordict
 from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, TrainingDiverged
@@ -23,7 +23,10 @@ OVERRIDES = {
     "ppo": "trainer=ppo",
     "impala": "trainer=impala",
     "dqn": (dqn := "trainer=dqn policy=q_mlp trainer.warmup_frames=64"),
-    "uniform dqn": f"{dqn} trainer.priority_alpha=null",
+    "uniform dqn": (uniform := f"{dqn} trainer.priority_alpha=null"),
+    "normalised ppo": "trainer=ppo policy.normalize_observations=true trainer.normalize_rewards=true",
+    "normalised impala": "trainer=impala policy.normalize_observations=true trainer.normalize_rewards=true",
+    "normalised dqn": f"{uniform} policy.normalize_observations=true",
 }
 SPEC = env.read_spec(gym(2))
 
@@ -55,7 +58,7 @@ def bandit(num_batches, size=(2, 32)):
     """Episodes of one frame at random: action 1 has reward 1, action 0 none."""
     torch.manual_seed(0)
     ends = torch.ones(*size, 1, dtype=torch.bool)
-    for _ in range(num_batches):
+    for number in range(num_batches):
         action = torch.randint(2, size)
         tensors = {
             ("observation",): torch.randn(*size, 4),
@@ -63,6 +66,7 @@ def bandit(num_batches, size=(2, 32)):
             ("action_log_prob",): torch.full(size, 0.5).log(),
             ("next", "observation"): torch.randn(*size, 4),
             ("next", "reward"): action.float().unsqueeze(-1),
+            TRAJ_IDS: torch.arange(action.numel()).view(size) + number * action.numel(),
             **{("next", name): ends & (name != "truncated") for name in ("terminated", "truncated", "done")},
         }
         yield to_tensordict(tensors, size)
@@ -154,6 +158,28 @@ def test_observation_keys_may_be_names(name):
     collection = Recorded(bandit(2))
     trainer.build(config(name).trainer, module, SPEC, 0, CPU).train(collection)
     assert collection.version == 2
+
+
+def test_the_networks_of_dqn_share_the_statistics_of_all_frames():
+    learner, module = made("normalised dqn")
+    batches = list(bandit(3))
+    learner.train(Recorded(batches))
+    seen = torch.cat([batch["observation"].reshape(-1, 4) for batch in batches]).double()
+    for encode in (module.encode, learner._target.encode):
+        torch.testing.assert_close(encode.mean, seen.mean(0))
+        torch.testing.assert_close(encode.variance, seen.var(0, correction=0))
+
+
+def test_ppo_learns_the_first_batch_with_its_own_statistics():
+    learner, module = made("normalised ppo")
+    (batch,) = bandit(1)
+    batch["observation"] = batch["observation"] * 1000 + 5000
+    kept, critic = learner._transitions(batch), learner.critic
+    assert module.encode(kept.observation).abs().max() < 5
+    assert critic.encode is module.encode
+    # Batches, and so metrics, keep the env's rewards.
+    assert set(batch["next", "reward"].unique().tolist()) == {0.0, 1.0}
+    torch.testing.assert_close(kept.reward, batch["next", "reward"][..., 0] / batch["next", "reward"].std(correction=0))
 
 
 def test_epsilon_falls_to_its_end():

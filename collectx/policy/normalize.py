@@ -1,0 +1,91 @@
+"""`policy.normalize_observations`: running mean and variance of the observations, as buffers of the policy.
+
+    batch --update, in the trainer--> statistics --published with the weights--> workers, checkpoints, exports
+
+Only the trainer calls `update`; wherever else the policy acts, the statistics are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from collectx.errors import ConfigError
+from collectx.policy.stochastic import Flatten
+
+# Inputs of a network are at most this far from 0: an observation that is rare so far would be far off.
+_LARGEST = 10.0
+# Added to variances: a number that never changes becomes 0.
+_EPSILON = 1e-8
+
+
+class Moments(nn.Module):
+    """Count, mean and variance of all rows so far. Equal for every order of the rows, and for every division into
+    batches, up to the rounding of float64.
+
+    Attributes:
+        count, mean, variance: float64 buffers, `[]`, `[width]`, `[width]`; no rows: 0, 0 and 1.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    variance: torch.Tensor
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(width, dtype=torch.float64))
+
+    @torch.no_grad()
+    def add(self, rows: torch.Tensor) -> None:
+        """Adds rows `[N, width]`, N at least 1 (Chan et al. 1983, "Algorithms for Computing the Sample Variance")."""
+        variance, mean = torch.var_mean(rows.double(), 0, correction=0)
+        total = self.count + len(rows)
+        share, delta = len(rows) / total, mean - self.mean
+        self.mean += delta * share
+        self.variance.lerp_(variance, share).add_(delta.square() * (share * (1 - share)))
+        self.count.copy_(total)
+
+    def scale(self) -> torch.Tensor:
+        """One over the standard deviation, `[width]` float64."""
+        return (self.variance + _EPSILON).rsqrt()
+
+
+class Normalized(Moments):
+    """An encoder of observations whose numbers have mean 0 and variance 1 over all frames so far. The one-hot columns
+    of Discrete parts stay as they are.
+
+    Raises:
+        ConfigError: all parts are Discrete.
+    """
+
+    _shift: torch.Tensor
+    _scale: torch.Tensor
+    _is_one_hot: torch.Tensor
+
+    def __init__(self, encode: Flatten):
+        super().__init__(encode.num_outputs)
+        if encode.is_one_hot.all():
+            raise ConfigError(
+                "policy.normalize_observations=true: the env observes only Discrete values, which are already one-hot. "
+                "Use false."
+            )
+        self.encode = encode
+        self.num_outputs = encode.num_outputs
+        # What `forward` computes with, in the dtype of networks.
+        self.register_buffer("_shift", torch.zeros(self.num_outputs))
+        self.register_buffer("_scale", torch.ones(self.num_outputs))
+        self.register_buffer("_is_one_hot", encode.is_one_hot, persistent=False)
+
+    def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
+        """As `Flatten.forward`."""
+        return (self.encode(observation) - self._shift).mul_(self._scale).clamp_(-_LARGEST, _LARGEST)
+
+    def update(self, observation: Sequence[torch.Tensor]) -> None:
+        """Adds observations, one `[..., *shape]` per leaf, to the statistics."""
+        self.add(self.encode(observation).reshape(-1, self.num_outputs))
+        self._shift.copy_(self.mean.masked_fill(self._is_one_hot, 0.0))
+        self._scale.copy_(self.scale().masked_fill(self._is_one_hot, 1.0))

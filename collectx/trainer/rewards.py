@@ -1,0 +1,57 @@
+"""`trainer.normalize_rewards`: rewards of about the same size in every env, for the critic and its learning rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from collectx.policy.normalize import Moments
+from collectx.trainer.returns import discounted_sum
+
+# Trajectories whose end never arrives, as those of a lost worker, are forgotten after this many others.
+_MOST_TRAJECTORIES = 2**16
+
+
+class RewardScale:
+    """Divides rewards by the standard deviation of the discounted sum of the rewards so far in their episode, over all
+    frames so far, as Gymnasium's `NormalizeReward`. Computes on the CPU, so that every device gives the same scale.
+
+    Args:
+        gamma: the discount factor.
+    """
+
+    def __init__(self, gamma: float):
+        self._gamma = gamma
+        self._moments = Moments(1)
+        # The sums at the newest frames of unfinished trajectories, the oldest of these frames first.
+        self._sums: dict[int, float] = {}
+
+    def __call__(self, reward: torch.Tensor, done: torch.Tensor, traj_ids: torch.Tensor) -> torch.Tensor:
+        """Adds the frames of a batch to the statistics, and returns its rewards, divided: `[R, T]`, on their device.
+
+        Args:
+            reward, done: `[R, T]` float32 and bool; the last frame of a row may belong to an unfinished trajectory.
+            traj_ids: `[R, T]` int64; the rows of a later batch may continue any trajectory.
+        """
+        sums, ids = reward.to("cpu", torch.float64, copy=True), traj_ids.cpu()
+        before = [self._sums.pop(each, 0.0) for each in ids[:, 0].tolist()]
+        sums[:, 0] += self._gamma * torch.tensor(before, dtype=torch.float64)
+        carry = F.pad(self._gamma * (ids[:, 1:] == ids[:, :-1]).double(), (1, 0))
+        sums = discounted_sum(sums.flip(1), carry.flip(1)).flip(1)
+        last = zip(ids[:, -1].tolist(), sums[:, -1].tolist(), done[:, -1].tolist(), strict=True)
+        self._sums |= {each: total for each, total, is_done in last if not is_done}
+        for each in list(self._sums)[:-_MOST_TRAJECTORIES]:
+            del self._sums[each]
+        self._moments.add(sums.reshape(-1, 1))
+        return reward * self._moments.scale().item()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain data only."""
+        return {"moments": self._moments.state_dict(), "sums": dict(self._sums)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict()` returned."""
+        self._moments.load_state_dict(state["moments"])
+        self._sums = dict(state["sums"])

@@ -1,0 +1,83 @@
+"""Statistics that normalise observations and rewards are wherever the policy of a run acts. As typed."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from commands import collectx, environment, forked, result
+
+from collectx.run import RunFolder
+
+OBSERVATIONS = "policy.normalize_observations=true"
+BOTH = [OBSERVATIONS, "trainer.normalize_rewards=true"]
+RUN = ["env=pendulum", "env.num_envs=2", "collector.frames_per_batch=128", "collector.total_frames=1024"]
+PPO = ["trainer=ppo", "collector=multi_sync", *BOTH, "trainer.digest=true"]
+
+
+def digests(folder):
+    return [line["digest"] for line in RunFolder(folder).read_metrics()]
+
+
+@pytest.mark.ci
+def test_a_run_its_resume_and_what_is_made_of_it_have_the_same_statistics(tmp_path):
+    saving = ["checkpoint.every_batches=2", "run.max_batches=4"]
+    collectx("run", *RUN, *PPO, *saving, "hydra.run.dir=run", cwd=tmp_path)
+    forked("resume", "run", "run.max_batches=null", cwd=tmp_path)
+    forked("run", *RUN, *PPO, "launcher=inline", "hydra.run.dir=uncut", cwd=tmp_path)
+    assert digests(tmp_path / "uncut") == digests(tmp_path / "run")
+    assert len(digests(tmp_path / "run")) == 8
+    forked("reproduce", "run", cwd=tmp_path)
+    forked("eval", "run", "episodes=2", cwd=tmp_path)
+    for format in ("torchscript", "state_dict"):
+        forked("export", "run", f"format={format}", cwd=tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [sys.executable, "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+SCRIPT = """
+import numpy as np
+import torch
+from collectx import load_policy
+
+policy, graph = load_policy("run"), torch.jit.load("run/export/policy.ts")
+encode = policy.module.encode
+# Of every frame: an angle and its speed.
+assert encode.count == 1024 and 0.1 < encode.variance[0] < 1 < encode.variance[2]
+seen = np.float32([0.6, 0.8, 3.0])
+assert np.allclose(policy(seen), graph(torch.from_numpy(seen)[None])[0][0].numpy())
+assert torch.equal(torch.load("run/export/policy.pt")["encode.mean"], encode.mean)
+mean = encode.mean.clone()
+policy(seen)
+assert torch.equal(encode.mean, mean)
+"""
+
+WAYS = {
+    "impala": ["trainer=impala", "collector=multi_async", *BOTH],
+    "impala-gloo": ["trainer=impala", "collector=distributed", "backend=gloo", *BOTH],
+    "ppo-server": ["trainer=ppo", "collector=multi_sync", "inference=server", *BOTH],
+    "ppo-trajectories": ["trainer=ppo", "collector.trajs_per_batch=2", "collector.traj_format=cat", *BOTH],
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", WAYS)
+def test_statistics_contain_every_frame(tmp_path, name):
+    collectx("run", *RUN, *WAYS[name], "hydra.run.dir=run", cwd=tmp_path)
+    # Whole trajectories have 200 frames; others are still waiting for their end.
+    check(tmp_path, 800 if "trajectories" in name else 1024)
+
+
+@pytest.mark.ci
+def test_workers_leave_the_batches_of_dqn_to_the_trainer(tmp_path):
+    words = ["env=cartpole", "trainer=dqn", "policy=q_mlp", "collector=multi_async", OBSERVATIONS]
+    words += ["collector.total_frames=2048", "hydra.run.dir=run"]
+    collectx("run", *words, cwd=tmp_path)
+    check(tmp_path, result(tmp_path / "run")["frames"])
+
+
+def check(tmp_path, count):
+    policy = torch.load(tmp_path / "run" / "policy.pt")
+    assert policy["encode.count"] == count > 0

@@ -263,14 +263,14 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._wait_to_publish()
             earlier = self.settings.get(kind, name)
             setting = self.settings.add(kind, name, contents)
-            arguments = {worker: ([setting.of(worker)], setting.version) for worker in self.pool.ready}
+            self._schedule.changed(setting.version)
+            arguments = {worker: ([setting.of(worker)],) for worker in self.pool.ready}
             self._ask_and_wait("change", arguments, is_setting=True)
             try:
                 replies = self.pool.replies()
             except Exception:
                 self.settings.withdraw(setting, earlier)
                 raise
-            self._schedule.changed(setting.version)
             self.pool.report_setting(setting, self.num_batches)
             lost = [None] * self.rows_per_worker
             return {worker: unpacked(replies.get(worker, lost)) for worker in sorted(arguments)}

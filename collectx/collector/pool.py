@@ -256,7 +256,7 @@ class WorkerPool:
         unless they are restored. Does not wait for the reply."""
         settings = self.settings
         if changes := settings.since(worker.settings_version, worker.index):
-            self._workers.request(worker.index, Request("change", (changes, settings.version)))
+            self._workers.request(worker.index, Request("change", (changes,)))
             worker.num_settings += 1
             if not is_restored:
                 worker.reset = worker.reset or Reset(self._seed)

@@ -105,7 +105,7 @@ class NestedSource:
         except Exception as error:
             self._link.reply(None, error)
 
-    def _change(self, changes: Sequence[tuple[str, str, Any]], version: int) -> list[Any]:
+    def _change(self, changes: Sequence[tuple[str, str, Any]]) -> list[Any]:
         """See `RequestHandler.change`."""
         results: dict[int, Any] = {}
         for kind, name, content in unpacked(changes):

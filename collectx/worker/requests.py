@@ -126,12 +126,11 @@ class RequestHandler:
             )
         return values[0] if len(values) == 1 else values
 
-    def change(self, changes: Sequence[tuple[str, str, Any]], version: int) -> list[Any]:
+    def change(self, changes: Sequence[tuple[str, str, Any]]) -> list[Any]:
         """Makes settings in the envs; returns the results of the last one, one per env, as plain data.
 
         Args:
             changes: kind, name and content of each; see `collectx.worker.settings.change`.
-            version: of the last one.
         """
         results = [settings.change(self._rollout, *each) for each in changes]
         return [settings.packed_or_none(each) for each in results[-1]]

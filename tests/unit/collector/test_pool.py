@@ -172,10 +172,10 @@ def test_who_joins_late_gets_the_settings_in_force_and_begins_anew_unless_restor
     pool.handle_first_reply(Reply(2), 0)
     size = ("set_attr", "size", (False, 3))
     for index, level in ((0, 2), (1, 3)):
-        assert (index, "change", ([size, ("call", "set_level", ((level,), {}))], 3)) in requests
+        assert (index, "change", ([size, ("call", "set_level", ((level,), {}))],)) in requests
         assert pool.records[index].reset == Reset(0)
     # Worker 2 was restored, with no setting of this run in its envs.
-    assert (2, "change", ([size, newest.of(2)], 3)) in requests
+    assert (2, "change", ([size, newest.of(2)],)) in requests
     assert pool.records[2].reset is None
     pool.handle_reply(Reply(0))
     with pytest.raises(AttributeError, match="no size"):
@@ -188,7 +188,7 @@ def test_a_worker_that_is_lost_while_it_gets_a_setting_is_no_error_of_the_settin
         pool.handle_first_reply(Reply(index), 0)
     pool.handle_first_reply(Reply(2), 0)
     setting = pool.settings.add("call", "go", [((), {})])
-    pool.request("change", {index: ([setting.of(index)], 1) for index in (0, 1, 2)}, is_setting=True)
+    pool.request("change", {index: ([setting.of(index)],) for index in (0, 1, 2)}, is_setting=True)
     pool.handle_departure(Departure(1, WorkerDied("killed")), is_final=False)
     pool.handle_reply(Reply(0, [5]))
     pool.handle_reply(Reply(2, [6]))

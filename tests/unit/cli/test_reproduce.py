@@ -172,7 +172,7 @@ def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(st
         assert reproduce.main(["old"]) == 1
         is_lost = event == "worker_restarted"
         assert stub.calls[-1][0].collector.order_of == (None if is_lost else str(folder))
-        assert ("a worker was lost" in capsys.readouterr().out) == is_lost
+        assert ("lost a worker, and its log does not record" in capsys.readouterr().out) == is_lost
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`collectx tune` around its search, with rates by a function. The search: tests/unit/test_tune.py."""
 
-import os
 import shlex
 from pathlib import Path
 
@@ -15,7 +14,7 @@ LINE = ["env=counting", "policy=random", "trainer=meter", "launcher.num_threads=
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
+def measured(monkeypatch, within, tmp_path):
     """`measured(rate)`: the rate of a point is `rate(values)`. The words of the runs, and the folder of each."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cores, "num_cores", lambda: 2)
@@ -31,7 +30,7 @@ def measured(monkeypatch, tmp_path):
             __call__ = staticmethod(rate)
 
         monkeypatch.setattr(tune, "RunMeasure", Measure)
-        monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+        within(command, "os", getloadavg=lambda: (load, 0.0, 0.0))
         return made
 
     return use

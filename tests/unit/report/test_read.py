@@ -70,6 +70,7 @@ def test_runs_that_differ_in_their_seeds_alone_are_a_group(sweep):
     groups = groups_of(runs)
     assert [(group.name, len(group.runs)) for group in groups] == [("num_workers=1", 2), ("num_workers=2", 2)]
     assert groups[0].values("frames").tolist() == [1024.0, 1024.0]
+    assert [group.name for group in (*groups_of(runs[:2]), *groups_of(runs[:1]))] == ["all", runs_name(1, 0)]
 
 
 def runs_name(workers, seed):

@@ -31,9 +31,7 @@ class Image(nn.Module):
             raise ConfigError(
                 f"policy=cnn needs an image [H, W], [C, H, W] or [S, C, H, W], but the env observes {list(shape)}."
             )
-        full = (1,) * (4 - len(shape)) + shape
-        self._shape = full if len(shape) == 4 or len(shape) == 2 else (1, *shape)
-        self._rank = len(shape)
+        self._shape = (1,) * (4 - len(shape)) + shape
         self._factor = 1.0 / scale
         self._channels_last = self._shape[3] < self._shape[1]
         stack, a, b, c = self._shape

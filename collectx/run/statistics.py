@@ -247,7 +247,7 @@ class MetricsTail(Statistics):
     def _add_line(self, line: dict[str, Any]) -> None:
         batch_frames = line["frames"] - self.frames
         self.rate = line["frames_per_s"]
-        if self.last_s is None:
+        if self.last_s is None or self.first_s is None:
             self.first_s = self.last_s = line["time"]
             self._first_frames = batch_frames
         elif self.rate:
@@ -266,7 +266,7 @@ class MetricsTail(Statistics):
         self.mean_return = math.nan if mean_return is None else mean_return
         if len(self.curve) >= _MAX_POINTS:
             del self.curve[1::2]
-        self.curve.append((self.last_s - (self.first_s or 0.0), self.frames, self.mean_return))
+        self.curve.append((self.last_s - self.first_s, self.frames, self.mean_return))
         self.scalars = self.scalars | line.get("scalars", {})
         self.taking_part = line.get("taking_part")
         for part in line.get("workers", ()):

@@ -439,10 +439,13 @@ def test_a_network_without_an_observation_is_refused(kind):
 
 def test_random_covers_the_space():
     bounds = np.array([[-np.inf, 0.0], [0.0, np.inf]], np.float32)
-    space = spaces.Dict({"free": spaces.Box(bounds[0], bounds[1]), "int": spaces.Box(0, 3, (2,), np.uint8)})
+    ints = {"int": spaces.Box(0, 3, (2,), np.uint8), "low": spaces.Box(-2, 1, (2,), np.int8)}
+    ints["parts"] = spaces.MultiDiscrete([4, 4], start=[-2, -2])
+    space = spaces.Dict({"free": spaces.Box(bounds[0], bounds[1]), **ints})
     actor = actor_of(None, make_spec("vector", space, rows=500))
     for _ in range(30):
-        free, integers = act(actor, [])
+        free, integers, *others = act(actor, [])
         assert (free[:, 0] <= 0).all()
         assert (free[:, 1] >= 0).all()
         assert set(integers.unique().tolist()) == {0, 1, 2, 3}
+        assert [set(each.unique().tolist()) for each in others] == [{-2, -1, 0, 1}] * 2

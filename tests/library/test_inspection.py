@@ -154,6 +154,8 @@ def test_hooks_are_called_where_batches_are_made(way, inner):
 
 @over((SINGLE, INLINE_SYNC, SHARED_SYNC))
 def test_a_hook_can_be_replaced(way):
+    calls = []
+
     def twice(batch):
         batch["next", "reward"] *= 2
 
@@ -162,7 +164,10 @@ def test_a_hook_can_be_replaced(way):
         assert collector.post_collect_hook is twice
         assert collector.next()["next", "reward"].unique().tolist() == [2.0]
         collector.post_collect_hook = None
+        collector.pre_collect_hook = before = lambda: calls.append(None)
+        assert (collector.pre_collect_hook, collector.post_collect_hook) == (before, None)
         assert collector.next()["next", "reward"].unique().tolist() == [1.0]
+    assert len(calls) == (0 if way is SHARED_SYNC else way.num_workers)
 
 
 @over(SHARED)

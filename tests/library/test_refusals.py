@@ -178,6 +178,8 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("gloo", {"collector_kwargs": {"set_truncated": 1}, "set_truncated": 0}, "set_truncated=0 collector_kwargs"),
         ("gloo", {"collector_kwargs": [{"set_truncated": True}, {}]}, "collector_kwargs: set_truncated=[True, same"),
         ("gloo", {"collector_kwargs": {"max_frames_per_traj": "5"}}, "max_frames_per_traj='5' int"),
+        ("gloo", {"collector_kwargs": [{}, {"policy_device": "there"}]}, "collector_kwargs: policy_device='there'"),
+        ("gloo", {"collector_kwargs": [{}, {"exploration_type": "wild"}]}, "exploration_type='wild' random"),
         ("gloo", {"collector_class": lambda *_, **__: None, "num_envs": 2}, "num_envs=2 collector_class"),
         ("gloo", BETWEEN_STEPS, "update_weights_between_steps=True num_workers_per_collector=2"),
         ("served", {"max_batch_size": 1, "min_batch_size": 2}, "max_batch_size=1 min_batch_size=2 None"),

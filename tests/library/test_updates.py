@@ -15,6 +15,7 @@ from user_code.faulty import FaultyEnv
 from ways import GLOO_ASYNC, GLOO_SYNC, INLINE_ASYNC, INLINE_SYNC, SHARED_ASYNC, SHARED_SYNC, SINGLE, SYNC, case, over
 
 from collectx import Collector, ReplayBuffer
+from collectx.library import updaters
 
 
 def weights_of(module):
@@ -278,6 +279,8 @@ def test_weights_that_the_policy_does_not_have_are_left_out_by_default():
         # Of the module within the policy, whose names begin with "module.".
         collector.update_policy_weights_({"action": torch.tensor(1.0), "other": torch.tensor(2.0)})
         assert actions_of(collector.next()) == [1]
+        collector.update_policy_weights_({"action": torch.tensor(0.0)})
+        assert actions_of(collector.next()) == [0]
 
 
 class Paying(gymnasium.Wrapper):
@@ -385,6 +388,36 @@ def test_an_updater_of_torchrls_gets_and_maps_the_weights(form):
         # A callable that makes one is only called where no weights are passed.
         collector.update_policy_weights_(Constant(1.0))
         assert actions_of(collector.next()) == [0 if form == "itself" else 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keywords", "action"),
+    [
+        ("VanillaWeightUpdater", {"weight_getter": lambda: weights_of(Constant(1.0))}, 1),
+        ("VanillaWeightUpdater", {"policy_weights": weights_of(Constant(1.0))}, 0),
+        ("MultiProcessedWeightUpdater", {"get_server_weights": lambda: weights_of(Constant(1.0))}, 1),
+        ("MultiProcessedWeightUpdater", {}, 0),
+        ("RayWeightUpdater", {"max_interval": 3}, 0),
+        ("RemoteModuleWeightUpdater", {}, None),
+    ],
+)
+def test_an_updater_supplies_the_weights_where_none_are_passed(kind, keywords, action):
+    updater = getattr(updaters, kind)(**keywords)
+    with pytest.raises(RuntimeError, match=f"{kind}: construct a collector with weight_updater"):
+        updater.push_weights()
+    called = []
+    updater.register_post_hook(lambda: called.append(None))
+    with Collector(cartpole, Constant(), frames_per_batch=10, weight_updater=updater) as collector:
+        assert updater.collector is collector
+        if action is None:
+            with pytest.raises(RuntimeError, match="pass the weights"):
+                updater.push_weights()
+        else:
+            updater.push_weights()
+            assert actions_of(collector.next()) == [action]
+        updater.push_weights(Constant(1.0))
+        assert actions_of(collector.next()) == [1]
+    assert len(called) == (1 if action is None else 2)
 
 
 def test_a_collector_in_this_process_acts_with_the_policy_as_it_is():

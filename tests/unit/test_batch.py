@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collectx.batch import ALIGNMENT_BYTES, Layout, Leaf, batch_leaves, to_tensordict
+from collectx.batch import ALIGNMENT_BYTES, Layout, Leaf, batch_leaves, same_size_integer, to_tensordict
 
 OBSERVATION = Leaf(("observation",), (3,), torch.float32)
 ACTION = Leaf(("action",), (), torch.int64)
@@ -51,3 +51,16 @@ def test_a_tensordict_is_a_view_of_leaves_that_lie_aligned_and_apart(leaves, dev
         assert batch.get(leaf.key).shape == (*batch_size, *leaf.shape)
         assert batch.get(leaf.key).contiguous().view(torch.uint8).eq(number + 1).all()
     assert not torch.cat([larger[: layout.nbytes], larger[2 * layout.nbytes :]]).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "integer"),
+    [
+        (torch.float8_e5m2, torch.uint8),
+        (torch.bfloat16, torch.int16),
+        (torch.float32, None),
+        (torch.bool, None),
+    ],
+)
+def test_a_dtype_that_numpy_lacks_is_an_integer_of_its_size(dtype, integer):
+    assert same_size_integer(dtype) is integer

@@ -2,6 +2,7 @@
 Rules of style are in `.ci/style.py`."""
 
 import ast
+import functools
 import graphlib
 import re
 import tomllib
@@ -46,13 +47,16 @@ LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 SEAMS = {("policy", "collectx.env.base"), ("policy", "collectx.env.legal")}
 
 
-def imported(path: Path):
+@functools.cache
+def imported(path: Path) -> list[tuple[int, str]]:
     """Line and name of every import, anywhere in a file: `collectx.a.b` and `collectx.a.b.name`."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.lineno, f"{'.' * node.level}{node.module}.{alias.name}") for alias in node.names)
+            found += [(node.lineno, f"{'.' * node.level}{node.module}.{alias.name}") for alias in node.names]
+    return found
 
 
 def test_imports_go_down():
@@ -102,7 +106,9 @@ def test_the_list_of_packages_is_the_tree():
 
 def differences(path):
     """The arguments of all `pytest.mark.difference(...)` of a file."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    text = path.read_text()
+    nodes = ast.walk(ast.parse(text)) if "pytest.mark.difference(" in text else ()
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     marks = [node for node in calls if ast.unparse(node.func) == "pytest.mark.difference"]
     return {ast.literal_eval(cell) for mark in marks for cell in mark.args}
 

@@ -5,10 +5,12 @@ import threading
 import time
 
 import pytest
+from composed_overrides import composed
 
 from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger
+from collectx.run import RunFolder
 from collectx.run.folder.saved_config import flat
-from collectx.run.logger_threads import LoggerThreads
+from collectx.run.logger_threads import LoggerThreads, factories
 
 CONFIG = {"env.id": "CartPole-v1", "seed": 3, "sizes": [64, 64], "none": None}
 NAME = "episode/mean_return"
@@ -130,3 +132,20 @@ def test_a_logger_that_hangs_takes_no_time_of_the_run_and_no_memory_without_end(
 
 def test_hyperparameters_have_the_paths_of_options():
     assert flat({"env": {"id": "a", "kwargs": {}}, "seed": 1}) == {"env.id": "a", "env.kwargs": {}, "seed": 1}
+
+
+def test_a_run_is_called_as_its_folder_and_keeps_its_id_in_wandb_and_mlflow(tmp_path):
+    cfg, files = (
+        composed("logger=[tensorboard,csv,wandb,mlflow] logger.mlflow.name=mine seed=5"),
+        RunFolder(tmp_path / "a"),
+    )
+    files.begin()
+    made = factories(cfg, files, 7)
+    again = factories(cfg, files, None)
+    assert [*made] == ["tensorboard", "csv", "wandb", "mlflow"]
+    assert made["wandb"].keywords["run_id"] == again["mlflow"].keywords["run_id"] == files.logger_id.read_text()
+    assert len(files.logger_id.read_text()) == 16
+    assert (made["wandb"].keywords["name"], made["mlflow"].keywords["name"]) == ("a", "mine")
+    assert (made["csv"].args, made["csv"].keywords["step"]) == ((files.progress,), 7)
+    assert (made["tensorboard"].args, made["tensorboard"].keywords["config"]["seed"]) == ((files.tensorboard,), 5)
+    assert factories(composed(""), files, None) == {}

@@ -7,10 +7,11 @@ import torch
 from composed_overrides import composed
 
 from collectx import collector, env, policy, trainer
+from collectx import plan as planning
 from collectx.cli import plan as command
 from collectx.cli import run
 from collectx.jobs.status import NamedRun
-from collectx.plan import plan
+from collectx.plan import lines, plan
 from collectx.transport.slab import Slab
 
 SMALL = "env=counting env.num_envs=2 collector.frames_per_batch=64 collector.total_frames=200"
@@ -70,6 +71,7 @@ def test_batches_traffic_and_files(tmp_path):
         == traffic["batch_bytes"]
         > 64 * one["memory"]["frame_bytes"] / 2
     )
+    assert one["memory"]["batch_of_the_trainer_bytes"] == traffic["batch_bytes"]
     weights = one["memory"]["weights_of_the_policy_bytes"]
     assert traffic["network_to_the_workers_per_version_bytes"] == 2 * weights
     assert one["files"]["metrics.jsonl"] == "4 lines"
@@ -150,3 +152,42 @@ def test_wrong_configurations_and_machines_without_slurm(capsys, within):
     assert "#SBATCH --ntasks=3" in said.out
     assert command.main(["-m", "hydra/sweeper=optuna", "trainer.gamma=interval(0.9,1)"]) == 2
     assert "plan one of them, without -m" in capsys.readouterr().err
+
+
+def test_numbers_have_units_and_what_is_zero_is_left_out():
+    sizes = {"a_bytes": 999, "b_bytes": 1000, "c_bytes": 1_500_000, "d_bytes": 2 * 10**9, "e_bytes": 0}
+    times = {"f_s": 0.0125, "g_s": 1.0, "h_s": 5400.0, "i_s": None, "j": 12345, "k_k": "text"}
+    planned = {"runs": [{"name": "run", "section": sizes | times}], "slurm": [["#SBATCH --time=1"]], "totals": {}}
+    expected = ["a  999 bytes", "b  1 kB", "c  1.5 MB", "d  2 GB", "f  12.5 ms", "g  1 s", "h  1.5 h", "i  unknown"]
+    expected = [f"  {line[0]}  {line[1:]}" for line in expected] + ["  j    12,345", "  k k  text"]
+    assert [*lines(planned)] == ["section", *expected, "slurm", "  #SBATCH --time=1"]
+
+
+class Steps:
+    """Envs whose steps take as long as `times` say."""
+
+    def __init__(self, now, *times):
+        self.spec = env.read_spec(composed("env=counting env.num_envs=2").env)
+        self.now, self.times, self.num_steps = now, times, 0
+
+    def reset(self, *arguments):
+        pass
+
+    restart = reset
+
+    def step(self, action, out):
+        self.now[0] += self.times[min(self.num_steps, len(self.times) - 1)]
+        self.num_steps += 1
+        return True
+
+
+@pytest.mark.parametrize(
+    ("times", "step", "num_steps"), [((5.0, 0.125), 0.0625, 3), ((5.0, 1.0), 0.5, 2), ((5.0, 0.0), 0.0, 201)]
+)
+def test_envs_are_stepped_for_a_moment_and_their_first_step_does_not_count(monkeypatch, times, step, num_steps):
+    now = [0.0]
+    monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
+    group = Steps(now, *times)
+    monkeypatch.setattr(planning, "first_observations", lambda group, seeds: {"observation": torch.zeros(2, 3)})
+    assert planning.step_s(group) == pytest.approx(step)
+    assert group.num_steps == num_steps

@@ -55,3 +55,15 @@ def test_frames_of_trajectories_that_do_not_go_on_are_not_kept(breaks_off):
         assert set(unfinished) == (set() if breaks_off else {0: {0, 1, 2}, 1: {2, 3}}[number])
     assembler.forget()
     assert assembler.state() == {"unfinished": {}, "ended": []}
+
+
+def test_long_unfinished_trajectories_are_taken_out():
+    assembler = Assembler(3, "cat", breaks_off=False)
+    assembler.add(batch(0))
+    assert assembler.num_unfinished == 4
+    (taken,) = assembler.take_unfinished(2)
+    assert (taken["collector", "traj_ids"].tolist(), assembler.num_unfinished) == ([0, 0], 2)
+    assembler.add(batch(1))
+    ended = assembler.take_ended()
+    # The later frames alone.
+    assert sorted(each["collector", "traj_ids"].tolist() for each in ended) == [[0], [1, 1, 1]]

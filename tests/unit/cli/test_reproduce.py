@@ -46,14 +46,24 @@ def test_key_and_group_overrides_in_the_folder_of_a_point_of_a_sweep(stub, old):
     assert (cfg.trainer.gamma, folder.name) == (0.6, "new")
 
 
-@pytest.mark.ci
-def test_a_run_that_was_not_waited_for_is_waited_for(old, monkeypatch):
-    old("launcher=slurm launcher.wait=false")
+@pytest.mark.parametrize(
+    ("line", "typed", "added"),
+    [
+        ("", "seed=3", "trainer.digest=true"),
+        ("", "seed=3 trainer.digest=false", ""),
+        ("trainer=record trainer.dir=data", "", "trainer.digest=true trainer.dir=null"),
+        ("launcher=slurm launcher.wait=false", "launcher.wait=false", "trainer.digest=true launcher.wait=true"),
+        ("collector.total_frames=-1", "seed=3", "trainer.digest=true run.max_batches=3"),
+        ("collector.total_frames=-1", "seed=3 run.max_batches=2", "trainer.digest=true"),
+    ],
+)
+def test_what_a_reproduction_adds_to_the_typed_line(stub, old, monkeypatch, line, typed, added):
+    stub.status = lambda cfg: "interrupted" if cfg.collector.total_frames < 0 else "completed"
     words = []
+    old(line)
     monkeypatch.setattr(reproduce, "launch", lambda composer, arguments, *_: words.extend(arguments.words) or 3)
-    for line in ([], ["launcher.wait=false"]):
-        assert reproduce.main(["old", *line]) == 3
-        assert words[-1] == "launcher.wait=true"
+    assert reproduce.main(["old", *typed.split()]) == 3
+    assert words == [*typed.split(), *added.split()]
 
 
 def test_a_difference_names_the_first_batch(stub, old, capsys):
@@ -154,24 +164,39 @@ def test_a_run_that_began_with_some_workers_waits_for_all(stub, old, capsys):
     assert "the parts of ready workers" in capsys.readouterr().out
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("line", "event", "message"),
-    [
-        ("collector=multi_async", "", None),
-        ("collector=multi_async collector.refresh=step", "", "the weights change within a batch"),
-        ("collector=multi_async", "worker_failed", None),  # this ended the run
-        ("collector=multi_async", "worker_restarted", "a worker was lost"),
-        ("collector.preemptive_threshold=0.5 trainer=meter", "", "a batch ends when enough workers are ready"),
-    ],
-)
-def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(stub, old, capsys, line, event, message):
-    folder = old(line)
-    (folder / "events.jsonl").write_text(json.dumps({"time": 1.0, "event": event}) + "\n")
+def test_an_async_run_is_delivered_in_its_order_or_the_reason_why_not_is_said(stub, old, capsys):
+    folder = old("collector=multi_async")
     stub.digests = ["0", "other", "2"]
-    assert reproduce.main(["old"]) == 1
-    assert stub.calls[-1][0].collector.order_of == (None if message else str(folder))
-    assert (message or "batch 1 is the first that differs") in capsys.readouterr().out
+    for event in ("worker_failed", "worker_restarted"):  # the first one ended the run
+        (folder / "events.jsonl").write_text(json.dumps({"time": 1.0, "event": event, "worker": 1}) + "\n")
+        assert reproduce.main(["old"]) == 1
+        is_lost = event == "worker_restarted"
+        assert stub.calls[-1][0].collector.order_of == (None if is_lost else str(folder))
+        assert ("lost a worker, and its log does not record" in capsys.readouterr().out) == is_lost
+
+
+@pytest.mark.parametrize(
+    ("collector", "typed", "reason"),
+    [
+        ({"kind": "multi_async"}, ["seed=3"], None),
+        ({"kind": "multi_async"}, ["+collector.num_slots=3"], "you override the collector"),
+        ({"kind": "multi_async"}, ["~collector.x"], "you override the collector"),
+        ({"kind": "multi_async", "refresh": "step"}, [], "the weights change within a batch"),
+        ({"kind": "multi_async", "min_workers": 1}, [], None),
+        ({"kind": "multi_sync"}, ["collector.num_slots=3"], ""),
+        ({"kind": "multi_sync", "min_workers": 1}, [], "with collector.min_workers, a batch contains"),
+        ({"kind": "multi_sync", "preemptive_threshold": 0.5}, [], "a batch ends when enough workers are ready"),
+        ({}, [], ""),
+    ],
+    ids=str,
+)
+def test_why_batches_may_differ(tmp_path, collector, typed, reason):
+    files = RunFolder(tmp_path)
+    files.begin()
+    line = {"digest": "0", "workers": [{"worker": 0, "policy_version": 0}], "version": 0}
+    files.metrics.write_text(json.dumps(line) + "\n")
+    said = reproduce._order_problem(files, collector, typed)
+    assert said == reason or (reason and reason in said)
 
 
 @pytest.mark.parametrize(

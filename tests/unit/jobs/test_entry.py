@@ -3,15 +3,21 @@
 import os
 import signal
 import stat
+from dataclasses import replace
 
 import pytest
+import torch
 from composed_overrides import composed
 
-from collectx.errors import JobEnded, RendezvousError
+from collectx.errors import ConfigError, JobEnded, RendezvousError, WorkerDied
 from collectx.jobs import entry, rendezvous
-from collectx.run import RunFolder
+from collectx.place.slurm import nodes
+from collectx.place.slurm.job import JobTasksLauncher
+from collectx.run import RunFolder, Status, execution
 from collectx.run.folder import files
+from collectx.run.folder.result import Failure, Result, exit_status
 from collectx.transport.network.handshake import Endpoint
+from collectx.worker import entry as worker_entry
 
 
 @pytest.fixture
@@ -96,3 +102,123 @@ def test_the_task_of_an_ended_worker_lasts_as_long_as_the_trainer(within, monkey
     within(entry, "time", sleep=sleep)
     entry._wait_for_trainer(composed("launcher=slurm"), folder)
     assert len(waits) == 3
+
+
+@pytest.fixture
+def task(folder, monkeypatch, queue):
+    """`task(rank, words, **variables)` runs a task of SLURM's job 7, whose log is at its beginning; returns its exit
+    status."""
+    files = [os.dup(descriptor) for descriptor in (1, 2)]
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    handlers, threads = [signal.getsignal(number) for number in numbers], torch.get_num_threads()
+    queue.states = {"7": "RUNNING"}
+    folder.jobs.mkdir(exist_ok=True)
+    (folder.jobs / "log_begin").write_text("0")
+    folder.log("job").touch()
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "3"}
+
+    def run(rank, words="", *more, token=None, **further):
+        for name, value in (variables | {"SLURM_PROCID": str(rank)} | further).items():
+            monkeypatch.setenv(name, value)
+        cfg = composed(f"launcher=slurm trainer=meter launcher.max_requeues=3 {words}")
+        rendezvous.JobSpec(cfg, ("run", "seed=1"), token).write(folder)
+        try:
+            return entry.main([str(folder.path), *more])
+        finally:
+            for number, handler in zip(numbers, handlers, strict=True):
+                signal.signal(number, handler)
+            for descriptor, file in zip((1, 2), files, strict=True):
+                os.dup2(file, descriptor)
+            torch.set_num_threads(threads)
+
+    yield run
+    for file in files:
+        os.close(file)
+
+
+TERM, INT = "interrupted by SIGTERM", "interrupted by SIGINT"
+LOST = Failure(f"{WorkerDied.__module__}.{WorkerDied.__qualname__}", "no answer", worker=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "failure", "restarts", "state", "said"),
+    [
+        ("launcher.requeue=true", "all frames delivered", None, 0, "RUNNING", ""),
+        ("launcher.requeue=true", TERM, None, 0, "PENDING", f"the job is requeued: {TERM}"),
+        ("launcher.requeue=true", TERM, None, 3, "RUNNING", "requeued launcher.max_requeues=3 times"),
+        ("launcher.requeue=false", TERM, None, 0, "RUNNING", ""),
+        ("launcher.requeue=true", INT, None, 0, "CANCELLED", ""),
+        ("launcher.requeue=true", "WorkerDied", LOST, 0, "PENDING", "requeued: n1, the node of worker 1, is lost"),
+        ("launcher.requeue=true", "WorkerDied", replace(LOST, worker=None), 0, "RUNNING", ""),
+        ("launcher.requeue=true", "WorkerDied", replace(LOST, type="ValueError"), 0, "RUNNING", ""),
+        ("launcher.requeue=false", "WorkerDied", LOST, 0, "RUNNING", ""),
+    ],
+)
+def test_what_becomes_of_the_job_when_its_run_has_ended(
+    task, folder, queue, monkeypatch, capsys, words, reason, failure, restarts, state, said
+):
+    status = Status.FAILED if failure else Status.INTERRUPTED if "interrupted" in reason else Status.COMPLETED
+    failures = (failure,) if failure else ()
+    ended = Result(status, reason, 1, 1, 1.0, 0.0, None, None, None, 0, None, failures, folder.path)
+    calls = []
+    monkeypatch.setattr(execution, "execute", lambda *arguments: calls.append(arguments) or ended)
+    monkeypatch.setattr(nodes, "is_lost", lambda node: node == "n1")
+    node = folder.node_note("7")
+    node.parent.mkdir(exist_ok=True)
+    node.write_text("n1")
+    assert task(0, words, SLURM_RESTART_COUNT=str(restarts)) == exit_status(status)
+    ((cfg, path, argv, open_launcher),) = calls
+    assert (path, argv) == (folder.path, ["run", "seed=1"])
+    with open_launcher(print) as launcher:
+        assert isinstance(launcher, JobTasksLauncher)
+    assert cfg.run.resume == ("never" if restarts else composed("launcher=slurm").run.resume)
+    assert queue.states["7"] == state
+    assert said in capsys.readouterr().err
+    events = [event["reason"] for event in folder.read_events() if event["event"] == "requeued"]
+    assert events == ([said.rpartition("requeued: ")[2]] if state == "PENDING" else [])
+    result = folder.read_result()
+    assert result is None if not restarts else result["exit_reason"].startswith(f"{TERM}: job 7 is not requeued")
+
+
+def test_a_run_that_is_a_step_of_an_allocation_does_not_cancel_it_and_a_wrong_configuration_is_said(
+    task, folder, queue, monkeypatch, capsys
+):
+    ended = Result(Status.INTERRUPTED, INT, 1, 1, 1.0, 0.0, None, None, None, 0, None, (), folder.path)
+    monkeypatch.setattr(execution, "execute", lambda *arguments: ended)
+    assert task(0) == exit_status(Status.INTERRUPTED)
+    assert queue.states["7"] == "RUNNING"
+
+    def wrong(*arguments):
+        raise ConfigError("one is wrong", "two is wrong")
+
+    monkeypatch.setattr(execution, "execute", wrong)
+    assert task(0) == 2
+    assert capsys.readouterr().err == "one is wrong\ntwo is wrong\n"
+
+
+@pytest.mark.parametrize("nested", [1, 2])
+def test_a_worker_writes_to_its_log_and_uses_its_threads(task, folder, monkeypatch, capsys, nested):
+    calls = []
+
+    def work(*arguments):
+        calls.append((*arguments, torch.get_num_threads()))
+        os.write(1, b"printed\n")
+        os.write(2, b"warned\n")
+        if nested == 2:
+            raise OSError("no way")
+
+    rendezvous.announce_trainer(folder, Endpoint(("127.0.0.1",), 4000, b"secret"), "7.0")
+    monkeypatch.setattr(worker_entry, "run_remote_worker", work)
+    words = f"launcher.num_threads=3 collector.start_timeout_s=50 collector.num_workers_per_collector={nested}"
+    words += " collector=distributed_sync" * (nested == 2)
+    assert task(2, words) == nested - 1
+    ((endpoint, worker, timeout_s, objects, build, threads),) = calls
+    assert (endpoint.port, worker, timeout_s, objects, threads) == (4000, 1, 50.0, None, 3)
+    assert (build is not None) == (nested == 2)
+    assert folder.worker_log(1).read_text() == "printed\nwarned\n"
+    assert ("OSError: no way" in capsys.readouterr().err) == (nested == 2)
+    # A replacement has its index from the command line, and a worker's job that SLURM has requeued has none to join.
+    assert task(0, words, "--worker", "0") == nested - 1
+    assert calls[-1][1] == 0
+    assert task(0, words, "--worker", "0", token="7.0", SLURM_RESTART_COUNT="1") == 1
+    assert len(calls) == 2

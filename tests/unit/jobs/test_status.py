@@ -10,7 +10,7 @@ import pytest
 from composed_overrides import composed
 
 from collectx.errors import LauncherError
-from collectx.jobs.status import named_run, read_job, status_of_job, status_of_process, write_job
+from collectx.jobs.status import named_run, read_job, status_of_job, status_of_process, waiting_workers, write_job
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
 from collectx.run import RunFolder
@@ -119,3 +119,19 @@ def test_a_run_that_is_starting_is_running_and_its_configuration_is_awaited(tmp_
         writer.start()
         assert named_run(files).cfg == cfg
         writer.join()
+
+
+def test_why_workers_wait(folder, monkeypatch):
+    states = {
+        "8_0": JobState("PENDING", False, False, "Resources"),
+        "8_1": JobState("RUNNING", False, True),
+        "8_2": JobState("PENDING", False, False, "Resources"),
+        "8_3": JobState("CANCELLED", True, False),
+        "9_5": JobState("PENDING", False, False, "Priority"),
+    }
+    folder.worker_jobs.write_text("8_0 0\n8_1 1\n8_2 2\n8_3 3\n9_5 4\n")
+    monkeypatch.setattr(commands, "states", lambda jobs: {job: states[job] for job in jobs})
+    reasons = [str(states[job]) for job in ("8_0", "9_5")]
+    assert waiting_workers(folder) == [f"worker 0, 2: {reasons[0]}", f"worker 4: {reasons[1]}"]
+    monkeypatch.setattr(commands, "states", lambda jobs: (_ for _ in ()).throw(LauncherError("no answer")))
+    assert waiting_workers(folder) == ["collectx cannot tell whether worker jobs wait: no answer"]

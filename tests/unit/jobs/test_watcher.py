@@ -169,3 +169,104 @@ def test_a_job_that_does_not_end_is_cancelled_by_the_second_signal_or_after_its_
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
     assert [ended.status for ended in start("seed=2").results] == ["interrupted"]
     assert queue.states == {"100": "CANCELLED"}
+
+
+def test_equal_failures_of_a_sweep_are_told_once(queue, capsys):
+    assert [ended.status for ended in start("seed=1", "seed=1", "seed=0").results] == ["failed", "failed", "completed"]
+    err = capsys.readouterr().err
+    assert err.count("LeverError: stuck\n  Traceback (most recent call last)") == 1
+    assert "point0: LeverError: stuck" in err
+
+
+@pytest.fixture
+def clock(queue, monkeypatch):
+    """`clock(at)` calls `at(now_s)` at each refresh of a watcher, a quarter of a second after the other."""
+    seconds = itertools.count(0, 0.25)
+
+    def follow(at):
+        now = [next(seconds)]
+
+        def sleep(refresh_s: float) -> None:
+            assert now[0] < 2000
+            now[0] = next(seconds)
+            at(now[0])
+
+        monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+        monkeypatch.setattr(views, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        return now
+
+    for name, value in {"_MIN_QUERY_S": 1, "_MAX_QUERY_S": 10, "_SETTLE_S": 5}.items():
+        monkeypatch.setattr(watcher, name, value)
+    return follow
+
+
+def test_slurm_is_asked_often_at_first_and_until_an_end_is_certain(queue, monkeypatch, clock):
+    asked, squeue = [], queue.squeue
+
+    def at(now_s):
+        queue.states["100"] = "PENDING" if now_s < 300 else "RUNNING" if now_s < 600 else "FAILED"
+
+    now = clock(at)
+    monkeypatch.setattr(queue, "squeue", lambda command: asked.append(now[0]) or squeue(command))
+    queue.is_held = True
+    assert [ended.status for ended in start("").results] == ["failed"]
+    pauses = {second: second - first for first, second in itertools.pairwise(asked)}
+    # The job waits: the pause is a tenth of the time, from 1 to 10 s. Then it runs, and later it has ended.
+    for begin_s in (0, 300):
+        waited = {at_s - begin_s: pause_s for at_s, pause_s in pauses.items() if begin_s + 11 < at_s < begin_s + 300}
+        assert max(pause_s for at_s, pause_s in waited.items() if at_s < 20) <= 2.25
+        assert all(10 <= pause_s <= 10.25 for at_s, pause_s in waited.items() if at_s > 130)
+    assert [*pauses.values()][-5:] == [1] * 5
+    assert 605 <= asked[-1] <= 616
+
+
+def test_who_waits_for_a_job_that_slurm_does_not_end_may_leave(queue, monkeypatch, clock, capsys):
+    """A minute and a half after it was cancelled."""
+
+    def at(now_s):
+        if now_s == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(NamedRun, "grace_s", 20.0)
+    monkeypatch.setattr(queue, "scancel", lambda command: cancelled.append(now[0]) or "")
+    cancelled, now = [], clock(at)
+    assert [ended.status for ended in start("seed=2").results] == ["interrupted"]
+    assert cancelled[0] == 1
+    assert 21 <= cancelled[-1] <= 22
+    assert 111 <= now[0] <= 112
+    err = capsys.readouterr().err
+    assert err.count("cancelling job 100; this may take SLURM half a minute") == 1
+    assert "left; SLURM is still ending job 100" in err
+
+
+@pytest.mark.parametrize("has_answer", [True, False])
+def test_after_a_question_that_was_not_answered_ctrl_c_ends_the_job(queue, monkeypatch, has_answer):
+    """The first Ctrl-C asks; Enter keeps watching. Another one, or the end of the input, ends the job."""
+    questions = []
+
+    def answer(question):
+        questions.append(question)
+        if not has_answer:
+            raise EOFError
+        return ""
+
+    monkeypatch.setattr(
+        watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: signal.raise_signal(signal.SIGINT))
+    )
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", answer)
+    done = start("seed=2")
+    assert ([ended.status for ended in done.results], done.is_detached) == (["interrupted"], False)
+    assert (len(questions), queue.states["100"]) == (1, "CANCELLED")
+
+
+def test_who_only_watches_leaves_with_ctrl_c(queue, monkeypatch, capsys):
+    queue.states = {"7": "RUNNING"}
+    monkeypatch.setattr(
+        watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: signal.raise_signal(signal.SIGINT))
+    )
+    run = NamedRun("run", Path("run").absolute(), composed("launcher=slurm"))
+    watched = watcher.Watcher([(run, "7")], is_owner=False)
+    assert [ended.status for ended in watched.watch()] == ["interrupted"]
+    assert (watched.is_detached, queue.states) == (True, {"7": "RUNNING"})
+    assert "left; job 7 continues" in capsys.readouterr().err

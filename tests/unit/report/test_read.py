@@ -69,7 +69,8 @@ def test_runs_that_differ_in_their_seeds_alone_are_a_group(sweep):
     assert differences(runs) == {"collector.num_workers": [1, 1, 2, 2], "seed": [0, 1, 0, 1]}
     groups = groups_of(runs)
     assert [(group.name, len(group.runs)) for group in groups] == [("num_workers=1", 2), ("num_workers=2", 2)]
-    assert groups[0].values("frames").tolist() == [2560.0, 2560.0]
+    assert groups[0].values("frames").tolist() == [1024.0, 1024.0]
+    assert [group.name for group in (*groups_of(runs[:2]), *groups_of(runs[:1]))] == ["all", runs_name(1, 0)]
 
 
 def runs_name(workers, seed):
@@ -80,13 +81,13 @@ def test_the_curves_of_a_run_are_those_of_its_files(sweep):
     (run,) = read_runs([sweep / runs_name(2, 1)])
     assert (run.name, run.status.status) == (runs_name(2, 1), Status.COMPLETED)
     frames, returns = run.curve("mean_return", "frames")
-    assert frames[-1] == 2560
+    assert frames[-1] == 1024
     assert returns[-1] == pytest.approx(run.numbers["mean_return"], rel=1e-6)
     times, rates = run.curve("frames_per_s", "elapsed_s")
     assert 0 < times[0] < times[-1] < 60
     # The rates are those after the first batch.
     passed_s = np.diff([run.columns["elapsed_s"][0], *times])
-    assert sum(rates * passed_s) == pytest.approx(2560 - 128)
+    assert sum(rates * passed_s) == pytest.approx(1024 - 128)
     assert set(run.scalars) == {"actor_loss", "critic_loss", "entropy"}
     assert {span.worker for span in run.spans} == {0, 1}
     assert run.curve("nothing", "frames") is None

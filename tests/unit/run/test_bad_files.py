@@ -43,7 +43,7 @@ _DAMAGES = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", _COMMANDS)
 @pytest.mark.parametrize(
     "damage",

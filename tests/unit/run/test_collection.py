@@ -214,7 +214,7 @@ def test_lines_are_taken_in_as_they_come_and_a_run_begun_anew_from_its_beginning
 
 
 def test_the_curve_of_a_long_run_is_thinned_from_its_first_batch_to_its_last(tmp_path):
-    line = {"time": 0.0, "frames_per_s": 10.0, "waited_s": 0.0, "version": 0, "lag": 0.0, "mean_return": 1.0}
+    line = {"time": 5.0, "frames_per_s": 10.0, "waited_s": 0.0, "version": 0, "lag": 0.0, "mean_return": 1.0}
     lines = (json.dumps(line | {"batch": batch, "frames": 10 * (batch + 1)}) for batch in range(9001))
     (tmp_path / "metrics.jsonl").write_text("".join(f"{each}\n" for each in lines))
     replay = MetricsTail(tmp_path / "metrics.jsonl", -1)

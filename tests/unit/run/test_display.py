@@ -44,6 +44,14 @@ def test_now_is_over_the_last_seconds(statistics, delivery):
     assert view.left_s == (1000 - 380) / 10
 
 
+def test_two_views_of_one_moment_divide_by_no_time(statistics, delivery):
+    sampler = Sampler(statistics, start_s=0.0)
+    sampler.view(1.0)
+    statistics.add(delivery(1, {"frames": 100}), 1.0)
+    view = sampler.view(1.0)
+    assert (view.now_per_s, view.workers[0].frames_per_s, view.elapsed_s) == (100.0, 0.0, 1.0)
+
+
 def test_the_rate_falls_while_no_batch_comes(statistics, delivery):
     statistics.add(delivery(1, {"frames": 100}), 1.0)
     late, sampler = Sampler(statistics, start_s=0.0), Sampler(statistics, start_s=0.0)

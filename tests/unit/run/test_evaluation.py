@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from composed_overrides import composed
 
 from collectx.cli import eval as evaluating
@@ -36,6 +37,25 @@ def evaluate(capsys):
         return status, printed.out, json.loads(Path(folder, "eval.json").read_text())
 
     return call
+
+
+def test_the_weights_are_those_that_the_run_has_saved(run, evaluate):
+    folder, returns = run(_LINE), []
+    weights = torch.load(Path(folder, "policy.pt"), weights_only=True)
+    for action in range(2):
+        # One action at all times, after which a pole falls soon.
+        for name in weights:
+            weights[name].zero_()
+        (bias,) = (each for name, each in weights.items() if each.shape == (2,) and "bias" in name)
+        bias[action] = 100
+        torch.save(weights, Path(folder, "policy.pt"))
+        status, text, found = evaluate(folder, "episodes=3")
+        assert status == 0
+        assert len(found["returns"]) == 3
+        assert max(found["lengths"]) <= 11
+        assert f"mean return {found['mean_return']:.6g} (95 % CI " in text
+        returns.append(found["returns"])
+    assert returns[0] != returns[1]
 
 
 @pytest.mark.ci

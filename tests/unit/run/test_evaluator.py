@@ -1,5 +1,6 @@
 """Evaluations during a run, by a process of their own."""
 
+import csv
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from composed_overrides import composed
 
 from collectx.policy.flat_weights import FlatWeights
+from collectx.run import RunFolder, Status, execute
 from collectx.run.after.trained import build
 from collectx.run.evaluator import Evaluator
 
@@ -80,3 +82,13 @@ def test_a_long_evaluation_is_not_waited_for(evaluator):
     ((name, fields),) = one.seen
     assert name == "evaluation_failed"
     assert fields["message"].startswith("it did not end within 0.01 s (eval.close_timeout_s)")
+
+
+def test_a_run_waits_for_its_last_evaluation_and_logs_it(tmp_path):
+    words = "collector=single launcher=inline trainer=meter collector.frames_per_batch=32 collector.total_frames=64"
+    assert execute(composed(f"{words} logger=csv {LINE}"), tmp_path, []).status is Status.COMPLETED
+    files = RunFolder(tmp_path)
+    (found,) = [event for event in files.read_events() if event["event"] == "evaluated"]
+    assert (found["batches"], found["frames"]) == (2, 64)
+    *_, last = csv.DictReader(files.progress.read_text().splitlines())
+    assert (float(last["eval/mean_return"]), int(last["step"])) == (found["mean_return"], 64)

@@ -119,6 +119,14 @@ def test_a_trainer_that_raises(cfg, tmp_path, train_with, capsys):
     assert not any(path.exists() for path in announced)
 
 
+def test_what_a_failed_start_replaced_is_gone(cfg, tmp_path, monkeypatch):
+    execute(cfg, tmp_path, [])
+    monkeypatch.setattr(trainers, "build", lambda *arguments: 1 / 0)
+    assert execute(replace(cfg, run=RunOptions(overwrite=True)), tmp_path, []).status is Status.FAILED
+    assert not (tmp_path / ".replaced").exists()
+    assert not [*RunFolder(tmp_path).read_metrics()]
+
+
 def test_an_error_that_cannot_be_written_as_it_is(cfg, tmp_path, train_with):
     def raising(collection):
         try:

@@ -1,12 +1,14 @@
 """A run that is interrupted and continued, in this process: as `collectx resume` does it, and as a job that SLURM
 requeues. Over processes: tests/contract/test_resume_contract.py, tests/system/test_resume.py, tests/slurm."""
 
+import json
 import signal
 from dataclasses import replace
 
 import pytest
 import torch
 from composed_overrides import composed
+from omegaconf import OmegaConf
 
 from collectx.checkpoints import Checkpoints
 from collectx.cli import resume, run
@@ -59,7 +61,11 @@ def job(tmp_path, monkeypatch):
 def test_an_interrupted_run_is_resumed_as_if_it_had_not_been(tmp_path, line):
     folder = tmp_path / "run"
     assert run.main([*_INLINE.split(), *line.split(), _STOPPED, f"hydra.run.dir={folder}"]) == 130
-    assert resume.main([str(folder)]) == 0
+    assert resume.main([str(folder), "checkpoint.keep=3"]) == 0
+    files = RunFolder(folder)
+    assert json.loads(files.meta.read_text())["argv"] == ["collectx", "resume", str(folder), "checkpoint.keep=3"]
+    kept = [OmegaConf.load(path).checkpoint.keep for _, path in files.configs]
+    assert (kept, files.configs[-1][0]) == ([2, 3], 3)
     execute(composed(f"{_INLINE} {line}"), tmp_path / "uncut", [])
     check_equal(folder, tmp_path / "uncut")
 

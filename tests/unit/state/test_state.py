@@ -12,7 +12,7 @@ import torch
 from configurations import through_a_file
 
 from collectx.errors import NotRestorable
-from collectx.random_state import HeldGenerators
+from collectx.random_state import HeldGenerators, SeedWatch, seed_generators
 from collectx.state import ProcessState, dumps, load_generators, loads, reason_not_saved, save_generators
 
 
@@ -240,3 +240,32 @@ def test_sticky_actions_cannot_be_saved():
     env.reset(seed=0)
     with pytest.raises(NotRestorable, match="repeat_action_probability=0"):
         dumps(env, "env")
+
+
+def test_seeds_are_noticed_and_draws_are_not():
+    before = save_generators()
+    try:
+        seed_generators(3)
+        watch = SeedWatch()
+        torch.rand(3), np.random.rand(3), [random.random() for _ in range(1000)]
+        assert (watch.seeded(), watch.python_seeded()) == ([], [])
+        random.seed(4)
+        assert watch.python_seeded() == ["python"]
+        torch.manual_seed(4)
+        assert watch.seeded() == ["torch"]
+        np.random.seed(4)
+        assert watch.seeded() == ["torch", "numpy"]
+        watch.renew()
+        assert (watch.seeded(), watch.python_seeded()) == ([], [])
+    finally:
+        load_generators(before)
+
+
+def test_views_in_any_direction_share_their_memory_again():
+    base = np.arange(24).reshape(4, 6)
+    views = [base, base[::-1, ::2], base.T[1:3], base[2, ::-1], base[1:1]]
+    loaded = loads(dumps(views, "views"), None, "views")
+    assert [view.tolist() for view in loaded] == [view.tolist() for view in views]
+    loaded[0] += 100
+    base += 100
+    assert [view.tolist() for view in loaded] == [view.tolist() for view in views]

@@ -1,0 +1,213 @@
+"""What a worker answers between two batches, from envs that are plain objects."""
+
+import datetime
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import nn
+
+from collectx.errors import ShapeError
+from collectx.transport.base import Request
+from collectx.user_objects import Hooks
+from collectx.worker.requests import RequestHandler, is_data, load_into, reply_without_state, resolve
+
+
+class Link(list):
+    """The replies, each with its error."""
+
+    def reply(self, value, error=None):
+        self.append((value, error))
+
+
+class Rollout:
+    """Its state; `reason`: why it has none."""
+
+    def __init__(self, *envs, reason=None):
+        self.group = SimpleNamespace(user_envs=envs, size=3)
+        self.reason, self.loaded, self.restarted = reason, [], []
+
+    def state(self):
+        return {"reason": self.reason} if self.reason else {"envs": b"all of it"}
+
+    def load(self, state):
+        self.loaded.append(state)
+        return state.get("reason")
+
+    def restart(self, chosen):
+        self.restarted.append(chosen.tolist())
+
+
+class Generators(Rollout):
+    def load(self, state, rollout):
+        self.loaded.append((state, rollout))
+
+
+def handler(*envs, batch=None, hooks=None, is_inline=False, reason=None):
+    return RequestHandler(
+        0, Generators(), Rollout(*envs, reason=reason), hooks or Hooks(), lambda slot, steps: batch, dict, is_inline
+    )
+
+
+class Counter:
+    """An env that saves `value`."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return self.value
+
+    def load_state_dict(self, state):
+        self.value = state
+
+
+@dataclass
+class Pair:
+    one: object
+    other: object
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *((each, True) for each in (1, "a", None, np.zeros(2), torch.ones(1), torch.int8, spaces.Discrete(2))),
+        *((each, True) for each in ([1, (2, {"a": {3}})], deque([1]), Pair(1, "a"), datetime.date.today())),
+        *((each, False) for each in (print, object(), Pair, [1, print], {"a": print}, {print: 1}, Pair(1, print))),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_as_good_as_a_copy_is_data(value, expected):
+    assert is_data(value) is expected
+
+
+def test_paths_lead_to_attributes_and_items():
+    env = SimpleNamespace(shape=[3, 4], spaces={"a": SimpleNamespace(n=5), "b c": 6})
+    paths = {"shape[0]": 3, "shape[-1]": 4, "spaces['a'].n": 5, 'spaces["b c"]': 6, ".shape": env.shape}
+    assert {path: resolve(env, path) for path in paths} == paths
+    for path in ("", "shape[", "a b", "spaces['b c']x y", "shape.[0]"):
+        with pytest.raises(AttributeError):
+            resolve(env, path)
+    with pytest.raises(LookupError):
+        resolve(env, "shape[2]")
+
+
+def test_attributes_of_one_env_of_several_and_of_a_group_without_any():
+    one, other = SimpleNamespace(size=1, close=print, made=object()), SimpleNamespace(size=2, close=print, made=None)
+    asked = {("size",): [1, 2], (): [one, other]}
+    for arguments, values in asked.items():
+        link = Link()
+        for envs in ([one], [one, other]):
+            handler(*envs).reply(link, Request("getattr_env" if arguments else "envs", arguments))
+        assert link == [(values[0], None), (values, None)]
+    assert handler().getattr_env("size") == 3
+    assert handler(one, is_inline=True).getattr_env("close") is print
+    for envs, path, words in (
+        ([one], "close", "'close' is a method in the worker's env"),
+        ([other, one], "made", "'made' is object in the worker's env"),
+    ):
+        link = Link()
+        handler(*envs).reply(link, Request("getattr_env", (path,)))
+        ((value, error),) = link
+        assert (value, type(error)) == (None, TypeError)
+        assert words in str(error)
+
+
+def test_weights_are_copied_into_the_module_of_every_env():
+    envs = [SimpleNamespace(net=nn.Linear(1, 1)) for _ in range(2)]
+    new = nn.Linear(1, 1).state_dict()
+    handler(*envs).load_weights("net", new)
+    assert [env.net.weight.item() for env in envs] == [new["weight"].item()] * 2
+    with pytest.raises(TypeError, match=r"net\.weight is Parameter, not a module with weights"):
+        load_into(envs[0], "net.weight", new)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "is_saved"),
+    [
+        ({"at": [1.0, torch.ones(1)]}, None, True),
+        (OrderedDict(at=(None, "a", True)), None, True),
+        ({3: 1}, None, False),
+        (np.zeros(1), None, False),
+        # Without the envs' bytes, what is no plain data is pickled.
+        ({3: 1}, "it has a lock", True),
+        ([np.float64(2.0)], "it has a lock", True),
+    ],
+    ids=str,
+)
+def test_envs_that_save_themselves_are_restored_where_they_cannot_be_pickled(value, reason, is_saved):
+    made = handler(Counter(value), reason=reason)
+    state = made.state()
+    assert ("env_state_dict" in state) is is_saved
+    assert isinstance(state.get("env_state_dict"), torch.Tensor) == (is_saved and reason is not None)
+    new = handler(Counter("new"))
+    assert new.load(state) == reason
+    assert (new._envs[0].value == "new") is (reason is None)
+    # The generators are those of an env that was restored.
+    assert len(new._generators.loaded) == (reason is None)
+    assert "env_state_dict" not in handler(SimpleNamespace(state_dict=dict), reason=reason).state()
+
+
+def test_a_state_of_envs_is_a_copy_and_its_errors_are_told():
+    env = Counter({"at": [1]})
+    state = handler(env).state()
+    env.value["at"].append(2)
+    assert state["env_state_dict"] == [{"at": [1]}]
+
+    def fails():
+        raise OSError("no way")
+
+    env.state_dict = fails
+    assert "env_state_dict" not in handler(env).state()
+    reason = handler(env, reason="it has a lock").state()["rollout"]["reason"]
+    assert reason == "it has a lock; saving their state_dict failed too: OSError: no way"
+    damaged = {"env_state_dict": torch.zeros(3, dtype=torch.uint8), "rollout": {"reason": "it has a lock"}}
+    assert "the state_dict of the envs" in handler(Counter(1)).load(damaged)
+
+
+def batch():
+    return TensorDict({"action": torch.zeros(2, 3), "next": {"reward": torch.zeros(2, 3, 1)}}, [2, 3])
+
+
+def test_hooks_change_a_batch_and_add_to_it():
+    calls, written = [], []
+
+    def after(seen):
+        seen["action"] = torch.ones(2, 3)
+        seen["next", "reward"] += 2
+        seen["own", "score"] = torch.full((2, 3, 4), 5.0)
+
+    made = batch()
+    hooks = Hooks(pre_collect_hook=lambda: calls.append(None), post_collect_hook=after, write_batch=written.append)
+    one = handler(batch=made, hooks=hooks)
+    one.before_batch()
+    added = one.after_batch(0, 3)
+    assert (len(calls), made["action"].unique().tolist(), made["next", "reward"].unique().tolist()) == (1, [1.0], [2.0])
+    assert {key: value.shape for key, value in added.items()} == {("own", "score"): (2, 3, 4)}
+    assert [*made.keys()] == ["action", "next"]
+    assert written[0]["own", "score"].unique().tolist() == [5.0]
+    one.set_hook("post_collect_hook", Hooks())
+    assert one.after_batch(0, 3) == {}
+    assert [*written[1].keys()] == ["action", "next"]
+    for change, words in (
+        (lambda seen: seen.set("action", torch.zeros(2, 3, 1)), r"must keep the shape \[2, 3\] of action"),
+        (lambda seen: seen.set("words", "text"), r"added words \(NonTensorData\)"),
+    ):
+        with pytest.raises(ShapeError, match=words):
+            handler(batch=batch(), hooks=Hooks(post_collect_hook=change)).after_batch(0, 3)
+    assert handler(batch=batch()).after_batch(0, 3) == {}
+
+
+def test_envs_are_restarted_and_a_worker_that_runs_a_collector_has_no_state():
+    made, link = handler(), Link()
+    made.reply(link, Request("restart", ([True, False],)))
+    assert made._rollout.restarted == [[True, False]]
+    for name in ("ready", "state", "getattr_env"):
+        reply_without_state(link, Request(name, ()))
+    assert link[:3] == [(None, None)] * 3
+    assert "getattr_env: the worker runs a collector" in str(link[3][1])

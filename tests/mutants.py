@@ -285,7 +285,8 @@ def first_failure(root: Path, tests: list[str]) -> str | None:
     """What fails first of some tests of the copy in `root`; None if nothing does."""
     names = root / ".tests"
     names.write_text("\n".join(tests))
-    status, text = pytest(root, ["-x", "--tier=all", "-n", "0", f"@{names}"], 1800)
+    # A test that hangs with a mutant is ended after two minutes, unless it has a limit of its own.
+    status, text = pytest(root, ["-x", "--tier=all", "-n", "0", "--timeout=120", f"@{names}"], 1800)
     if status is None:
         return "timed out"
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)

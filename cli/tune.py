@@ -143,10 +143,7 @@ def _experiment(
     choices: dict[str, Any] = {}
     node = OmegaConf.create()
     rest = []
-    for each in [
-        *overrides,
-        *parsed([f"++{key}={value}" if "." in key else f"{key}={value}" for key, value in values.items()]),
-    ]:
+    for each in [*overrides, *parsed([f"{key}={value}" for key, value in values.items()])]:
         key = each.key_or_group
         if each.is_delete() or each.package is not None or key.startswith(("hydra.", "hydra/", "run.")):
             rest.append(str(each.input_line).removeprefix("++"))

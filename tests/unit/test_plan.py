@@ -95,6 +95,17 @@ def test_the_number_of_processes(line, expected, tmp_path):
     assert {name: processes[name] for name in expected} == expected
 
 
+def test_the_cores_of_each_place(tmp_path):
+    local = planned("trainer=meter launcher.num_threads=2", tmp_path)["cores"]
+    assert local["torch_threads_of_each_worker"] == 2
+    assert local["threads_together"] == local["torch_threads_of_the_trainer"] + 4
+    inline = planned("trainer=meter launcher=inline", tmp_path)["cores"]
+    assert "torch_threads_of_each_worker" not in inline
+    assert inline["threads_together"] == inline["torch_threads_of_the_trainer"]
+    ray = planned("trainer=meter collector=ray launcher=ray", tmp_path)["cores"]
+    assert ray["cores_of_each_worker"] == "launcher.remote_configs"
+
+
 def test_the_processes_of_an_async_vector_env(tmp_path):
     line = "env=gym_vector env.id=CartPole-v1 env.vectorization_mode=async env.num_envs=2 trainer=meter"
     (one,) = plan([NamedRun("run", tmp_path, composed(line))])["runs"]

@@ -7,7 +7,7 @@ from configurations import Log
 
 from collectx.collector.pool import WorkerPool
 from collectx.collector.worker_record import FailurePolicy
-from collectx.errors import JobEnded, WorkerDied
+from collectx.errors import JobEnded, WorkerDied, worker_of
 from collectx.place.workers import Workers
 from collectx.schedule.sync import SyncSchedule
 from collectx.transport.base import Departure, Reply, Request, Reset
@@ -178,8 +178,12 @@ def test_who_joins_late_gets_the_settings_in_force_and_begins_anew_unless_restor
     assert (2, "change", ([size, newest.of(2)],)) in requests
     assert pool.records[2].reset is None
     pool.handle_reply(Reply(0))
-    with pytest.raises(AttributeError, match="no size"):
+    with pytest.raises(AttributeError, match="no size") as caught:
         pool.handle_reply(Reply(1, None, AttributeError("no size")))
+    assert worker_of(caught.value) == 1
+    with pytest.raises(WorkerDied) as caught:
+        pool.handle_departure(Departure(2, WorkerDied("killed")), is_final=True)
+    assert worker_of(caught.value) == 2
 
 
 def test_a_worker_that_is_lost_while_it_gets_a_setting_is_no_error_of_the_setting(made):

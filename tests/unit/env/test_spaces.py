@@ -66,3 +66,14 @@ def test_texts_are_their_code_points():
 def test_a_missing_part():
     with pytest.raises(ShapeError, match="b: required by the space"):
         ObservationLeaves(PAIR).flatten({"a": 1})
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_an_action_is_an_array_of_the_space_that_an_env_may_keep_and_change(shape):
+    space = spaces.Box(-1, 1, shape, np.float32)
+    actions = np.full((2, *shape), 0.5, np.float32)
+    first, second = SpaceLeaves(space, ("action",)).element_splitter()([actions])
+    assert space.contains(first)
+    first[...] = 0.0
+    assert (second == 0.5).all()
+    assert (actions == 0.5).all()

@@ -42,6 +42,15 @@ def digests(folder):
     return [line["digest"] for line in lines(folder)]
 
 
+def levels(folder):
+    """The level of each batch, which is the one of its settings in every frame: a call and options of resets for each
+    level. The batches of async workers may come in another order than their settings."""
+    found = [line["scalars"] for line in lines(folder)]
+    expected = [each["settings"] and 10 + (each["settings"] + 1) // 2 for each in found]
+    assert [each["level"] for each in found] == [each["lowest"] for each in found] == expected
+    return expected
+
+
 def made(folder):
     """The settings that the events of a run name."""
     return [each for each in RunFolder(folder).read_events() if each["event"] == "setting"]
@@ -52,13 +61,12 @@ def ways(names, in_ci):
     return [pytest.param(name, marks=pytest.mark.ci if name in in_ci else pytest.mark.nightly) for name in names]
 
 
-@pytest.mark.parametrize("way", ways(WAYS, ["overlap", "async", "server", "gloo_async", "nested"]))
+@pytest.mark.parametrize("way", ways(WAYS, ["overlap", "async", "gloo_async"]))
 def test_a_course_is_followed_and_reproduced(tmp_path, way):
     collectx("run", *COURSE, *WAYS[way], cwd=tmp_path)
-    levels = [line["scalars"]["level"] for line in lines(tmp_path / "run")]
-    assert levels == sorted(levels)
-    assert levels[0] == 0
-    assert levels[-1] >= 11
+    found = levels(tmp_path / "run")
+    assert found[0] == 0
+    assert found[-1] >= 11
     versions = [line.get("settings", 0) for line in lines(tmp_path / "run")]
     assert versions[:3] == [0] * 3
     assert versions[-1] == 6
@@ -67,7 +75,7 @@ def test_a_course_is_followed_and_reproduced(tmp_path, way):
         ("reset_options", ""),
     ]
     if way in ("single", "sync", "gloo", "vector", "server"):
-        assert levels == [0] * 3 + [11] * 3 + [12] * 3 + [13] * 3
+        assert found == [0] * 3 + [11] * 3 + [12] * 3 + [13] * 3
     forked("reproduce", "run", "hydra.run.dir=again", cwd=tmp_path)
     assert digests(tmp_path / "again") == digests(tmp_path / "run")
 
@@ -78,9 +86,7 @@ def test_a_replaced_worker_gets_the_settings_in_force(tmp_path, way):
     collectx("run", *COURSE, *WAYS[way], *dies, cwd=tmp_path)
     events = RunFolder(tmp_path / "run").read_events()
     assert sum(each["event"] == "worker_restarted" for each in events) == 1
-    levels = [line["scalars"]["lowest"] for line in lines(tmp_path / "run")]
-    assert levels == sorted(levels)
-    assert levels[-1] >= 12
+    assert levels(tmp_path / "run")[-1] >= 12
 
 
 @pytest.mark.parametrize("way", ways(["sync", "overlap"], ["overlap"]))
@@ -137,7 +143,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("kind", ways(["single", "sync", "async", "gloo"], ["async", "gloo"]))
+@pytest.mark.parametrize("kind", ways(["single", "sync", "async", "gloo"], ["gloo"]))
 def test_a_script_changes_and_reads_envs(tmp_path, kind):
     (tmp_path / "script.py").write_text(SCRIPT)
     words = [sys.executable, "script.py", kind]

@@ -62,7 +62,9 @@ class Course:
             self.num_batches += 1
             # The first observation of a part is older than the settings of the part.
             level = batch["next", "observation"][..., 0]
-            collection.log(level=level.max().item(), lowest=level.min().item())
+            settings = batch.get(("collector", "settings_version"), None)
+            version = 0 if settings is None else settings.max().item()
+            collection.log(level=level.max().item(), lowest=level.min().item(), settings=version)
             if self.num_batches % self.every == 0:
                 stage = self.num_batches // self.every
                 collection.call("set_level", stage, by=10)

@@ -11,6 +11,7 @@ WRAPPED = ["env.wrappers=[{user_code.numbered.Checked: {also: '{env_index}'}}]"]
 RUN = ["trainer=record", "trainer.format=parquet", "collector.total_frames=128", "collector.frames_per_batch=64"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "words",
     [

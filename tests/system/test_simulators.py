@@ -146,6 +146,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.ci
 @pytest.mark.parametrize(("collector", "kind", "number"), COMMANDS)
 def test_a_run_leaves_no_simulator(tmp_path, simulators, wait_until, monkeypatch, collector, kind, number):

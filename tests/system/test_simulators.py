@@ -100,12 +100,15 @@ def test_a_killed_worker_takes_its_simulator_along_and_leaves_those_of_others(si
 
 
 @pytest.mark.ci
-def test_the_trainer_ends_the_simulators_of_workers_that_end_with_the_fork_server(simulators):
+def test_the_trainer_ends_the_simulators_of_workers_that_end_with_the_fork_server(simulators, wait_until):
     knobs = {"on_worker_failure": "restart", "total_frames": -1}
     with start("multi_sync", "local", env(simulators, **KINDS["daemon"]), **knobs) as collector:
         next(collector)
         before = [simulators(0), simulators(1)]
+        workers = worker_pids(collector)
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        # They end when the fork server is gone, and may fill a few small batches until then.
+        wait_until(lambda: not any(map(is_alive, workers)), SOON_S, "the end of the workers")
         for _ in range(4):
             next(collector)
         simulators.end(before)

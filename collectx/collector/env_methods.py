@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from collectx.collector.collector import CollectorCore
+from collectx.worker.env_settings import contents_of_each
 
 _T = TypeVar("_T")
 
@@ -55,10 +56,9 @@ class EnvMethods(ABC):
         def set_values(core: CollectorCore) -> None:
             each = [(False, values)]
             if isinstance(values, list | tuple):
-                rows, count = core.rows_per_worker, core.num_envs
-                if len(values) != count:
-                    raise ValueError(f"set_attr({name!r}): got {len(values)} values for {count} envs")
-                each = [(True, [*values[first : first + rows]]) for first in range(0, count, rows)]
+                if len(values) != core.num_envs:
+                    raise ValueError(f"set_attr({name!r}): got {len(values)} values for {core.num_envs} envs")
+                each = contents_of_each(values, core.rows_per_worker)
             core.change("set_attr", name, each)
 
         self._with_core(set_values)

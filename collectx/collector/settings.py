@@ -16,8 +16,9 @@ class Setting(NamedTuple):
 
     Attributes:
         kind: "call", "set_attr" or "reset_options".
-        name: of the method or the attribute; empty for options.
-        contents: the content for each worker, or one for all.
+        name: of the method, which may be a path such as "task.set_level", or of the attribute; empty for options.
+        contents: the content for each worker, or one for all. Of a call: its positional and keyword arguments. Of an
+            attribute: whether there is a value for each env, and the values or the value. Of options: a dict or None.
         version: 1 for the first setting of a run.
     """
 

@@ -26,7 +26,7 @@ from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, RemoteKeywords
 from collectx.library.values import for_each
 from collectx.policy.random import RandomPolicy
-from collectx.worker.settings import resolve
+from collectx.worker.env_settings import resolve
 from collectx.worker.spec import ConfigOverrides
 
 

@@ -15,8 +15,11 @@ _MOST_TRAJECTORIES = 2**16
 
 
 class RewardScale:
-    """Divides rewards by the standard deviation of the discounted sum of the rewards so far in their episode, over all
-    frames so far, as Gymnasium's `NormalizeReward`. Computes on the CPU, so that every device gives the same scale.
+    """Divides rewards by a standard deviation, as Gymnasium's `NormalizeReward` does.
+
+    Each frame has a sum: its reward, plus `gamma` times the sum of the frame before it in the episode. The rewards of a
+    batch are divided by the standard deviation of the sums of all frames up to this batch. Computes on the CPU, so that
+    every device gives the same scale.
 
     Args:
         gamma: the discount factor.
@@ -29,7 +32,8 @@ class RewardScale:
         self._sums: dict[int, float] = {}
 
     def __call__(self, reward: torch.Tensor, done: torch.Tensor, traj_ids: torch.Tensor) -> torch.Tensor:
-        """Adds the frames of a batch to the statistics, and returns its rewards, divided: `[R, T]`, on their device.
+        """Adds the frames of a batch to the statistics. Returns its divided rewards, a new `[R, T]` tensor on their
+        device.
 
         Args:
             reward, done: `[R, T]` float32 and bool; the last frame of a row may belong to an unfinished trajectory.

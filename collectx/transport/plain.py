@@ -14,15 +14,13 @@ _ARRAY = "\0array"
 
 def packed(value: Any) -> Any:
     """A copy of a value as plain data: numbers, strings, None, tensors on the CPU; dicts, lists and tuples of these.
-    NumPy's numbers become Python's; `unpacked` restores arrays.
+    `unpacked` restores NumPy's arrays and numbers.
 
     Raises:
         TypeError: the value is or contains anything else.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return {_ARRAY: torch.from_numpy(value.copy())}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        return {_ARRAY: torch.from_numpy(np.array(value))}
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
@@ -38,9 +36,9 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The value of `packed`."""
+    """The value that `packed` copied; an array without dimensions becomes a number."""
     if isinstance(value, dict):
-        return value[_ARRAY].numpy() if value.keys() == {_ARRAY} else {key: unpacked(value[key]) for key in value}
+        return value[_ARRAY].numpy()[()] if value.keys() == {_ARRAY} else {key: unpacked(value[key]) for key in value}
     if isinstance(value, list | tuple):
         return type(value)(map(unpacked, value))
     return value

@@ -29,6 +29,7 @@ from collectx.rollout.options import RolloutOptions
 from collectx.transport.base import Fill, Request, SlotReport
 from collectx.transport.network.link import NetworkLink
 from collectx.transport.plain import packed, unpacked
+from collectx.worker.env_settings import contents_of_each
 from collectx.worker.requests import reply_without_state
 from collectx.worker.spec import ConfigOverrides, ProcessSpec
 
@@ -111,8 +112,7 @@ class NestedSource:
         for kind, name, content in unpacked(changes):
             contents = [content]
             if kind == "set_attr" and content[0]:
-                rows, values = self._collector.rows_per_worker, content[1]
-                contents = [(True, values[first : first + rows]) for first in range(0, len(values), rows)]
+                contents = contents_of_each(content[1], self._collector.rows_per_worker)
             results = self._collector.change(kind, name, contents)
         return packed([*chain.from_iterable(results.values())])
 

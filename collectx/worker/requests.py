@@ -4,11 +4,10 @@ hooks around batches.
 
 from __future__ import annotations
 
-import copy
 import datetime
 import inspect
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -25,13 +24,13 @@ from collectx.errors import NotRestorable, ShapeError, summary_of
 from collectx.rollout.loop import Rollout
 from collectx.state import dumps, loads
 from collectx.transport.base import Link, Request
-from collectx.transport.plain import packed
+from collectx.transport.plain import packed, unpacked
 from collectx.user_objects import Hooks
-from collectx.worker import settings
+from collectx.worker import env_settings
+from collectx.worker.env_settings import resolve
 from collectx.worker.generators import ProcessGenerators
 from collectx.worker.inference.rollout import ServedRollout
 from collectx.worker.profiling import ProfileConfig, Profiling
-from collectx.worker.settings import resolve
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -130,14 +129,14 @@ class RequestHandler:
         """Makes settings in the envs; returns the results of the last one, one per env, as plain data.
 
         Args:
-            changes: kind, name and content of each; see `collectx.worker.settings.change`.
+            changes: kind, name and content of each; see `collectx.worker.env_settings.change`.
         """
-        results = [settings.change(self._rollout, *each) for each in changes]
-        return [settings.packed_or_none(each) for each in results[-1]]
+        results = [env_settings.change(self._rollout, *each) for each in changes]
+        return [env_settings.packed_or_none(each) for each in results[-1]]
 
     def get_attr(self, name: str) -> Any:
         """Returns an attribute of each env as plain data."""
-        return packed(settings.get_attr(self._rollout, name))
+        return packed(env_settings.get_attr(self._rollout, name))
 
     def load_weights(self, path: str, weights: dict[str, torch.Tensor]) -> None:
         """Copies weights by name into the module at `path` in every env."""
@@ -171,10 +170,11 @@ class RequestHandler:
             # TorchRL's.
             try:
                 saved = [env.state_dict() for env in self._envs]
-                if _is_plain(saved):
-                    state["env_state_dict"] = copy.deepcopy(saved)
-                elif "reason" in state["rollout"]:
-                    state["env_state_dict"] = dumps(saved, "their state_dict")
+                try:
+                    state["env_state_dict"] = packed(saved)
+                except TypeError:
+                    if "reason" in state["rollout"]:
+                        state["env_state_dict"] = dumps(saved, "their state_dict")
             except Exception as error:
                 if "reason" in state["rollout"]:
                     reason = f"saving their state_dict failed too: {summary_of(error)}"
@@ -186,8 +186,8 @@ class RequestHandler:
         if "env_state_dict" in state and "reason" in state["rollout"] and self._has_state_dicts():
             saved = state["env_state_dict"]
             try:
-                if isinstance(saved, torch.Tensor):
-                    saved = loads(saved, None, "the state_dict of the envs")
+                is_pickled = isinstance(saved, torch.Tensor)
+                saved = loads(saved, None, "the state_dict of the envs") if is_pickled else unpacked(saved)
             except NotRestorable as error:
                 return str(error)
             for env, env_state in zip(self._envs, saved, strict=True):
@@ -220,15 +220,6 @@ def is_data(value: Any) -> bool:
     if is_dataclass(value) and not isinstance(value, type):
         return all(is_data(getattr(value, each.name)) for each in fields(value))
     return isinstance(value, list | tuple | Set | deque) and all(map(is_data, value))
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value consists of tensors and plain data, which `torch.load(weights_only=True)` reads."""
-    if type(value) in (dict, OrderedDict):
-        return all(isinstance(key, str) for key in value) and _is_plain([*value.values()])
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return type(value) in (torch.Tensor, int, float, bool, str, type(None))
 
 
 def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ def test_arrays_come_back_after_a_message_that_executes_nothing():
     assert isinstance(back[3], np.ndarray)
     assert back[3].tolist() == [[0, 1], [2, 3]]
     assert torch.equal(back["t"], torch.ones(2))
-    assert type(back["n"]) is float
+    assert type(back["n"]) is np.float32
 
 
 @pytest.mark.parametrize("value", [object(), {(1,): 2}, [np.array(["a"])], {"a": {1}}, print])

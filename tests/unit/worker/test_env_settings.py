@@ -10,7 +10,7 @@ from worlds.levels import LevelEnv
 from collectx.env.base import Env
 from collectx.env.gym import GymEnv
 from collectx.env.gym_vector import GymVectorEnv
-from collectx.worker.settings import change, get_attr, packed_or_none
+from collectx.worker.env_settings import change, get_attr, packed_or_none
 
 
 class Renamed(gymnasium.Wrapper):

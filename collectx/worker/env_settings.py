@@ -17,29 +17,18 @@ from collectx.worker.inference.rollout import ServedRollout
 _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
+def contents_of_each(values: Sequence[Any], rows: int) -> list[tuple[bool, list[Any]]]:
+    """The contents of an attribute with a value for each env, where every worker has `rows` envs."""
+    return [(True, [*values[first : first + rows]]) for first in range(0, len(values), rows)]
+
+
 def change(rollout: Rollout | ServedRollout, kind: str, name: str, content: Any) -> list[Any]:
-    """Makes a setting in all envs; returns the results, one per env.
+    """Makes a setting in all envs; returns the results, one per env, or nothing.
 
     Args:
-        kind: of the content: "call": positional and keyword arguments of the method `name`, which may be
-            a path: "task.set_level". "set_attr": whether it has
-            a value for each env, and the values or the value. "reset_options": the options.
+        kind: of the setting, as are `name` and `content`; see `collectx.collector.settings.Setting`.
     """
-    content = unpacked(content)
-    groups = rollout.groups
-    if kind == "reset_options":
-        for group in groups:
-            group.set_reset_options(content)
-        return []
-    if kind == "call":
-        args, kwargs = content
-        return [result for group in groups for result in _call(group, name, args, kwargs)]
-    is_each, values = content
-    for group in groups:
-        size = group.spec.num_envs
-        _set(group, name, is_each, values[:size] if is_each else values)
-        values = values[size:] if is_each else values
-    return []
+    return _CHANGES[kind](rollout.groups, name, unpacked(content))
 
 
 def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
@@ -57,6 +46,29 @@ def packed_or_none(result: Any) -> Any:
         return packed(result)
     except TypeError:
         return None
+
+
+def _call_all(groups: Sequence[Env], name: str, content: Any) -> list[Any]:
+    args, kwargs = content
+    return [result for group in groups for result in _call(group, name, args, kwargs)]
+
+
+def _set_all(groups: Sequence[Env], name: str, content: Any) -> list[Any]:
+    is_each, values = content
+    for group in groups:
+        size = group.spec.num_envs
+        _set(group, name, is_each, values[:size] if is_each else values)
+        values = values[size:] if is_each else values
+    return []
+
+
+def _set_options(groups: Sequence[Env], name: str, content: Any) -> list[Any]:
+    for group in groups:
+        group.set_reset_options(content)
+    return []
+
+
+_CHANGES = {"call": _call_all, "set_attr": _set_all, "reset_options": _set_options}
 
 
 def _call(group: Env, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -11,8 +11,8 @@ from dataclasses import fields
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.saved import compose_saved, run_folder
 from collectx.config.schema.run import EvalOptions
+from collectx.env.wrappers import note_of
 from collectx.errors import EpisodeTooLong, summary_of
-from collectx.rules.warnings import lost_statistics
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
 from collectx.run.terminal import printing
@@ -41,10 +41,10 @@ def _eval(arguments: Arguments) -> int:
     _, cfg = compose_saved(files, saved, overrides, arguments)
     from collectx.run.after import evaluation, trained
 
-    for note in lost_statistics(cfg):
-        printing.note(note)
     recording = evaluation.with_video(cfg, files.videos) if cfg.eval.video else cfg
     policy, spec, _ = trained.build(cfg)
+    for name in spec.normalizers:
+        printing.note(note_of(name))
     trained.load_weights(files, policy, cfg.eval.weights)
     if cfg.eval.video:
         shutil.rmtree(files.videos, ignore_errors=True)

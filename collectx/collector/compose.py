@@ -133,6 +133,7 @@ def build(
         {} if resume is None else first_incarnations(resume),
         partial(first_requests, resume) if is_joining else None,
         cfg.seed,
+        spec.normalizers,
     )
     collector = CollectorCore(workers.transport, schedule, delivery, pool)
     try:

@@ -32,6 +32,7 @@ class WorkerPool:
         first_requests: returns the first requests to a worker, at least one. `None` if workers are ready as soon
             as they are started.
         seed: the run's seed, with which the envs of a worker that gets settings late begin once more.
+        normalizers: see `EnvSpec.normalizers`.
 
     Attributes:
         settings: what workers that start later get.
@@ -52,9 +53,11 @@ class WorkerPool:
         first_incarnations: Mapping[int, int],
         first_requests: Callable[[int], Sequence[Request]] | None = None,
         seed: int = 0,
+        normalizers: Sequence[str] = (),
     ):
         self.settings = Settings()
         self._seed = seed
+        self._normalizers = normalizers
         self.records: list[WorkerRecord] = []
         self.server = WorkerRecord(num_workers, 0, is_server=True) if workers.has_server else None
         self.num_ready = self.num_starting = self.num_awaited = 0
@@ -243,6 +246,7 @@ class WorkerPool:
             incarnation=worker.incarnation,
             restarts=num_restarts,
             after=type(error).__name__,
+            **({"normalizers": self._normalizers} if self._normalizers else {}),
         )
         if self._first_requests is None:
             self.send_settings(worker)

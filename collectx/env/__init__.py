@@ -13,6 +13,7 @@ from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.env.numbers import SPACES, EnvNumbers
+from collectx.env.wrappers import normalizers_of
 from collectx.errors import ConfigError
 from collectx.fork_server import descendants
 from collectx.random_state import preserve_random_state
@@ -74,7 +75,7 @@ def read_spec(
     with preserve_random_state(), descendants.hosted():
         env = build(smallest, numbers=numbers)
         try:
-            spec = env.spec
+            spec = dataclasses.replace(env.spec, normalizers=normalizers_of(env.user_envs))
             if with_example:
                 spec = dataclasses.replace(spec, example_observation=first_observations(env, [1] * spec.num_envs))
             examine(env)

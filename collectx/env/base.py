@@ -67,6 +67,7 @@ class EnvSpec:
         example_observation: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's
             policy is called once to learn its outputs. Empty: that call takes zeros.
         infos: the form of each kept entry of `info` (`collectx.env.infos.InfoKeys.declared`).
+        normalizers: the classes of wrappers that keep statistics in each env (`collectx.env.wrappers`).
         device: where the group takes and writes tensors in place of arrays (`collectx.env.tensor_vector`), with its
             index; None: it takes and writes arrays.
     """
@@ -91,6 +92,7 @@ class EnvSpec:
     inputs: tuple[Leaf, ...] = None  # type: ignore[assignment]
     example_observation: Mapping[Key, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     infos: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    normalizers: tuple[str, ...] = field(default=(), compare=False)
     device: torch.device | None = None
 
     def __post_init__(self) -> None:

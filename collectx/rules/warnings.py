@@ -42,29 +42,9 @@ def warnings_of(cfg: RunConfig) -> list[str]:
                 "acts."
             )
     notes += _shared_outputs(cfg)
-    notes += lost_statistics(cfg)
     if surplus := surplus_note(total, collector.frames_per_batch, "collector."):
         notes.append(surplus)
     return notes
-
-
-# Wrappers of envs and of vector envs, and the options that replace them.
-_NORMALIZERS = {
-    "NormalizeObservation": "policy.normalize_observations=true",
-    "NormalizeReward": "trainer.normalize_rewards=true",
-}
-
-
-def lost_statistics(cfg: RunConfig) -> Iterator[str]:
-    """Wrappers whose statistics belong to their env alone, and so end with it."""
-    for i, item in enumerate(cfg.env.wrappers if isinstance(cfg.env, GymnasiumConfig) else ()):
-        called = named_call(item)[0]
-        name = str(getattr(called, "__name__", called)).replace(":", ".").rpartition(".")[2]
-        if name in _NORMALIZERS:
-            yield (
-                f"env.wrappers[{i}]={name} keeps statistics in each env. Workers that are replaced, collectx eval and "
-                f"load_policy start without them. Use {_NORMALIZERS[name]} instead."
-            )
 
 
 # The arguments of RecordVideo and of Monitor that say where an env writes.

@@ -191,6 +191,7 @@ class _Execution:
 
         from collectx import collector, env, policy, trainer
         from collectx.env.infos import declare, shown, undeclared
+        from collectx.env.wrappers import note_of
         from collectx.run import logger_threads
         from collectx.run.checkpointer import announce_unsaved
         from collectx.trainer.base import replay_overrides
@@ -206,6 +207,8 @@ class _Execution:
         self._make_loggers = logger_threads.factories(cfg, self._files, frames)
         with self._limited(f"making the trainer's own env ({env.named(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
+        if spec.normalizers:
+            self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
         if names := undeclared(getattr(cfg.env, "info_keys", ())):
             forms = [shown({name: spec.infos[name]}) for name in names]
             # The evaluator's envs are not stepped for that again.

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 
 from collectx.env.base import Env
+from collectx.env.wrappers import layers
 from collectx.rollout.loop import Rollout
 from collectx.transport.plain import packed, unpacked
 from collectx.worker.inference.rollout import ServedRollout
@@ -123,13 +124,10 @@ def _holders(group: Env, name: str) -> Iterator[Any]:
         AttributeError: no wrapper has it, nor the env.
     """
     for env in group.user_envs or [group]:
-        holder = env
-        while not _has(holder, name):
-            inner = (getattr(holder, each, None) for each in ("env", "base_env", "_env"))
-            holder = next((each for each in inner if each is not None), None)
-            if holder is None:
-                raise AttributeError(f"{type(env).__name__!r} env has no attribute {name!r}, nor have its wrappers")
-        yield holder
+        holders = [layer for layer in layers(env) if _has(layer, name)]
+        if not holders:
+            raise AttributeError(f"{type(env).__name__!r} env has no attribute {name!r}, nor have its wrappers")
+        yield holders[0]
 
 
 def _has(holder: Any, name: str) -> bool:

@@ -1,7 +1,9 @@
 """Statistics that normalise observations and rewards are wherever the policy of a run acts. As typed."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,3 +84,16 @@ def test_workers_leave_the_batches_of_dqn_to_the_trainer(tmp_path):
 def check(tmp_path, count):
     policy = torch.load(tmp_path / "run" / "policy.pt")
     assert policy["encode.count"] == count > 0
+
+
+@pytest.mark.ci
+def test_wrappers_whose_statistics_are_lost_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    env = ["env=gym", "env.id=user_code.numbered:Numbered-v0", "env.wrappers=[NormalizeObservation]"]
+    words = [*env, f"env.kwargs.killed={tmp_path}/killed", "policy=random", "trainer=meter", "run.max_batches=2"]
+    restarting = ["collector=multi_sync", "collector.on_worker_failure=restart", "hydra.run.dir=run"]
+    told = " ".join(collectx("run", *words, *restarting, cwd=tmp_path).stdout.split())
+    note = "NormalizeObservation keeps statistics in each env."
+    assert note in told
+    assert "after WorkerDied; the statistics of NormalizeObservation in its envs begin anew" in told
+    assert note in " ".join(forked("eval", "run", "episodes=1", cwd=tmp_path).stderr.split())

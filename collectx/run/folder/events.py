@@ -75,6 +75,7 @@ _MESSAGES = {
     "evaluation_failed": "evaluation stopped, but the run continues: {message}",
     "jobs": "{message}",
     "no_trajectories": "{message}",
+    "statistics_in_envs": "{message}",
     "peer_refused": "refused a connection from {address}: {reason}",
 }
 
@@ -89,7 +90,9 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         number = fields["restarts"] if "restarts" in fields else fields["life"]
         time, after = _nth(number), fields.get("after")
         why = "because SLURM ended its job" if after == "JobEnded" else f"after {after}"
-        return f"worker {worker} is restarted for the {time} time, {why}"
+        lost = " and ".join(fields.get("normalizers", ()))
+        begins = f"; the statistics of {lost} in its envs begin anew" if lost else ""
+        return f"worker {worker} is restarted for the {time} time, {why}{begins}"
     if name == "worker_ready" and fields["batches"]:
         reason = fields["new_episodes"]
         begins = "" if reason is None else f"; it begins new episodes: {reason}"

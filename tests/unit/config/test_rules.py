@@ -216,8 +216,6 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("collector=distributed_sync backend.port=7000", ["gloo"]),
         ("env.wrappers=[{RecordVideo:{video_folder:v}}]", ["all 16 envs write to video_folder=v"]),
         ("env.wrappers=[{RecordVideo:{video_folder:'v{env_index}'}}]", []),
-        ("env.wrappers=[ClipAction,gymnasium.wrappers.NormalizeObservation]", ["Use policy.normalize_obs"]),
-        ("env.wrappers=[{NormalizeReward:{gamma:0.9}}]", ["env.wrappers[0]=NormalizeReward keeps statistics in each"]),
         # Keys that need no reset of single envs are allowed where there is none.
         (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),
     ],

@@ -57,15 +57,17 @@ def job(tmp_path, monkeypatch):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("line", ["", "collector.trajs_per_batch=2 collector.traj_format=cat"])
-def test_an_interrupted_run_is_resumed_as_if_it_had_not_been(tmp_path, line):
+@pytest.mark.parametrize(
+    ("line", "batches"), [("", 3), ("collector.trajs_per_batch=2 collector.traj_format=cat", 4)], ids=["", "cat"]
+)
+def test_an_interrupted_run_is_resumed_as_if_it_had_not_been(tmp_path, line, batches):
     folder = tmp_path / "run"
     assert run.main([*_INLINE.split(), *line.split(), _STOPPED, f"hydra.run.dir={folder}"]) == 130
     assert resume.main([str(folder), "checkpoint.keep=3"]) == 0
     files = RunFolder(folder)
     assert json.loads(files.meta.read_text())["argv"] == ["collectx", "resume", str(folder), "checkpoint.keep=3"]
     kept = [OmegaConf.load(path).checkpoint.keep for _, path in files.configs]
-    assert (kept, files.configs[-1][0]) == ([2, 3], 3)
+    assert (kept, files.configs[-1][0]) == ([2, 3], batches)
     execute(composed(f"{_INLINE} {line}"), tmp_path / "uncut", [])
     check_equal(folder, tmp_path / "uncut")
 

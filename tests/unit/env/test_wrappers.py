@@ -1,0 +1,42 @@
+"""Wrappers that keep statistics in each env are found where users put them."""
+
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import wrappers
+from gymnasium.wrappers import vector
+
+from collectx.env.sb3 import VecEnvAdapter
+from collectx.env.wrappers import layers, normalizers_of, note_of
+
+
+def cartpole():
+    return gymnasium.make("CartPole-v1")
+
+
+def test_of_gymnasium():
+    env = wrappers.NormalizeReward(wrappers.NormalizeObservation(cartpole()))
+    assert normalizers_of([env, cartpole()]) == ("NormalizeReward", "NormalizeObservation")
+    assert normalizers_of([]) == normalizers_of([cartpole()]) == ()
+    envs = vector.NormalizeObservation(gymnasium.vector.SyncVectorEnv([cartpole]))
+    assert normalizers_of([envs]) == ("NormalizeObservation",)
+    assert [*layers(env)][-1] is env.unwrapped
+
+
+def test_of_stable_baselines3():
+    class VecNormalize(SimpleNamespace):
+        pass
+
+    space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    outer = SimpleNamespace(venv=VecNormalize(venv=None), num_envs=1, observation_space=space, action_space=space)
+    assert normalizers_of([VecEnvAdapter(outer)]) == ("VecNormalize",)
+
+
+def test_of_torchrl():
+    envs = pytest.importorskip("torchrl.envs")
+    transforms = envs.Compose(envs.StepCounter(), envs.VecNormV2(in_keys=["observation"]))
+    made = envs.TransformedEnv(envs.GymEnv("CartPole-v1"), transforms)
+    assert normalizers_of([made]) == ("VecNormV2",)
+    assert "normalize_observations=true and trainer.normalize_rewards=true" in note_of("VecNormV2")

@@ -75,8 +75,10 @@ def test_batches_traffic_and_files(tmp_path):
     weights = one["memory"]["weights_of_the_policy_bytes"]
     assert traffic["network_to_the_workers_per_version_bytes"] == 2 * weights
     assert one["files"]["metrics.jsonl"] == "4 lines"
+    assert "loggers" not in one["files"]
     assert not any(tmp_path.iterdir())
-    endless = planned("collector.total_frames=-1 trainer=meter", tmp_path)
+    endless = planned("collector.total_frames=-1 trainer=meter logger=[csv,tensorboard]", tmp_path)
+    assert endless["files"]["loggers"] == "tensorboard, csv"
     assert endless["traffic"]["frames"] is None
     assert endless["traffic"]["network_to_the_trainer_per_batch_bytes"] == 0
 

@@ -37,6 +37,7 @@ def test_wrong_flags(argv, message):
         (["format=memmap", "fps=3"], "export: fps=3: format=memmap has no such option"),
         (["format=onnx", "task=x"], "export: task=x: format=onnx has no such option"),
         (["format=onnx", "other"], "export: other: format=onnx takes one run folder"),
+        (["format=parquet"], "export: run: no such folder"),
     ],
 )
 def test_options_of_other_formats_are_refused(capsys, words, message):

@@ -14,6 +14,7 @@ from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, TrainingDiverged
 from collectx.trainer.actor_critic import Critic
+from collectx.trainer.base import load_moments
 from collectx.user_objects import UserPolicyConfig
 
 # On a busy machine threads wait for one another in every small operation.
@@ -307,3 +308,15 @@ def test_dqn_expects_the_best_legal_action_and_nothing_after_an_end():
         ("next", "action_mask"): torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0], [0] * 5], dtype=torch.int8),
     }
     assert dqn._td_target(to_tensordict(frames, (3,))).tolist() == [3.0, 2.0, 1.0]
+
+
+def test_a_restored_optimiser_keeps_the_learning_rate_that_a_resume_changed():
+    weights = torch.nn.Parameter(torch.ones(2))
+    saved = torch.optim.Adam([weights], lr=0.1)
+    weights.sum().backward()
+    saved.step()
+    restored = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=0.7)
+    load_moments(restored, saved.state_dict())
+    assert restored.param_groups[0]["lr"] == 0.7
+    (moments,) = restored.state_dict()["state"].values()
+    assert torch.equal(moments["exp_avg"], saved.state_dict()["state"][0]["exp_avg"])

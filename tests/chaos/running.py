@@ -65,7 +65,8 @@ class Run:
             *(f"collector.num_workers={plan.num_workers}", f"collector.frames_per_batch={frames}"),
             *(f"collector.total_frames={frames * self.num_batches}", "collector.max_restarts=1000"),
             *(f"collector.worker_timeout_s={_TIMEOUT_S}", "checkpoint.every_batches=10"),
-            *("env=counting", f"env.num_envs={_NUM_ENVS}", f"env.step_s={_STEP_S}", "policy=random"),
+            *("env=counting", f"env.num_envs={_NUM_ENVS}", f"env.step_s={_STEP_S}"),
+            *("policy=custom", "policy.target=user_code.children:Policy"),
             *("trainer=custom", "trainer.target=user_code.checking:CheckingTrainer"),
             f"trainer.kwargs={{pulse: {self._pulse}, pause_s: {_PAUSE_S}, num_envs: {_NUM_ENVS}}}",
             f"hydra.run.dir={self._run}",
@@ -141,6 +142,7 @@ class Run:
         victims = [workers[(int(fault.chance * 97) + i) % len(workers)] for i in range(min(count or 1, len(workers)))]
         if count is None:
             count, victims = len(workers), [server for server in [self._fork_server()] if server]
+        children = [child for victim in victims for child in _children(victim.pid)]
         number = {"worker terminated": signal.SIGTERM}.get(fault.kind, signal.SIGKILL)
         number = signal.SIGSTOP if "stopped" in fault.kind else number
         for victim in victims or workers[:1]:
@@ -171,6 +173,7 @@ class Run:
             return len(self._events(name, struck_s)) >= count and self._numbers()["batches"] > before["batches"] + 2
 
         self._wait(has_recovered, f"the end of the run or {name}", check=False)
+        self._wait(lambda: not any(map(_is_alive, children)), "the end of what the worker had started", check=False)
         failed = self._events("worker_failed", struck_s)
         if failed:
             outcome.notice_s = failed[0]["time"] - struck_s

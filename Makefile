@@ -30,7 +30,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	# A new pip takes half as long as Python 3.11's own.
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	# Python compiles what is imported, at its first import; pip would compile everything.
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local workers

@@ -222,3 +222,14 @@ def test_a_worker_writes_to_its_log_and_uses_its_threads(task, folder, monkeypat
     assert calls[-1][1] == 0
     assert task(0, words, "--worker", "0", token="7.0", SLURM_RESTART_COUNT="1") == 1
     assert len(calls) == 2
+
+
+def test_a_signal_before_a_run_ends_the_process_and_none_after_its_result(folder, within):
+    done = []
+    within(entry, "signal", signal=lambda *setting: done.append(setting))
+    within(entry, "os", kill=lambda *target: done.append(target))
+    entry._end_without_result(folder, signal.SIGTERM)
+    assert done == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
+    folder.result.write_text("{}")
+    entry._end_without_result(folder, signal.SIGTERM)
+    assert len(done) == 2

@@ -1,0 +1,51 @@
+"""The distributions of random actions: those of Gymnasium's `sample`, from torch's generator."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from collectx.batch import Leaf
+from collectx.env.base import EnvSpec
+from collectx.policy.random import random_actor
+
+INF = np.inf
+FLOATS = spaces.Box(np.float32([-2, 1, -INF, -INF]), np.float32([3, INF, 4, INF]), dtype=np.float32)
+
+
+def drawn(space, dtype, count=4000):
+    leaf = Leaf(("action",), space.shape, dtype)
+    spec = EnvSpec(1, (Leaf(("observation",), (1,), torch.float32),), (leaf,), spaces.Box(-1, 1, (1,)), space)
+    actor = random_actor(spec)
+    return torch.stack([actor.act(())[0][0] for _ in range(count)]).double()
+
+
+def test_floats_between_bounds_from_a_bound_and_without_bounds():
+    values = drawn(FLOATS, torch.float32)
+    bounded = drawn(spaces.Box(-2, 3, (2,), np.float32), torch.float32)
+    for uniform in (values[:, 0], bounded[:, 0], bounded[:, 1]):
+        assert uniform.min() >= -2
+        assert uniform.max() < 3
+        assert torch.histc(uniform, 10, -2, 3) == pytest.approx(torch.full((10,), 400.0), rel=0.2)
+    for tail in (values[:, 1] - 1, 4 - values[:, 2]):
+        assert (tail >= 0).all()
+        assert tail.mean() == pytest.approx(1, abs=0.1)
+    assert (values[:, 3].mean(), values[:, 3].std()) == (pytest.approx(0, abs=0.1), pytest.approx(1, abs=0.1))
+
+
+@pytest.mark.parametrize(
+    ("space", "lows", "highs"),
+    [
+        (spaces.Discrete(3, start=5), 5, 7),
+        (spaces.MultiDiscrete([2, 3], start=[1, -1]), [1, -1], [2, 1]),
+        (spaces.MultiBinary(2), [0, 0], [1, 1]),
+        (spaces.Box(0, 255, (1,), np.uint8), [0], [255]),
+    ],
+    ids=str,
+)
+def test_integers_reach_both_ends(space, lows, highs):
+    values = drawn(space, torch.int64)
+    assert values.amin(0).tolist() == lows
+    assert values.amax(0).tolist() == highs
+    middle = (np.asarray(lows) + np.asarray(highs)) / 2
+    assert values.mean(0).numpy() == pytest.approx(middle, rel=0.05, abs=0.05)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import contextvars
 import numbers
@@ -77,8 +78,8 @@ class BaseCollector(ReadableCollector):
     """
 
     _profile_config: ProfileConfig | None = None
-    # The batch that `async for` waits for.
-    _ahead: asyncio.Future[Any] | None = None
+    # The batch that `async for` waits for. It belongs to no event loop, as a cancelled task's loop may be closed.
+    _ahead: concurrent.futures.Future[Any] | None = None
 
     def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
         open_closed()
@@ -180,9 +181,9 @@ class BaseCollector(ReadableCollector):
         next call returns its batch. Do not use the collector otherwise meanwhile."""
         if self._ahead is None:
             step = partial(contextvars.copy_context().run, next, self, _END)
-            self._ahead = asyncio.wrap_future(self._thread.submit(step))
+            self._ahead = self._thread.submit(step)
         try:
-            batch = await asyncio.shield(self._ahead)
+            batch = await asyncio.shield(asyncio.wrap_future(self._ahead))
         except asyncio.CancelledError:
             # The waiting task was cancelled; the batch may be complete already.
             if self._ahead.cancelled():

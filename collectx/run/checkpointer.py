@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Timed checkpoints may take this share of the time.
 _MAX_SHARE = 0.01
+# A checkpoint that could not be written is tried again after this time, or the interval if that is shorter.
+_RETRY_S = 60.0
 # Bytes of pickled envs in a checkpoint, from which a note says why it is so large.
 _LARGE_ENVS = 64 << 20
 
@@ -115,7 +117,7 @@ class Checkpointer:
             message = "a signal came during the delivery of a batch"
             self._events("checkpoint_failed", batches=statistics.batches, type=RunStopped.__name__, message=message)
             return
-        began_s = time.monotonic()
+        began_s, every_s = time.monotonic(), self._every_s
         buffers = getattr(self._trainer, "replay_buffers", {})
         facts = {
             "batches": statistics.batches,
@@ -144,11 +146,12 @@ class Checkpointer:
             if isinstance(error, OSError):
                 message = f"{error.filename or self._checkpoints.path}: {error.strerror or error}"
             self._events("checkpoint_failed", batches=statistics.batches, type=type(error).__name__, message=message)
+            every_s = min(every_s, _RETRY_S)
         finally:
             cost_s = time.monotonic() - began_s
             statistics.checkpoint_s += cost_s
         self._last_batches = statistics.batches
-        self._due_s = time.monotonic() + max(self._every_s, cost_s / _MAX_SHARE)
+        self._due_s = time.monotonic() + max(every_s, cost_s / _MAX_SHARE)
 
     def _score(self) -> float | None:
         """The metric by which the best checkpoint is kept; None before its first value."""

@@ -50,17 +50,26 @@ def test_a_cancelled_wait_loses_no_batch(is_complete):
     with make(SINGLE, **FRAMES) as collector:
         expected = [batch["observation"] for batch in collector]
 
-    async def collect(collector):
+    async def cancel(collector):
         waiting = asyncio.ensure_future(anext(collector))
         await asyncio.sleep(0)
         if is_complete:
-            await collector._ahead  # and `waiting` has not resumed yet
+            collector._ahead.result()  # and `waiting` has not resumed yet
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+
+    async def collect(collector):
         return [batch["observation"] async for batch in collector]
 
+    async def cancel_and_collect(collector):
+        await cancel(collector)
+        return await collect(collector)
+
     with make(SINGLE, **FRAMES) as collector:
+        torch.testing.assert_close(asyncio.run(cancel_and_collect(collector)), expected, rtol=0, atol=0)
+    with make(SINGLE, **FRAMES) as collector:  # the loop of the cancelled task is closed
+        asyncio.run(cancel(collector))
         torch.testing.assert_close(asyncio.run(collect(collector)), expected, rtol=0, atol=0)
 
 

@@ -110,6 +110,16 @@ def test_a_failing_write_is_an_event(start, monkeypatch):
     assert run.batch() == ["checkpoint"]
 
 
+def test_a_failed_checkpoint_is_tried_again_after_a_minute(start, monkeypatch):
+    run = start(every_min=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "write", lambda *arguments: (_ for _ in ()).throw(OSError(28, "No space left")))
+        assert run.batch(600) == ["checkpoint_failed"]
+        assert run.batch(59) == []
+        assert run.batch(1) == ["checkpoint_failed"]
+    assert [run.batch(60), run.batch(599), run.batch(1)] == [["checkpoint"], [], ["checkpoint"]]
+
+
 def test_large_envs_are_told_once(start, monkeypatch):
     run = start(every_batches=1)
     monkeypatch.setattr(checkpointer, "_LARGE_ENVS", 100)

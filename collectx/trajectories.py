@@ -68,7 +68,8 @@ def _count_ends(done: torch.Tensor, size: torch.Size) -> torch.Tensor:
 
 
 def _order(traj_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sorted trajectory ids; their numbers of frames; and the places of the frames, in order of id and time."""
+    """Returns the sorted trajectory ids; their numbers of frames; and the places of the frames, in order of id and
+    time."""
     ids, lengths = torch.unique(traj_ids, return_counts=True)
     # A stable sort keeps the frames of a trajectory in order of time.
     return ids, lengths, torch.argsort(traj_ids, stable=True)
@@ -215,7 +216,7 @@ class Assembler:
         return [torch.cat(self._unfinished.pop(index)) for index in chosen]
 
     def unfinished(self) -> list[TensorDictBase]:
-        """The unfinished trajectories, `[time]` each."""
+        """Returns the unfinished trajectories, `[time]` each."""
         return [torch.cat(pieces) for pieces in self._unfinished.values()]
 
     def writes(self, count: int | None) -> Iterator[TensorDictBase]:

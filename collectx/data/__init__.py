@@ -41,7 +41,7 @@ READABLE = ("memmap", "parquet")
 
 
 def writer_class(name: str) -> type[Writer]:
-    """The class that writes the format `name`.
+    """Returns the class that writes the format `name`.
 
     Raises:
         ConfigError: a package that the format needs is not installed.
@@ -67,7 +67,7 @@ def open_writer(path: Path, run: RecordedRun, position: int | None = None) -> Wr
 
 
 def data_set(path: str | os.PathLike[str]) -> Path:
-    """The folder of a data set: `path`, or `data` in the run folder `path`.
+    """Returns the folder of a data set: `path`, or `data` in the run folder `path`.
 
     Raises:
         ConfigError: there is no data set.
@@ -79,7 +79,7 @@ def data_set(path: str | os.PathLike[str]) -> Path:
 
 
 def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]]:
-    """The folder of a data set that `load` can read, and its runs in the order in which they began.
+    """Returns the folder of a data set that `load` can read, and its runs in the order in which they began.
 
     Raises:
         ConfigError: there is none, it contains no run, or uses another format.
@@ -97,8 +97,8 @@ def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]
 
 
 def shards(path: str | os.PathLike[str]) -> Iterator[TensorDict]:
-    """The shards of a data set of the format memmap or parquet, in recorded order: frames `[time]`, whole episodes one
-    after another. Those of memmap are mapped files, to be read only.
+    """Yields the shards of a data set of the format memmap or parquet, in recorded order: frames `[time]`, whole
+    episodes one after another. Those of memmap are mapped files, to be read only.
 
     Raises:
         ConfigError: there is no such data set, or a package is not installed.
@@ -115,7 +115,7 @@ def _shards_of(folder: Path, run: RecordedRun) -> Iterator[TensorDict]:
 
 
 def episodes_of(frames: TensorDict) -> list[TensorDict]:
-    """The episodes of a shard, views of its frames."""
+    """Returns the episodes of a shard, views of its frames."""
     import torch
 
     _, lengths = torch.unique_consecutive(frames["collector", "traj_ids"], return_counts=True)
@@ -123,7 +123,7 @@ def episodes_of(frames: TensorDict) -> list[TensorDict]:
 
 
 def load(path: str | os.PathLike[str]) -> TensorDict:
-    """All frames of a data set of the format memmap or parquet, in memory, for offline training.
+    """Returns all frames of a data set of the format memmap or parquet, in memory, for offline training.
 
     Args:
         path: the folder of the data set, or of a run that has recorded to its own folder.

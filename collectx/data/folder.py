@@ -74,7 +74,7 @@ class RecordedRun:
         return REWARD.under("next") in self.leaves
 
     def to_json(self) -> dict[str, Any]:
-        """The run as plain data."""
+        """Returns the run as plain data."""
         content = dict(vars(self))
         content |= {name: [leaf.to_json() for leaf in content[name]] for name in _LEAVES}
         content |= {name: to_json(content[name]) for name in _SPACES}
@@ -82,14 +82,14 @@ class RecordedRun:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> RecordedRun:
-        """The inverse of `to_json`."""
+        """Reverses `to_json`."""
         content = content | {name: tuple(map(Leaf.from_json, content[name])) for name in _LEAVES}
         content |= {name: from_json(content[name]) for name in _SPACES}
         return cls(**content | {"dims": {tuple(key): tuple(shape) for key, shape in content["dims"]}})
 
 
 def runs_of(path: Path) -> list[RecordedRun]:
-    """The runs that have recorded to a data set, in the order in which they began."""
+    """Returns the runs that have recorded to a data set, in the order in which they began."""
     files = (path / "_runs").glob("*.json")
     return sorted((RecordedRun.from_json(json.loads(file.read_bytes())) for file in files), key=lambda run: run.time)
 
@@ -241,7 +241,7 @@ def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
 
 
 def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
-    """The problems of a format that knows entries by name: several entries with one name."""
+    """Returns the problems of a format that knows entries by name: several entries with one name."""
     return [
         f"{' and '.join(str(key) if key else 'its own column' for key in keys)} are both called {name}. Rename a part "
         "of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."

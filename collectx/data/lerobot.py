@@ -141,7 +141,7 @@ class LeRobotWriter(SequentialWriter):
             }
 
     def _task_index(self) -> int:
-        """The index of the run's task, which is added to the table of tasks if it is new."""
+        """Returns the index of the run's task, which is added to the table of tasks if it is new."""
         import pyarrow as pa
 
         if self.run.task not in self._tasks:
@@ -193,7 +193,7 @@ class LeRobotWriter(SequentialWriter):
         self.publish(self.path / name, lambda path: pq.write_table(table, path))
 
     def _read(self, file: str | Path) -> dict[str, list]:
-        """The columns of a table; empty if the file does not exist."""
+        """Returns the columns of a table; empty if the file does not exist."""
         import pyarrow.parquet as pq
 
         path = self.path / file
@@ -201,7 +201,7 @@ class LeRobotWriter(SequentialWriter):
 
 
 def _names(run: RecordedRun) -> list[tuple[str, Key]]:
-    """The names of actions and observations, which begin with LeRobot's words, with their keys in a batch."""
+    """Returns the names of actions and observations, which begin with LeRobot's words, with their keys in a batch."""
     names = [(".".join(leaf.key), leaf.key) for leaf in run.action]
     for leaf in run.observation:
         name = ".".join(leaf.key)
@@ -214,7 +214,7 @@ def _names(run: RecordedRun) -> list[tuple[str, Key]]:
 
 
 def _features(run: RecordedRun) -> dict[str, tuple[Key, tuple[str, int]]]:
-    """The entries of a frame by their names: the key in a batch, and dtype and size. Indices lack a key."""
+    """Returns the entries of a frame by their names: the key in a batch, and dtype and size. Indices lack a key."""
     leaves = {leaf.key: leaf for leaf in run.leaves}
     keys = dict(_names(run))
     keys |= {f"next.{name}": ("next", name) for name in ("reward", "terminated", "truncated", "done")}

@@ -126,7 +126,7 @@ class MinariWriter(SequentialWriter):
 
 
 def _unstored(space: Space) -> Space | None:
-    """The first part of a space that the format cannot store."""
+    """Returns the first part of a space that the format cannot store."""
     if isinstance(space, spaces.Dict):
         return next(filter(None, map(_unstored, space.spaces.values())), None)
     return None if isinstance(space, _STORED) else space
@@ -137,7 +137,7 @@ def _infos(run: RecordedRun) -> list[Leaf]:
 
 
 def _with_last(episode: TensorDictBase, key: Key, last: Key) -> np.ndarray:
-    """The values of all frames, and the value `last` of the last frame."""
+    """Returns the values of all frames, and the value `last` of the last frame."""
     return np.concatenate([as_array(episode[key]), as_array(episode[last][-1:])])
 
 

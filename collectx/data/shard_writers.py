@@ -34,7 +34,7 @@ class ShardWriter(Writer):
 
     @classmethod
     def files(cls, path: Path, run: RecordedRun) -> list[tuple[int, Path]]:
-        """The shards of a run with their numbers, the oldest first."""
+        """Returns the shards of a run with their numbers, the oldest first."""
         found = sorted(path.glob(f"{run.name}-{'[0-9]' * 6}{cls.suffix}"))
         return [(int(file.name.removesuffix(cls.suffix).rpartition("-")[2]), file) for file in found]
 
@@ -59,7 +59,7 @@ class ShardWriter(Writer):
     @classmethod
     @abstractmethod
     def read(cls, path: Path, run: RecordedRun) -> TensorDict:
-        """The frames of a shard, `[time]`."""
+        """Returns the frames of a shard, `[time]`."""
 
 
 class MemmapWriter(ShardWriter):
@@ -112,8 +112,8 @@ class ParquetWriter(ShardWriter):
 
 
 def column(values: np.ndarray) -> Any:
-    """An Arrow array from `[frames, *shape]`: of numbers for one number per frame, of bytes for an image, otherwise of
-    lists of numbers."""
+    """Returns an Arrow array from `[frames, *shape]`: of numbers for one number per frame, of bytes for an image,
+    otherwise of lists of numbers."""
     import pyarrow as pa
 
     if values.dtype == np.uint8 and values.ndim > 2:

@@ -70,7 +70,7 @@ class UnfinishedEpisodes:
         return [*self._lengths]
 
     def read(self, index: int) -> TensorDictBase:
-        """All frames of an episode, `[time]`: mapped files, to be read only."""
+        """Returns all frames of an episode, `[time]`: mapped files, to be read only."""
         length = self._lengths[index]
         tensors = {}
         for file, leaf in self._files(index):
@@ -80,7 +80,7 @@ class UnfinishedEpisodes:
         return to_tensordict(tensors, [length], dims=self._run.dims)
 
     def completed(self, frames: TensorDictBase) -> TensorDictBase | None:
-        """All frames of the episode that ends with `frames`; None if no earlier ones are stored here."""
+        """Returns all frames of the episode that ends with `frames`; None if no earlier ones are stored here."""
         index = int(frames[TRAJ_IDS][0])
         if index not in self._lengths:
             return None
@@ -94,7 +94,7 @@ class UnfinishedEpisodes:
         self._ended.append(index)
 
     def state(self) -> dict[int, int]:
-        """The lengths, for a checkpoint; blocks until the frames are on the disk."""
+        """Returns the lengths, for a checkpoint; blocks until the frames are on the disk."""
         for index in self._unsynced:
             for file, _ in self._files(index):
                 sync(file)

@@ -50,7 +50,7 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
 
 
 def named(cfg: EnvConfig) -> str:
-    """The option that names the env, as in "env.id=CartPole-v1"; otherwise its kind."""
+    """Returns the option that names the env, as in "env.id=CartPole-v1"; otherwise its kind."""
     names = ((name, getattr(cfg, name, None)) for name in ("id", "entry_point", "target"))
     return next((f"env.{name}={value}" for name, value in names if value is not None), f"env={cfg.kind}")
 
@@ -61,8 +61,8 @@ def read_spec(
     examine: Callable[[Env], object] = lambda group: None,
     numbers: EnvNumbers = SPACES,
 ) -> EnvSpec:
-    """The spec of `build(cfg)`. Makes the envs, only one where they are independent of each other, and closes them. The
-    global random generators are left unchanged.
+    """Returns the spec of `build(cfg)`. Makes the envs, only one where they are independent of each other, and closes
+    them. The global random generators are left unchanged.
 
     Args:
         with_example: also resets the envs, for `EnvSpec.example_observation`.

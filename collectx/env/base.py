@@ -189,7 +189,7 @@ class Env(ABC):
         raise NotImplementedError(f"{type(self).__name__}: only the resets of Gymnasium's envs take options")
 
     def reset_kwargs(self, **options: Any) -> dict[str, Any]:
-        """The keyword arguments of a reset, with these options too. New dicts, as an env may change them."""
+        """Returns the keyword arguments of a reset, with these options too. New dicts, as an env may change them."""
         options = {**self.reset_options, **options}
         return {"options": options} if options else {}
 

@@ -73,7 +73,7 @@ class CountingEnv(Env):
 
 
 def frame(index: np.ndarray, episode: np.ndarray, step: np.ndarray, size: int) -> np.ndarray:
-    """The observations `[N, size]` of `[N]` indices, episodes and steps."""
+    """Returns the observations `[N, size]` of `[N]` indices, episodes and steps."""
     head = np.stack([index, episode, step], axis=-1).astype(np.int64)
     filler = (head @ _MIX)[:, None] + 7 * np.arange(size - 3, dtype=np.int64)
     return np.concatenate([head, filler], axis=-1)

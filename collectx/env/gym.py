@@ -41,7 +41,7 @@ def build(cfg: GymEnvConfig, first_index: int, incarnation: int, numbers: EnvNum
 
 
 def group_class(num_envs: int) -> type[GymEnv]:
-    """The class of a group of that many envs."""
+    """Returns the class of a group of that many envs."""
     return OneGymEnv if num_envs == 1 else GymEnv
 
 

@@ -19,7 +19,7 @@ from collectx.user_objects import extra_advice, named_call, place_of, raise_miss
 
 
 def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers], gymnasium.Env]:
-    """A function that makes one env of `cfg`, wrapped."""
+    """Returns a function that makes one env of `cfg`, wrapped."""
     entry_point = resolve_source(cfg)
     show_once()
     wrappers = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
@@ -47,12 +47,12 @@ def constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]:
 
 
 def _registered(cfg: GymEnvConfig | GymVectorEnvConfig) -> str:
-    """The id without the module that registers it."""
+    """Returns the id without the module that registers it."""
     return str(cfg.id).rpartition(":")[2]
 
 
 def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any] | None:
-    """The callable of `cfg.entry_point`, or None for `cfg.id`; registers the ids of ALE."""
+    """Returns the callable of `cfg.entry_point`, or None for `cfg.id`; registers the ids of ALE."""
     if cfg.id is None:
         return resolve(cfg.entry_point, "env.entry_point")
     if cfg.id.startswith("ALE/"):
@@ -76,7 +76,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
 
 
 def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env, EnvNumbers], gymnasium.Env]:
-    """A function that wraps an env.
+    """Returns a function that wraps an env.
 
     Args:
         item: see `named_call`.

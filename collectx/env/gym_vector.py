@@ -55,7 +55,7 @@ def adapter(
     autoreset_mode: str | None = None,
     metrics: Sequence[str] = (),
 ) -> Env:
-    """The adapter of a vector env, by whether it returns arrays or tensors."""
+    """Returns the adapter of a vector env, by whether it returns arrays or tensors."""
     device = device_of(env)
     if device is None:
         return GymVectorEnv(env, info_keys, exclude_keys, autoreset_mode, metrics)
@@ -205,7 +205,7 @@ class GymVectorEnv(Env):
         self._env.close(**({"timeout": _CLOSE_S} if is_async else {}))
 
     def _values(self, observation: Any, info: Mapping) -> list[np.ndarray]:
-        """One `[E, *shape]` array per leaf."""
+        """Returns one `[E, *shape]` array per leaf."""
         return [*self._observation.flatten(observation), *self._infos.batched_values(info, self._env.num_envs)]
 
     def _write(self, out: Sequence[np.ndarray], values: Sequence[Any]) -> None:
@@ -353,12 +353,13 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
 def _make_checked(
     make: Callable[[EnvNumbers], gymnasium.Env], exclude_keys: Sequence[str], numbers: EnvNumbers
 ) -> gymnasium.Env:
-    """An env in a process of its own."""
+    """Returns an env in a process of its own."""
     return ProcessState(CheckedEnv(make(numbers), exclude_keys=exclude_keys))
 
 
 def _context(name: str | None) -> str:
-    """The start method of an AsyncVectorEnv's processes. A new fork server imports this module once for all of them."""
+    """Returns the start method of an AsyncVectorEnv's processes. A new fork server imports this module once for all of
+    them."""
     name = name or next(each for each in ("forkserver", "spawn") if each in multiprocessing.get_all_start_methods())
     if name == "forkserver":
         multiprocessing.get_context(name).set_forkserver_preload([__name__])

@@ -66,7 +66,7 @@ class InfoKeys:
         )
 
     def values(self, info: Mapping) -> list[Any]:
-        """One value for each of `leaves`, from one env's info."""
+        """Returns one value for each of `leaves`, from one env's info."""
         values: list[Any] = []
         for name, entry in self._entries.items():
             zeros = (np.zeros(leaf.shape, bool) for leaf in entry.leaves)
@@ -75,7 +75,8 @@ class InfoKeys:
         return values
 
     def batched_values(self, info: Mapping, num_envs: int) -> list[np.ndarray]:
-        """One array `[num_envs, *shape]` for each of `leaves`, from a vector env's info; owned by the caller."""
+        """Returns one array `[num_envs, *shape]` for each of `leaves`, from a vector env's info; owned by the
+        caller."""
         values: list[np.ndarray] = []
         for name, entry in self._entries.items():
             is_present = np.full(num_envs, name in info)
@@ -91,9 +92,9 @@ class InfoKeys:
         return values
 
     def first_and_final_values(self, info: Mapping, ended: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The entries of the first and of the final infos, as `batched_values`, of a vector env in SAME_STEP mode. An
-        entry of an ended env that is in `info` but not in `info["final_info"]` was added by a wrapper of the vector
-        env, and belongs to the final info."""
+        """Returns the entries of the first and of the final infos, as `batched_values`, of a vector env in SAME_STEP
+        mode. An entry of an ended env that is in `info` but not in `info["final_info"]` was added by a wrapper of the
+        vector env, and belongs to the final info."""
         first = self.batched_values(info, len(ended))
         final = self.batched_values(info.get("final_info", {}), len(ended))
         start = 0
@@ -108,24 +109,24 @@ class InfoKeys:
 
 
 def undeclared(keys: Sequence[str | Mapping[str, Any]]) -> list[str]:
-    """The entries of `env.info_keys` without a declared form."""
+    """Returns the entries of `env.info_keys` without a declared form."""
     return [key for key in keys if not isinstance(key, Mapping)]
 
 
 def declare(cfg: EnvConfig, infos: Mapping[str, Any]) -> EnvConfig:
-    """The configuration with the forms of `InfoKeys.declared`, so that no env is stepped to learn them."""
+    """Returns the configuration with the forms of `InfoKeys.declared`, so that no env is stepped to learn them."""
     return dataclasses.replace(cfg, info_keys=[infos]) if infos else cfg  # type: ignore[call-arg]
 
 
 def shown(form: Any) -> str:
-    """A form as YAML on one line, which is also a value on the command line."""
+    """Returns a form as YAML on one line, which is also a value on the command line."""
     if isinstance(form, Mapping):
         return "{" + ", ".join(f"{name}: {shown(part)}" for name, part in form.items()) + "}"
     return form if isinstance(form, str) else f"[{', '.join(map(str, form))}]"
 
 
 def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str, Any]:
-    """The first value of each entry in an episode."""
+    """Returns the first value of each entry in an episode."""
     examples: dict[str, Any] = {}
     known: dict[str, None] = {}
     for info in _episode(env):
@@ -141,7 +142,7 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
 
 
 def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
-    """The infos of each env, with random actions, until an episode ends; then the infos of the reset."""
+    """Yields the infos of each env, with random actions, until an episode ends; then the infos of the reset."""
 
     def of_each(info: Mapping) -> Iterable[Mapping]:
         return (_of_env(info, e) for e in range(env.num_envs)) if isinstance(env, VectorEnv) else (info,)
@@ -160,7 +161,7 @@ def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
 
 
 def _of_env(info: Mapping, e: int) -> dict[str, Any]:
-    """The info of one env, from a vector env's info."""
+    """Returns the info of one env, from a vector env's info."""
     one = {}
     for key, value in info.items():
         mask = info.get(f"_{key}")
@@ -174,7 +175,7 @@ def _of_env(info: Mapping, e: int) -> dict[str, Any]:
 
 
 def _form(name: str, value: Any, path: Path) -> Any:
-    """The form of the part of an info entry at `path`; see `InfoKeys`."""
+    """Returns the form of the part of an info entry at `path`; see `InfoKeys`."""
     if isinstance(value, Mapping):
         return {part: _form(name, inner, (*path, part)) for part, inner in value.items()}
     try:

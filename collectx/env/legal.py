@@ -90,7 +90,8 @@ class LegalActions(nn.Module):
         return legal
 
     def or_all(self, legal: torch.Tensor) -> torch.Tensor:
-        """The result of `forward`, with all values of a choice without a legal one, as after an episode's end."""
+        """Returns the result of `forward`, with all values of a choice without a legal one, as after an episode's
+        end."""
         return legal | ~legal.any(-1, keepdim=True)
 
     def restrict(self, raw: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
@@ -109,7 +110,7 @@ class LegalActions(nn.Module):
 
 
 def mask_of(spec: EnvSpec) -> Leaf | None:
-    """The leaf of the observation with the masks; None if the env has no masks."""
+    """Returns the leaf of the observation with the masks; None if the env has no masks."""
     found = (leaf for key in MASK_KEYS for leaf in spec.observation if leaf.key[: len(key)] == key)
     return next(found, None)
 
@@ -125,7 +126,7 @@ def network_inputs(spec: EnvSpec) -> tuple[Leaf, ...]:
 
 
 def legal_actions(spec: EnvSpec) -> LegalActions | None:
-    """The masks of an env; None if it has none. Raises `SpaceError`, see `LegalActions`."""
+    """Returns the masks of an env; None if it has none. Raises `SpaceError`, see `LegalActions`."""
     mask = mask_of(spec)
     return None if mask is None else LegalActions(spec, mask)
 
@@ -136,13 +137,14 @@ def is_legal(raw: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(legal: torch.Tensor) -> torch.Tensor:
-    """The indices of random true entries along the last dimension, int64, from torch's generator; 0 if none is true."""
+    """Returns the indices of random true entries along the last dimension, int64, from torch's generator; 0 if none is
+    true."""
     return torch.rand(legal.shape, device=legal.device).masked_fill_(~legal, -1.0).argmax(-1)
 
 
 def sample(space: Space, observation: Any, info: Mapping) -> Any:
-    """A random action for a Gymnasium env, or actions for a vector of envs, as `space.sample()` returns them; legal if
-    each env has one Discrete action, or a MultiDiscrete one of one dimension."""
+    """Returns a random action for a Gymnasium env, or actions for a vector of envs, as `space.sample()` returns them;
+    legal if each env has one Discrete action, or a MultiDiscrete one of one dimension."""
     found = [entry[_NAME] for entry in (observation, info) if isinstance(entry, Mapping) and _NAME in entry]
     mask = (np.asarray(found[0]) != 0).astype(np.int8).reshape(-1) if found else None
     if mask is not None and mask.size != _counts(space)[0].sum():
@@ -153,7 +155,7 @@ def sample(space: Space, observation: Any, info: Mapping) -> Any:
 
 
 def _counts(space: Space) -> tuple[np.ndarray, np.ndarray]:
-    """The number of values of each choice, and its first value; empty for other spaces."""
+    """Returns the number of values of each choice, and its first value; empty for other spaces."""
     counts, start = np.zeros(0, np.int64), np.zeros(0)
     if isinstance(space, spaces.Discrete):
         counts, start = np.array([space.n]), np.array([space.start])

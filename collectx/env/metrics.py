@@ -72,7 +72,7 @@ class InfoMetrics:
         return totals
 
     def means(self) -> dict[str, float]:
-        """The mean of each entry that has occurred since the last `take`."""
+        """Returns the mean of each entry that has occurred since the last `take`."""
         sums, counts = self._totals.tolist()
         names = (name for name, _ in self._paths)
         return {name: total / count for name, total, count in zip(names, sums, counts, strict=True) if count}
@@ -109,7 +109,7 @@ class CountedEpisodes(gymnasium.Wrapper):
 
 
 def _entry(info: Mapping[str, Any], path: Sequence[str], envs: np.ndarray) -> tuple[Any, np.ndarray]:
-    """The part of a vector env's info at `path`, and which of `envs` have it, `[E]` bool."""
+    """Returns the part of a vector env's info at `path`, and which of `envs` have it, `[E]` bool."""
     value: Any = info
     mask = envs.copy()
     for part in path:

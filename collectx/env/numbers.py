@@ -30,7 +30,7 @@ class EnvNumbers:
     worker_index: int = 0
 
     def of(self, e: int) -> EnvNumbers:
-        """The numbers of env `e` of the group whose first env has these."""
+        """Returns the numbers of env `e` of the group whose first env has these."""
         return replace(self, env_index=self.env_index + e)
 
     def filled(self, value: Any) -> Any:
@@ -48,7 +48,7 @@ class EnvNumbers:
         return value
 
     def named_by(self, target: Callable[..., Any]) -> dict[str, int]:
-        """The numbers that are parameters of `target`, and that no `functools.partial` has set."""
+        """Returns the numbers that are parameters of `target`, and that no `functools.partial` has set."""
         try:
             parameters = inspect.signature(target).parameters
         except (TypeError, ValueError):  # a builtin may have no signature
@@ -57,7 +57,7 @@ class EnvNumbers:
         return {name: number for name, number in vars(self).items() if name in parameters and name not in is_set}
 
     def arguments(self, target: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments of a call of `target` that a configuration describes by `kwargs`."""
+        """Returns the keyword arguments of a call of `target` that a configuration describes by `kwargs`."""
         return {**self.named_by(target), **{str(key): self.filled(value) for key, value in kwargs.items()}}
 
     @contextmanager

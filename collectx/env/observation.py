@@ -104,7 +104,7 @@ def _stacked(space: Space) -> Space:
 
 
 def _stack(value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The stacked values of a Tuple of one env, `shape`, or of a batched one, `[E, *shape]`."""
+    """Returns the stacked values of a Tuple of one env, `shape`, or of a batched one, `[E, *shape]`."""
     parts = [_stack(part, shape[1:]) if isinstance(part, tuple) else part for part in value]
     return np.stack(parts, axis=-len(shape))
 

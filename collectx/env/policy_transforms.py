@@ -30,7 +30,7 @@ class WithPolicyTransforms:
 
 
 def with_policy_transforms(env: Any, policy: nn.Module) -> Any:
-    """The env of TorchRL with the transforms that it lacks."""
+    """Returns the env of TorchRL with the transforms that it lacks."""
     from torchrl.envs.transforms import InitTracker
 
     if "is_init" not in {key[-1] for key in _keys(env)}:

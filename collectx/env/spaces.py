@@ -33,7 +33,7 @@ class Leaves:
         self.single = self._paths == ((),)
 
     def flatten(self, value: Any) -> list[Any]:
-        """The leaf values of one nested value, or of one batched nested value; nothing is copied.
+        """Returns the leaf values of one nested value, or of one batched nested value; nothing is copied.
 
         Raises:
             ShapeError: a part of the value is missing.
@@ -91,7 +91,7 @@ class SpaceLeaves(Leaves):
         return flat
 
     def nest(self, values: Sequence[Any]) -> Any:
-        """The nested value that Gymnasium expects, from one value per leaf; nothing is copied."""
+        """Returns the nested value that Gymnasium expects, from one value per leaf; nothing is copied."""
         return values[0] if self.single else _nest(self.space, iter(values))
 
     @property
@@ -100,7 +100,7 @@ class SpaceLeaves(Leaves):
         return [np.dtype(part.dtype) for part in self._part_spaces]
 
     def element_splitter(self) -> Callable[[Sequence[np.ndarray]], list[Any]]:
-        """A function from batched leaf arrays `[E, *shape]` to a list of E nested values.
+        """Returns a function from batched leaf arrays `[E, *shape]` to a list of E nested values.
 
         The values are Python integers for Discrete, otherwise views of one copy, so that an env may keep or change
         them.
@@ -115,7 +115,7 @@ class SpaceLeaves(Leaves):
 
 
 def parts_of(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, Space]]:
-    """The parts with their names, or indices."""
+    """Returns the parts with their names, or indices."""
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
 
@@ -148,7 +148,7 @@ def write_leaf(leaf: Leaf, array: np.ndarray, e: int, value: Any) -> None:
 
 
 def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
-    """The values of a group's envs as an array that can be assigned to `array` without changing a value.
+    """Returns the values of a group's envs as an array that can be assigned to `array` without changing a value.
 
     Called in every step; it costs two comparisons where shape and dtype equal those of `array`.
 
@@ -215,12 +215,12 @@ def _dtype_fits(source: np.dtype, stored: np.dtype) -> bool | None:
 
 
 def numpy_dtype(leaf: Leaf) -> np.dtype:
-    """The leaf's dtype in numpy."""
+    """Returns the leaf's dtype in numpy."""
     return torch.empty(0, dtype=leaf.dtype).numpy().dtype
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    """The torch dtype of the same name. Raises TypeError where there is none."""
+    """Returns the torch dtype of the same name. Raises TypeError where there is none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -249,7 +249,7 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
 
 
 def leave_out(*names: str) -> str:
-    """The advice to omit parts of the observation."""
+    """Returns the advice to omit parts of the observation."""
     what = "it" if len(names) == 1 else "them"
     return f"leave {what} out with env.exclude_keys=[{', '.join(names)}], in Python exclude_keys={[*names]}"
 

@@ -25,7 +25,7 @@ _FINAL = ("final_obs", "final_observation")
 
 
 def device_of(env: VectorEnv) -> torch.device | None:
-    """The device of the tensors that `env` returns, with its index; None if it returns arrays."""
+    """Returns the device of the tensors that `env` returns, with its index; None if it returns arrays."""
     device = getattr(env, "device", None)
     return with_index(torch.device(device)) if isinstance(device, str | torch.device) else None
 
@@ -144,7 +144,7 @@ class TensorVectorEnv(Env):
         self._env.close()
 
     def _values(self, observation: Any) -> list[torch.Tensor]:
-        """One `[E, *shape]` tensor per leaf."""
+        """Returns one `[E, *shape]` tensor per leaf."""
         leaves = self._observation.leaves
         values = zip(leaves, self._observation.flatten(observation), strict=True)
         return [

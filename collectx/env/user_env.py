@@ -20,9 +20,9 @@ from collectx.user_objects import UserEnvConfig
 
 
 def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
-    """The group of envs that `cfg.create` makes: the envs of a VectorEnv, of a VecEnv of Stable-Baselines3 or of a
-    batched env of TorchRL, or `cfg.num_envs` single envs (0: one), each made by one call. `cfg.create` may be an env,
-    which is not closed.
+    """Returns the group of envs that `cfg.create` makes: the envs of a VectorEnv, of a VecEnv of Stable-Baselines3 or
+    of a batched env of TorchRL, or `cfg.num_envs` single envs (0: one), each made by one call. `cfg.create` may be an
+    env, which is not closed.
     """
     is_users = is_env(cfg.create)
     show_once()

@@ -236,7 +236,7 @@ def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
 
 
 def headers(runs: Sequence[NamedRun]) -> list[list[str]]:
-    """The `#SBATCH` lines of every script of these runs; runs that are steps of an allocation have none."""
+    """Returns the `#SBATCH` lines of every script of these runs; runs that are steps of an allocation have none."""
     if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
         largest = commands.largest_array()
         return [

@@ -113,7 +113,7 @@ class Place:
         return {}
 
     def processes(self) -> dict[str, int]:
-        """Number of processes of each role, on all hosts."""
+        """Returns the number of processes of each role, on all hosts."""
         options, env = self.cfg.collector, self.cfg.env
         workers = 0 if self.is_inline else num_workers_of(options)
         nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
@@ -128,7 +128,7 @@ class Place:
         }
 
     def num_threads_beside(self) -> int:
-        """Number of worker threads that share the trainer's cores. May connect to Ray."""
+        """Returns the number of worker threads that share the trainer's cores. May connect to Ray."""
         options = self.cfg.collector
         processes = options.num_workers * options.num_workers_per_collector
         return processes * self.cfg.launcher.num_threads if self._shares_cores() else 0
@@ -139,7 +139,7 @@ class Place:
     # --- how it starts them ---
 
     def launcher(self, log_dir: Path | None) -> Launcher:
-        """The launcher with which this process starts the workers.
+        """Returns the launcher with which this process starts the workers.
 
         Args:
             log_dir: folder of the worker logs on this machine; None leaves their output on the terminal.

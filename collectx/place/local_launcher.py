@@ -121,7 +121,7 @@ class LocalLauncher(Launcher):
         return self.names.get(worker, f"worker {worker}").replace(" ", "-")
 
     def process_setup(self, worker: int) -> dict[str, Any]:
-        """The arguments of `set_up_process`, as plain data."""
+        """Returns the arguments of `set_up_process`, as plain data."""
         from collectx.env import mujoco_warnings
 
         cores = sorted(os.sched_getaffinity(0)) if self._pin_cores and hasattr(os, "sched_getaffinity") else []

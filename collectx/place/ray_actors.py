@@ -69,7 +69,7 @@ class RayLauncher(Launcher):
         return super().join_timeout(worker, handle)
 
     def _remote_config(self, worker: int) -> dict[str, Any]:
-        """The arguments of `ray.remote` for one worker."""
+        """Returns the arguments of `ray.remote` for one worker."""
         configs: dict[str, Any] | Sequence[dict[str, Any]] = self._cfg.remote_configs
         return configs if isinstance(configs, dict) else configs[worker]
 
@@ -86,7 +86,7 @@ def objections(configs: Sequence[Mapping[str, Any] | None]) -> list[str]:
 
 
 def _actor_class(config: Mapping[str, Any] | None) -> Any:
-    """The class of a worker's actor, with `config` as the arguments of `ray.remote`."""
+    """Returns the class of a worker's actor, with `config` as the arguments of `ray.remote`."""
     # With one thread, Ray calls the methods in the main thread of the actor's process.
     make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": 1})
     return make(Actor)

@@ -97,7 +97,7 @@ def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
 
 
 def _alive_nodes(timeout_s: float) -> list[dict[str, Any]]:
-    """The nodes that are still in the cluster."""
+    """Returns the nodes that are still in the cluster."""
     return [node for node in _ask("Ray did not list its nodes", ray.nodes, timeout_s) if node["Alive"]]
 
 
@@ -148,7 +148,7 @@ def describe_resources(timeout_s: float) -> str:
 
 
 def describe_request(config: Mapping[str, Any]) -> str:
-    """The resources that an actor with these arguments of `ray.remote` requests."""
+    """Returns the resources that an actor with these arguments of `ray.remote` requests."""
     return _format(_requested(config))
 
 

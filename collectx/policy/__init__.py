@@ -40,7 +40,7 @@ _RANDOM_POLICY = "RandomPolicy"
 
 
 def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
-    """The policy of `cfg`, on the CPU: an `nn.Module`, another callable, or None for random actions.
+    """Returns the policy of `cfg`, on the CPU: an `nn.Module`, another callable, or None for random actions.
 
     Equal seeds give equal weights, whatever torch's number of threads; the global generators are left unchanged.
 
@@ -85,8 +85,8 @@ def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
 def configured_actor(
     cfg: RunConfig, policy: Callable | None, spec: EnvSpec, device: torch.device
 ) -> tuple[Actor, EnvSpec]:
-    """The actor over the policy of `cfg` (see `make_actor`), and the spec of its envs, whose data lie on `device` if
-    `cfg.devices` names one for the policy."""
+    """Returns the actor over the policy of `cfg` (see `make_actor`), and the spec of its envs, whose data lie on
+    `device` if `cfg.devices` names one for the policy."""
     if resolve_devices(cfg.devices).policy_device is not None:
         spec = dataclasses.replace(spec, data_device=device)
     skips_check = isinstance(cfg.policy, UserPolicyConfig) and cfg.policy.skip_signature_check
@@ -100,7 +100,7 @@ def make_actor(
     exploration_type: ExplorationType,
     skip_signature_check: bool = False,
 ) -> Actor:
-    """The actor over `policy` (None, and a `RandomPolicy`: random actions), with the module moved to `device`.
+    """Returns the actor over `policy` (None, and a `RandomPolicy`: random actions), with the module moved to `device`.
 
     A user's policy is called once to learn its outputs, on `spec.example_observation`, or on zeros where that is empty.
 

@@ -14,7 +14,7 @@ from collectx.errors import ConfigError
 
 
 def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
-    """A policy from `observation` that acts like an agent of another library, and shares its parameters.
+    """Returns a policy from `observation` that acts like an agent of another library, and shares its parameters.
 
     Args:
         agent: an `nn.Module` with `get_action_and_value(observation)`, like CleanRL's agents for PPO: the policy

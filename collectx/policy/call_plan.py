@@ -87,12 +87,12 @@ class CallPlan:
         return values
 
     def written(self) -> list[Key]:
-        """The keys that the steps write, in order; a key that two steps write stands there twice."""
+        """Returns the keys that the steps write, in order; a key that two steps write stands there twice."""
         return [key for step in self._steps for key in step.writes]
 
     def describe(self) -> dict[str, Any]:
-        """The plan as plain data: the batch size of the tensors that the policy takes (None: one dimension, of envs),
-        the calls with the keys that they read and write, and the outputs in a batch."""
+        """Returns the plan as plain data: the batch size of the tensors that the policy takes (None: one dimension, of
+        envs), the calls with the keys that they read and write, and the outputs in a batch."""
         calls = [
             {"calls": each.name, "with": each.form, "reads": key_names(each.reads), "writes": key_names(each.writes)}
             for each in self._steps
@@ -119,7 +119,8 @@ class CallOptions:
 
 
 def make_steps(policy: Callable, spec: EnvSpec, options: CallOptions, written: Sequence[Key] = ()) -> list[Step]:
-    """The steps that call `policy` with tensors `[*spec.policy_shape, *shape]`, one for each leaf of the observation.
+    """Returns the steps that call `policy` with tensors `[*spec.policy_shape, *shape]`, one for each leaf of the
+    observation.
 
     Args:
         written: what an earlier plan of the policy has written; empty: a step may learn this in its first call.
@@ -204,7 +205,8 @@ _NUMBERS = int | float | np.generic
 
 
 def _arguments(policy: Callable, spec: EnvSpec) -> list[Key | dict[Key, Key]]:
-    """The key of the tensor for each argument; for a nested dict of tensors, their keys by the keys in the dict."""
+    """Returns the key of the tensor for each argument; for a nested dict of tensors, their keys by the keys in the
+    dict."""
     observed = [leaf.key for leaf in spec.observation]
     parameters = [parameter.name for parameter in _parameters(policy)]
     if parameters and {key[0] for key in observed}.issuperset(parameters):
@@ -220,7 +222,7 @@ def _arguments(policy: Callable, spec: EnvSpec) -> list[Key | dict[Key, Key]]:
 
 
 def _taking_dicts(forward: Callable, arguments: Sequence[Key | dict[Key, Key]], reads: Sequence[Key]) -> Callable:
-    """A form of `forward` that takes one tensor for each key of `reads`."""
+    """Returns a form of `forward` that takes one tensor for each key of `reads`."""
 
     def call(*tensors: torch.Tensor) -> Any:
         values = dict(zip(reads, tensors, strict=True))
@@ -235,7 +237,7 @@ def _taking_dicts(forward: Callable, arguments: Sequence[Key | dict[Key, Key]], 
 
 
 def _parameters(policy: Callable) -> list[inspect.Parameter]:
-    """The positional parameters without defaults; the first one where all have defaults."""
+    """Returns the positional parameters without defaults; the first one where all have defaults."""
     try:
         signature = inspect.signature(policy.forward if isinstance(policy, nn.Module) else policy)
     except (ValueError, TypeError):
@@ -307,7 +309,7 @@ class TensorDictStep(Step):
 
 
 def missing_outputs(keys: Iterable[Key]) -> ShapeError:
-    """The error of a later call that lacks outputs of the first one."""
+    """Returns the error of a later call that lacks outputs of the first one."""
     return ShapeError(
         f"the policy did not write {key_names(keys)}, but did in its first call. Write the same keys in every call."
     )
@@ -336,7 +338,7 @@ class Output:
     is_choice: bool = False
 
     def convert(self, value: torch.Tensor) -> torch.Tensor:
-        """A later output in the dtype of the leaf. Raises ShapeError where that changes it."""
+        """Returns a later output in the dtype of the leaf. Raises ShapeError where that changes it."""
         dtype = self.leaf.dtype
         if self.is_choice:
             return _one_hot(value, self.leaf, self.shape)
@@ -351,7 +353,7 @@ class Output:
 
 
 def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Output]:
-    """The records of a policy's first outputs, actions first."""
+    """Returns the records of a policy's first outputs, actions first."""
     actions = {leaf.key: leaf for leaf in spec.action}
     missing = [key for key in actions if key not in outputs]
     if missing:
@@ -412,7 +414,7 @@ def _is_choice(value: torch.Tensor, shape: tuple[int, ...], leaf: Leaf, spec: En
 
 
 def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.Tensor:
-    """The one-hot action of an index, or of the largest score; `shape` includes the group's dimensions."""
+    """Returns the one-hot action of an index, or of the largest score; `shape` includes the group's dimensions."""
     (num_actions,) = leaf.shape
     name = key_names([leaf.key])
     if value.is_floating_point():
@@ -428,7 +430,7 @@ def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.T
 
 
 def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
-    """An action in the leaf's dtype. Floating-point actions are rounded to its precision."""
+    """Returns an action in the leaf's dtype. Floating-point actions are rounded to its precision."""
     cast = value.to(leaf.dtype)
     if leaf.dtype.is_floating_point or torch.promote_types(value.dtype, leaf.dtype) == leaf.dtype:
         return cast

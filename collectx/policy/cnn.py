@@ -47,7 +47,7 @@ class Image(nn.Module):
 
 
 def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
-    """The network of `cfg`, on the CPU, as a policy of class `kind`.
+    """Returns the network of `cfg`, on the CPU, as a policy of class `kind`.
 
     Raises:
         ConfigError: the observation is not one image, or the image is smaller than the convolutions need.

@@ -20,7 +20,7 @@ from collectx.user_objects import call, resolve
 
 
 def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
-    """The user's policy: an `nn.Module` or another callable.
+    """Returns the user's policy: an `nn.Module` or another callable.
 
     Raises:
         ConfigError: `target` cannot be imported, or is not callable. Errors of the user's code are not caught.

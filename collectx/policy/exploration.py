@@ -21,8 +21,8 @@ class ExplorationType(StrEnum):
 
 
 def exploration(kind: ExplorationType) -> AbstractContextManager:
-    """A context that sets the exploration type of tensordict's probabilistic modules (and TorchRL's), where tensordict
-    is imported.
+    """Returns a context that sets the exploration type of tensordict's probabilistic modules (and TorchRL's), where
+    tensordict is imported.
 
     Only RANDOM samples. For the other four, the built-in policies return the mode: the most likely action of a discrete
     policy, the mean of a Gaussian one.

@@ -46,13 +46,14 @@ class Acceleration:
     one_row: bool = False
 
     def compile_call(self, function: Any) -> Forward:
-        """A faster form of `function`, a module or another callable."""
+        """Returns a faster form of `function`, a module or another callable."""
         if self.compile is None:
             return fast_callable(function, self.one_row)
         return torch.compile(function, **self.compile)
 
     def capture(self, function: Forward) -> Forward:
-        """A form of `function`, which takes tensors, that records a CUDA graph after some calls, then replays it."""
+        """Returns a form of `function`, which takes tensors, that records a CUDA graph after some calls, then replays
+        it."""
         if self.cudagraph is None:
             return function
         from tensordict.nn import CudaGraphModule
@@ -87,7 +88,7 @@ def _recordable(function: Forward) -> Forward:
 
 
 def fast_callable(module: Any, one_row: bool = False) -> Forward:
-    """A cheaper callable with the same result as `module`, or `module` itself where there is none.
+    """Returns a cheaper callable with the same result as `module`, or `module` itself where there is none.
 
     A `Sequential` of known layers becomes a chain of kernels. The forward of any other module is called on a shadow: an
     object that shares its parameters, buffers and attributes, and whose layers are chains. Modules with hooks are
@@ -110,7 +111,7 @@ def fast_callable(module: Any, one_row: bool = False) -> Forward:
 
 
 def _fast_class(kind: type[nn.Module]) -> type:
-    """A class like `kind` whose instances are called by their attribute `_fast`."""
+    """Returns a class like `kind` whose instances are called by their attribute `_fast`."""
     return type(f"_Fast{kind.__name__}", (kind,), {"__slots__": ("_fast",), "__call__": lambda self, x: self._fast(x)})
 
 
@@ -124,7 +125,7 @@ def _is_user_module(module: nn.Module) -> bool:
 
 
 def _shadow(module: nn.Module, one_row: bool) -> Any:
-    """An object with the attributes of `module`, whose children are cheaper callables where possible."""
+    """Returns an object with the attributes of `module`, whose children are cheaper callables where possible."""
     cheaper: dict[str, Any] = {}
     for name, child in module._modules.items():
         if child is None or hooked(child):
@@ -150,7 +151,7 @@ def _shadow(module: nn.Module, one_row: bool) -> Any:
 
 
 def _steps(module: nn.Module, one_row: bool) -> list[Forward] | None:
-    """The kernels that `module` consists of; None where it has to be called itself."""
+    """Returns the kernels that `module` consists of; None where it has to be called itself."""
     if hooked(module):
         return None
     kind = type(module)

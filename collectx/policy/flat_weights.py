@@ -18,7 +18,7 @@ from collectx.batch import ALIGNMENT_BYTES
 
 
 def device_of(policy: Any) -> torch.device:
-    """The device of a policy's first parameter; the CPU where it has none."""
+    """Returns the device of a policy's first parameter; the CPU where it has none."""
     parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
@@ -151,6 +151,6 @@ class FlatWeights:
         return {entry.tensor().device for entry in self._entries}
 
     def _accelerator(self) -> torch.device | None:
-        """The accelerator that holds all tensors; None for the CPU or several devices."""
+        """Returns the accelerator that holds all tensors; None for the CPU or several devices."""
         device, *others = self._devices() or {torch.device("cpu")}
         return None if others or device.type == "cpu" else device

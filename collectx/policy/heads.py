@@ -27,11 +27,11 @@ class Head(nn.Module):
     num_inputs: int
 
     def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A sampled action and its log-probability, `[...]` float32."""
+        """Returns a sampled action and its log-probability, `[...]` float32."""
         raise NotImplementedError
 
     def mode(self, raw: torch.Tensor) -> torch.Tensor:
-        """The most likely action."""
+        """Returns the most likely action."""
         raise NotImplementedError
 
     def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,7 +142,7 @@ class Gaussian(Head):
 
 
 def head_for(space: object, leaf: Leaf) -> Head:
-    """The head of an action space whose one leaf is `leaf`.
+    """Returns the head of an action space whose one leaf is `leaf`.
 
     Raises:
         SpaceError: the space is neither Discrete, MultiDiscrete, MultiBinary nor a floating-point Box.

@@ -20,7 +20,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
-    """The network of `cfg`, on the CPU, as a policy of class `kind`.
+    """Returns the network of `cfg`, on the CPU, as a policy of class `kind`.
 
     Raises:
         ConfigError: there is nothing to normalise.

@@ -50,7 +50,7 @@ class Moments(nn.Module):
         self.count.copy_(total)
 
     def scale(self) -> torch.Tensor:
-        """One over the standard deviation, `[width]` float64."""
+        """Returns one over the standard deviation, `[width]` float64."""
         return (self.variance + _EPSILON).rsqrt()
 
 

@@ -49,14 +49,14 @@ class EpsilonGreedy(Categorical):
         return log_prob, (-(of_best * of_best.exp()) - others).expand(log_prob.shape)
 
     def index(self, action: torch.Tensor) -> torch.Tensor:
-        """The index of the network's output for each `action`, int64."""
+        """Returns the index of the network's output for each `action`, int64."""
         return action.to(torch.int64) - self._start
 
     def _log_prob(self, is_best: torch.Tensor | bool, count: torch.Tensor | int) -> torch.Tensor:
         return (self.epsilon / count + (1 - self.epsilon) * is_best).log()
 
     def _count(self, raw: torch.Tensor) -> torch.Tensor | int:
-        """The number of actions among which a random one is drawn."""
+        """Returns the number of actions among which a random one is drawn."""
         return self.num_inputs
 
 
@@ -93,12 +93,12 @@ class QPolicy(StochasticPolicy):
         return cast(EpsilonGreedy, self.head).epsilon
 
     def index(self, action: torch.Tensor) -> torch.Tensor:
-        """The column of `forward` for each `action`, `[B]` int64."""
+        """Returns the column of `forward` for each `action`, `[B]` int64."""
         return cast(EpsilonGreedy, self.head).index(action)
 
 
 def build(cfg: MlpPolicyConfig | CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
-    """The network of `cfg`, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`.
+    """Returns the network of `cfg`, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`.
 
     Raises:
         SpaceError: the action space is not Discrete.

@@ -87,8 +87,8 @@ class LegalRandomActor(RandomActor):
 
 
 def random_actor(spec: EnvSpec) -> RandomActor:
-    """The actor for random actions of a group. Envs of TorchRL can draw by masks that others do not read, such as those
-    of one-hot actions (`ActionMask`)."""
+    """Returns the actor for random actions of a group. Envs of TorchRL can draw by masks that others do not read, such
+    as those of one-hot actions (`ActionMask`)."""
     mask = mask_of(spec)
     if mask is None or (spec.draw is not None and not fits(spec, mask)):
         return RandomActor(spec)

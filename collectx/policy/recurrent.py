@@ -51,7 +51,7 @@ def spec_with_states(spec: EnvSpec, states: Sequence[StateSpec]) -> EnvSpec:
 
 
 def find_states(policy: Any, spec: EnvSpec, probe: Callable[[EnvSpec], Sequence[Leaf]]) -> tuple[StateSpec, ...]:
-    """The state of `policy`. The initial value of a leaf is, in this order:
+    """Returns the state of `policy`. The initial value of a leaf is, in this order:
 
     - what the env observes under its key (TorchRL's `TensorDictPrimer`),
     - its entry in `initial_state`, an attribute of the policy or of one of its modules: one env's tensors by key,

@@ -55,7 +55,7 @@ class Step:
         self.function, self.reads, self.writes = function, reads, writes
 
     def results(self, result: Any) -> Sequence[torch.Tensor]:
-        """The outputs in what the function returned, one for each key of `writes`."""
+        """Returns the outputs in what the function returned, one for each key of `writes`."""
         if not isinstance(result, tuple) or len(result) != len(self.writes):
             raise NotTensors(f"a module of the policy returned {type(result).__name__} for {len(self.writes)} out_keys")
         return result
@@ -98,7 +98,7 @@ def _is_library_module(module: Any) -> bool:
 
 
 def _probabilistic(module: Any, exploration_type: ExplorationType) -> Callable | None:
-    """The forward of a probabilistic module that writes one sample, which it draws with torch's generator."""
+    """Returns the forward of a probabilistic module that writes one sample, which it draws with torch's generator."""
     kind = module.distribution_class
     is_plain = isinstance(kind, type) and issubclass(kind, Distribution) and not issubclass(kind, CompositeDistribution)
     if not is_plain or any(getattr(module, name, None) is not None for name in _SAMPLER_OPTIONS):
@@ -112,8 +112,8 @@ def _probabilistic(module: Any, exploration_type: ExplorationType) -> Callable |
 
 
 def _with_values(module: Any, forward: Callable, exploration_type: ExplorationType, shape: tuple[int, ...]) -> Step:
-    """A step that calls `forward` with a dict in place of a TensorDict, and without tensordict's decorators, which
-    expect one."""
+    """Returns a step that calls `forward` with a dict in place of a TensorDict, and without tensordict's decorators,
+    which expect one."""
     forward = inspect.unwrap(forward)
     reads, writes = [*module.in_keys], [*module.out_keys]
 

@@ -137,7 +137,7 @@ class UserActor(Actor):
 
 
 def _first(leaf: Leaf, spec: EnvSpec) -> torch.Tensor:
-    """A copy of the first observation, or zeros, `[E, *shape]`."""
+    """Returns a copy of the first observation, or zeros, `[E, *shape]`."""
     example = spec.example_observation.get(leaf.key)
     shape = (spec.num_envs, *leaf.shape)
     return torch.zeros(shape, dtype=leaf.dtype) if example is None else example.expand(shape).clone()

@@ -167,7 +167,7 @@ class SumTree:
 
 
 def _lengths(size: int) -> list[int]:
-    """Number of entries of each level, padded to multiples of the block size."""
+    """Returns the number of entries of each level, padded to multiples of the block size."""
     lengths = [-(-size // _WIDTH) * _WIDTH]
     while lengths[-1] > _WIDTH:
         lengths.append(-(-lengths[-1] // _WIDTH // _WIDTH) * _WIDTH)

@@ -71,7 +71,7 @@ class Episodes:
         self._lengths[envs] = 0
 
     def state(self) -> dict[str, torch.Tensor]:
-        """A copy of the state for `load`."""
+        """Returns a copy of the state for `load`."""
         return {name: torch.from_numpy(array.copy()) for name, array in self._arrays.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:

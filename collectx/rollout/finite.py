@@ -103,7 +103,7 @@ class FiniteCheck:
 
 
 def _limit(value: np.floating) -> str:
-    """The limit of the dtype, if the value is an infinity: it may have been finite before it was stored."""
+    """Returns the limit of the dtype, if the value is an infinity: it may have been finite before it was stored."""
     return f"; the largest {value.dtype} is {np.finfo(value.dtype).max:.3g}" if np.isinf(value) else ""
 
 

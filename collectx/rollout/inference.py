@@ -17,7 +17,7 @@ Inference = Callable[[Sequence[torch.Tensor], Sequence[np.ndarray]], None]
 
 
 def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
-    """The inference on the actor's device. On the CPU, the policy reads the slot's memory directly."""
+    """Returns the inference on the actor's device. On the CPU, the policy reads the slot's memory directly."""
     if actor.device.type == "cuda":
         return CudaInference(actor, spec)
     act = actor.act
@@ -45,7 +45,7 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
 
 
 def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarray) -> Inference:
-    """The inference for one batch, with the newest weights in each step.
+    """Returns the inference for one batch, with the newest weights in each step.
 
     Args:
         refresh: see `collectx.rollout.loop.Rollout`.

@@ -167,13 +167,13 @@ class Rollout:
         )
 
     def _make_inference(self) -> tuple[Inference, RandomInference | None]:
-        """The inference, and the one for the first batches if their actions are random."""
+        """Returns the inference, and the one for the first batches if their actions are random."""
         spec = self._env.spec
         random = RandomInference(spec, self._actor.leaves) if self._num_random else None
         return make_inference(self._actor, spec), random
 
     def _own(self, observation: torch.Tensor) -> Any:
-        """A copy of a first observation, in the form in which envs write later ones."""
+        """Returns a copy of a first observation, in the form in which envs write later ones."""
         return as_array(observation.clone())
 
     def prepare(self, slot: Slot) -> SlotViews:
@@ -272,7 +272,7 @@ class Rollout:
         self._held = held
 
     def _own_env(self) -> Env:
-        """The envs to call."""
+        """Returns the envs to call."""
         return self._env if self._held is None else OwnGeneratorsEnv(self._env, self._held)
 
     @property
@@ -281,7 +281,7 @@ class Rollout:
         return self._num_random > 0
 
     def take_metrics(self) -> np.ndarray:
-        """The sums of `env.metrics` since the last call; see `InfoMetrics.take`."""
+        """Returns the sums of `env.metrics` since the last call; see `InfoMetrics.take`."""
         metrics = self.group.metrics
         return np.zeros((2, 0)) if metrics is None else metrics.take()
 
@@ -343,7 +343,7 @@ class Rollout:
         return [actor for actor in actors if isinstance(actor, RandomActor)]
 
     def _next_inference(self) -> Inference:
-        """The inference of the next batch."""
+        """Returns the inference of the next batch."""
         return self._random if self._num_random and self._random is not None else self._inference
 
     def _count_random(self) -> None:

@@ -41,8 +41,8 @@ class RolloutOptions:
 
     @classmethod
     def of(cls, options: CollectorConfig, incarnation: int = 0, has_interruptor: bool = False) -> RolloutOptions:
-        """The options of one worker process. `init_random_frames` counts only in incarnation 0: a replacement takes no
-        random actions."""
+        """Returns the options of one worker process. `init_random_frames` counts only in incarnation 0: a replacement
+        takes no random actions."""
         frames = num_workers_of(options) * frames_per_part(options)
         num_random_batches = -(-(options.init_random_frames or 0) // frames)
         return cls(
@@ -56,8 +56,8 @@ class RolloutOptions:
         )
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
-        """The spec of the rollout's env, from the `spec` of the group without wrappers. With `max_frames_per_traj`, the
-        last observation leaf is `("step_count",)`, `[1]` int64.
+        """Returns the spec of the rollout's env, from the `spec` of the group without wrappers. With
+        `max_frames_per_traj`, the last observation leaf is `("step_count",)`, `[1]` int64.
 
         Raises:
             ConfigError: the group cannot end trajectories or batches early, or already observes a `step_count`.

@@ -73,7 +73,7 @@ class RaggedRollout(Rollout):
         self._carry_tensors = self._as_tensors()
 
     def _as_tensors(self) -> list[torch.Tensor]:
-        """The policy's input, as views of `_carry`."""
+        """Returns the policy's input, as views of `_carry`."""
         leaves = self._env.spec.observation
         return [as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, leaves, strict=True)]
 

@@ -70,7 +70,7 @@ class TensorEpisodes:
         self._now["lengths"].zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """A copy of the state for `load`, on the CPU."""
+        """Returns a copy of the state for `load`, on the CPU."""
         return {name: value.to("cpu", copy=True) for name, value in self._now.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
@@ -105,7 +105,7 @@ class TensorRandomInference(RandomInference):
 
 
 def tensor_inference(actor: Actor) -> Inference:
-    """The inference for an actor on the envs' device; random actions are drawn on the CPU."""
+    """Returns the inference for an actor on the envs' device; random actions are drawn on the CPU."""
 
     def infer(observation: Sequence[torch.Tensor], out: Sequence[Any]) -> None:
         for target, value in zip(out, actor.act(observation), strict=True):

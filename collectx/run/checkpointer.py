@@ -151,7 +151,7 @@ class Checkpointer:
         self._due_s = time.monotonic() + max(self._every_s, cost_s / _MAX_SHARE)
 
     def _score(self) -> float | None:
-        """The metric by which the best checkpoint is kept; None before its first value."""
+        """Returns the metric by which the best checkpoint is kept; None before its first value."""
         name, statistics = self._options.keep_best, self._record.statistics
         metrics = {"mean_return": statistics.mean_return, **statistics.metrics}
         value = metrics.get(name or "", math.nan)

@@ -191,9 +191,9 @@ class RunCollection(EnvMethods):
 
 
 def _line(delivery: BatchInfo, statistics: Statistics, settings_version: int) -> dict[str, Any]:
-    """A batch's line in `metrics.jsonl`: times in seconds, `frames` since the start of the run. If no episode ended in
-    the batch, returns and lengths are missing. All lines after the first episode contain `mean_return`, and all after
-    the first setting the number of settings."""
+    """Returns a batch's line in `metrics.jsonl`: times in seconds, `frames` since the start of the run. If no episode
+    ended in the batch, returns and lengths are missing. All lines after the first episode contain `mean_return`, and
+    all after the first setting the number of settings."""
     line = {
         "batch": delivery.index,
         "time": round(time.time(), 3),

@@ -22,7 +22,7 @@ def num_cores() -> int:
 
 
 def limits() -> dict[str, float]:
-    """The limits of `num_cores`, in cores, by their source."""
+    """Returns the limits of `num_cores`, in cores, by their source."""
     found: dict[str, float] = {
         "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     }
@@ -45,7 +45,7 @@ def shortage(num_processes: int) -> str | None:
 
 
 def note(cfg: RunConfig) -> str | None:
-    """A note if the processes of a run share too few cores of this machine; otherwise None."""
+    """Returns a note if the processes of a run share too few cores of this machine; otherwise None."""
     place = place_of(cfg)
     if not place.is_local:
         return None
@@ -71,7 +71,8 @@ def limit_threads(cfg: RunConfig) -> None:
 
 
 def trainer_threads(cfg: RunConfig) -> int:
-    """The number of torch threads that `limit_threads` sets. Imports torch; connects to Ray with launcher=ray."""
+    """Returns the number of torch threads that `limit_threads` sets. Imports torch; connects to Ray with
+    launcher=ray."""
     import torch
 
     now = torch.get_num_threads()
@@ -96,7 +97,7 @@ def _slurm_cores(environment: Mapping[str, str]) -> int | None:
 
 
 def _quotas() -> Iterator[float]:
-    """The CPU quotas, in cores, of the control groups of this process that have one."""
+    """Yields the CPU quotas, in cores, of the control groups of this process that have one."""
     for text in control_group_values("cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
         quota, period = text.split()
         if quota not in ("max", "-1"):

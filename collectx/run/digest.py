@@ -77,8 +77,8 @@ def _collect(prefix: tuple[str, ...], batch: TensorDictBase, structure: list[tup
 
 
 def _copy(leaf: Tensor) -> np.ndarray:
-    """A copy of the bytes of a leaf that numpy cannot view: on a GPU, with a gradient, not contiguous, or of a dtype
-    that numpy lacks."""
+    """Returns a copy of the bytes of a leaf that numpy cannot view: on a GPU, with a gradient, not contiguous, or of a
+    dtype that numpy lacks."""
     import torch
 
     return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

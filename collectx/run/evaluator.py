@@ -84,7 +84,7 @@ class Evaluator:
         self._jobs.put(({"batches": batches, "frames": self._statistics.frames}, self._newest_weights()))
 
     def result(self) -> dict[str, Any] | None:
-        """The next new result; None if there is none."""
+        """Returns the next new result; None if there is none."""
         try:
             return self._results.get_nowait()
         except queue.Empty:

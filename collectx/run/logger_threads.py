@@ -149,7 +149,7 @@ def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str,
 
 
 def _run_id(files: RunFolder) -> str:
-    """The run's id in wandb and MLflow, which a resume keeps."""
+    """Returns the run's id in wandb and MLflow, which a resume keeps."""
     if not files.logger_id.exists():
         run_id = secrets.token_hex(8)
         write_atomically(files.logger_id, lambda file: file.write(run_id.encode()))

@@ -24,8 +24,8 @@ _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun":
 
 
 def copies() -> tuple[str, bool]:
-    """A message if a parallel launcher runs this command, otherwise an empty one; and whether to refuse the run: the
-    ranks of torchrun all run the same command, but tasks of srun may run different ones."""
+    """Returns a message if a parallel launcher runs this command, otherwise an empty one; and whether to refuse the
+    run: the ranks of torchrun all run the same command, but tasks of srun may run different ones."""
     for name, variable in _PARALLEL.items():
         size = os.environ.get(variable, "")
         if not size.isdigit() or (name == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ):
@@ -65,7 +65,8 @@ def device_problems(cfg: RunConfig) -> list[str]:
 
 
 def missing_device(device: str) -> str | None:
-    """The end of a message about a CPU or GPU that this machine lacks; None if the device exists. Imports torch."""
+    """Returns the end of a message about a CPU or GPU that this machine lacks; None if the device exists. Imports
+    torch."""
     import torch
 
     kind, _, index = device.partition(":")
@@ -76,7 +77,7 @@ def missing_device(device: str) -> str | None:
 
 
 def rule_problems(cfg: RunConfig) -> list[str]:
-    """The messages of all rules that `cfg` breaks; empty if it can run."""
+    """Returns the messages of all rules that `cfg` breaks; empty if it can run."""
     broken = rules.problems(cfg)
     is_backend_wrong = any(problem.path == "backend" for problem in broken)
     machine_rules = (_recorded_order, _launcher, _loggers, _data_format, *(() if is_backend_wrong else (_network,)))

@@ -178,7 +178,7 @@ def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -
 
 
 def buffer_file(name: str) -> str:
-    """The name of a replay buffer's file in a checkpoint."""
+    """Returns the name of a replay buffer's file in a checkpoint."""
     return f"replay-{quote(name, safe='')}.pt"
 
 

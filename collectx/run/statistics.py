@@ -55,7 +55,8 @@ class PartTotals:
         return [now - before for now, before in zip(self.spent_s, earlier.spent_s, strict=True)]
 
     def shares(self, since: PartTotals) -> tuple[float, ...]:
-        """The share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without measurements."""
+        """Returns the share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without
+        measurements."""
         spent_s = self.spent_since(since)
         total_s = sum(spent_s)
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
@@ -317,7 +318,7 @@ class Sampler:
         self._samples: deque[tuple[float, Statistics]] = deque()
 
     def view(self, now_s: float) -> View:
-        """The view at `now_s`."""
+        """Returns the view at `now_s`."""
         now = copy.copy(self._statistics)
         now.workers = {worker: copy.copy(totals) for worker, totals in now.workers.items()}
         samples = self._samples
@@ -342,8 +343,8 @@ class Sampler:
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:
-    """The trainer's share of the time between the deliveries of two samples; without a delivery in between, its share
-    since this process's first delivery."""
+    """Returns the trainer's share of the time between the deliveries of two samples; without a delivery in between, its
+    share since this process's first delivery."""
     if now.last_s is None or now.started is None:
         return None
     begin_s, waited_s = now.started
@@ -364,7 +365,7 @@ def _part_rates(now: Statistics, since: Statistics, passed_s: float) -> Iterator
 
 
 def bootstrap_interval(values: np.ndarray, centre: Callable[..., Any], num_draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the 95 % CI of `centre(values)` over axis 0, by the percentile bootstrap."""
+    """Returns the ends of the 95 % CI of `centre(values)` over axis 0, by the percentile bootstrap."""
     import numpy as np
 
     draws = np.random.default_rng(0).integers(len(values), size=(num_draws, len(values)))

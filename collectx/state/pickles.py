@@ -158,7 +158,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _kept(value: Any, outside: Sequence[Any]) -> list[tuple[Any, Kept]]:
-    """The objects of `value` that a pickle of it refers to, in its order."""
+    """Returns the objects of `value` that a pickle of it refers to, in its order."""
     pickler = _Pickler(io.BytesIO(), outside, saves_kept=False)
     _deeply(lambda: pickler.write(value))
     return pickler.kept
@@ -194,7 +194,8 @@ def _deeply(call: Callable[[], _Result]) -> _Result:
 
 
 def _culprit(value: Any, outside: Sequence[Any]) -> str:
-    """The path of the innermost object that cannot be pickled by itself; of an env, it begins with its class."""
+    """Returns the path of the innermost object that cannot be pickled by itself; of an env, it begins with its
+    class."""
     path = ""
     for _ in range(_MAX_PATH):
         found = next((part for part in _parts(value) if not _is_picklable(part[1], outside)), None)

@@ -91,7 +91,7 @@ class ReducingPickler(cloudpickle.Pickler):
         pickle.Pickler.dump(self, value)
 
     def take_globals(self) -> list[tuple[Any, dict[str, Any]]]:
-        """The data of the modules and classes that were met since the last call, by name."""
+        """Returns the data of the modules and classes that were met since the last call, by name."""
         holders = [*self._holders.values()][self._num_taken :]
         self._num_taken = len(self._holders)
         return [(holder, data) for holder in holders if (data := _data_of(holder))]
@@ -137,12 +137,12 @@ class ReducingPickler(cloudpickle.Pickler):
         return _storage_of, (block, _address(array) - _address(block), storage.nbytes())
 
     def _place(self, array: np.ndarray, base: np.ndarray) -> tuple[Any, ...]:
-        """The arguments of `_view` for a view of `base`, or of the block with its memory."""
+        """Returns the arguments of `_view` for a view of `base`, or of the block with its memory."""
         block = self._block(base)
         return block, _address(array) - _address(block), array.shape, array.strides, array.dtype, array.flags.writeable
 
     def _block(self, array: np.ndarray) -> np.ndarray:
-        """The array that stands for the memory of `array`: the first one that was met with it."""
+        """Returns the array that stands for the memory of `array`: the first one that was met with it."""
         address = _address(array)
         place = bisect_right(self._addresses, address) - 1
         if place >= 0:
@@ -172,7 +172,7 @@ class ReducingPickler(cloudpickle.Pickler):
 
 
 def _data_of(holder: Any) -> dict[str, Any]:
-    """The data of a module or of a class by name, without what cannot be pickled by itself."""
+    """Returns the data of a module or of a class by name, without what cannot be pickled by itself."""
     module = holder.__name__ if isinstance(holder, types.ModuleType) else holder.__module__
     data = {}
     for name, value in vars(holder).items():
@@ -187,12 +187,12 @@ def _data_of(holder: Any) -> dict[str, Any]:
 
 
 def _address(array: np.ndarray) -> int:
-    """The lowest address of the array's memory, which may be traversed in any direction."""
+    """Returns the lowest address of the array's memory, which may be traversed in any direction."""
     return np.lib.array_utils.byte_bounds(array)[0] if array.size else array.ctypes.data
 
 
 def _view(base: np.ndarray, offset: int, shape: Any, strides: Any, dtype: Any, is_writeable: bool) -> np.ndarray:
-    """A view of the memory of a contiguous array; the offset is that of its lowest address."""
+    """Returns a view of the memory of a contiguous array; the offset is that of its lowest address."""
     offset -= sum(min(0, stride * (size - 1)) for size, stride in zip(shape, strides, strict=True))
     view = np.ndarray(shape, dtype, base if base.flags.c_contiguous else base.T, offset, strides)
     view.flags.writeable = is_writeable

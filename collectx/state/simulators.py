@@ -39,7 +39,7 @@ class Kept:
 
 
 def kept_of(value: Any) -> Kept | None:
-    """The entry for an object; None: it is recreated."""
+    """Returns the entry for an object; None: it is recreated."""
     return _kept_of(type(value))  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ def _reduce_data(data: Any, contents: dict[bytes, bytes]) -> Any:
 
 @cache
 def _names(kind: type) -> list[str]:
-    """The arrays of an MjData whose size is the same in every step."""
+    """Returns the arrays of an MjData whose size is the same in every step."""
     import mujoco
 
     data = mujoco.MjData(mujoco.MjModel.from_xml_string("<mujoco/>"))

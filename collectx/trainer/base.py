@@ -117,7 +117,7 @@ def check_trainable(
 
 
 def present_keys(batch: TensorDict, observation_keys: Sequence[Key]) -> list[Key]:
-    """A policy's `observation_keys` as tuples.
+    """Returns a policy's `observation_keys` as tuples.
 
     Raises:
         ConfigError: a key is missing from the batch, at the root or below `next`.
@@ -155,15 +155,15 @@ def reached(target_return: float | None, collection: Collection) -> str | None:
 
 
 def remaining_fraction(collection: Collection) -> float:
-    """The fraction of the run's frames that are still to be delivered; 1 without a limit."""
+    """Returns the fraction of the run's frames that are still to be delivered; 1 without a limit."""
     if collection.total_frames <= 0:
         return 1.0
     return max(0.0, 1.0 - collection.frames / collection.total_frames)
 
 
 def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[ConfigOverrides]:
-    """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty if the trainer's process
-    writes, because an option reads the batches first, or their order must be reproducible."""
+    """Returns the overrides for workers that write to the trainer's `shared_replay` themselves. Empty if the trainer's
+    process writes, because an option reads the batches first, or their order must be reproducible."""
     options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
     # The trainer's process updates the policy's statistics.
     has_statistics = getattr(getattr(trainer, "policy", None), "update_statistics", None) is not None

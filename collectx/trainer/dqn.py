@@ -152,8 +152,8 @@ class DqnTrainer:
 
     @torch.no_grad()
     def _td_target(self, frames: TensorDict) -> torch.Tensor:
-        """The double-DQN target `[N]`: the n-step return plus the discounted value, by the target network, of the
-        policy's best action in the next observation."""
+        """Returns the double-DQN target `[N]`: the n-step return plus the discounted value, by the target network, of
+        the policy's best action in the next observation."""
         next_observation = [frames["next", *as_key(key)] for key in self.policy.observation_keys]
         best = self.policy(next_observation).argmax(-1, keepdim=True)
         return frames["return"] + frames["discount"] * self._target(next_observation).gather(-1, best).squeeze(-1)

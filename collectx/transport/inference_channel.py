@@ -135,7 +135,7 @@ class InferenceEnd:
     _replies: Sequence[Connection]
 
     def fileno(self) -> int:
-        """The descriptor that is readable when there are requests."""
+        """Returns the descriptor that is readable when there are requests."""
         return self._requests.fileno()
 
     def receive(self) -> Sequence[ActionRequest]:

@@ -19,7 +19,7 @@ _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
 def contents_of_each(values: Sequence[Any], rows: int) -> list[tuple[bool, list[Any]]]:
-    """The contents of an attribute with a value for each env, where every worker has `rows` envs."""
+    """Returns the contents of an attribute with a value for each env, where every worker has `rows` envs."""
     return [(True, [*values[first : first + rows]]) for first in range(0, len(values), rows)]
 
 
@@ -33,7 +33,7 @@ def change(rollout: Rollout | ServedRollout, kind: str, name: str, content: Any)
 
 
 def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
-    """An attribute of each env.
+    """Returns an attribute of each env.
 
     Raises:
         AttributeError: an env lacks it.
@@ -42,7 +42,7 @@ def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
 
 
 def packed_or_none(result: Any) -> Any:
-    """A result as plain data, or None if it is none: many methods that set something return an object."""
+    """Returns a result as plain data, or None if it is none: many methods that set something return an object."""
     try:
         return packed(result)
     except TypeError:
@@ -106,7 +106,7 @@ def _set(group: Env, name: str, is_each: bool, values: Any) -> None:
 
 
 def _for_each(group: Env, values: list[Any]) -> list[Any]:
-    """The values of the envs; an object that steps several has the same for all."""
+    """Returns the values of the envs; an object that steps several has the same for all."""
     return values if len(values) == group.spec.num_envs else values * group.spec.num_envs
 
 

@@ -125,7 +125,7 @@ class NestedSource:
 
 
 def nested_options(options: CollectorConfig) -> CollectorConfig:
-    """The options of the collector that each worker runs, from the `options` of the run's collector."""
+    """Returns the options of the collector that each worker runs, from the `options` of the run's collector."""
     values: dict[str, Any] = {each.name: getattr(options, each.name) for each in dataclasses.fields(CollectorConfig)}
     values |= {
         "kind": f"multi_{options.inner}",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
-    """The rollout class for an env group and its actor."""
+    """Returns the rollout class for an env group and its actor."""
     if spec.device is not None:
         return TensorRollout
     if spec.ragged:
@@ -194,7 +194,7 @@ class RolloutSource:
         _check_leaves(self._spec.worker, self._link.batch, (*env.observation, *self._actor.leaves, *next_only))
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
-        """The newest weights by name, copied to the CPU."""
+        """Returns the newest weights by name, copied to the CPU."""
         self.refresh()
         module = self._actor.module
         tensors = {} if module is None else module.state_dict()
@@ -247,8 +247,8 @@ class RolloutSource:
 
 
 def _build_policy(spec: ProcessSpec, env_spec: EnvSpec, is_inline: bool) -> tuple[Callable | None, bool]:
-    """The policy, and whether it is the trainer's object. An inline worker uses this object, unless the policy acts on
-    another device."""
+    """Returns the policy, and whether it is the trainer's object. An inline worker uses this object, unless the policy
+    acts on another device."""
     cfg = spec.cfg
     if spec.keeps_weights:
         # Every incarnation starts with the initial weights of the first one.
@@ -272,7 +272,7 @@ class _Batches:
         self._batches: dict[int, TensorDict] = {}
 
     def __call__(self, index: int, steps: int) -> TensorDict:
-        """The first `steps` steps of a slot."""
+        """Returns the first `steps` steps of a slot."""
         if index not in self._batches:
             tensors = {
                 key: tensor.view(*self._envs, *tensor.shape[1:]) for key, tensor in self._slots[index].tensors.items()

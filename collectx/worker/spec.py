@@ -148,7 +148,7 @@ class ProcessSpec(ProcessExtras):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> ProcessSpec:
-        """The inverse of `to_json`."""
+        """Reverses `to_json`."""
         cfg = from_dict(fields["cfg"])
         values = {
             "cfg": replace(cfg, env=objects.env or cfg.env, policy=objects.policy or cfg.policy),
@@ -160,20 +160,21 @@ class ProcessSpec(ProcessExtras):
 
 
 def env_seed(seed: int, index: int, incarnation: int = 0) -> int:
-    """The seed of the env with global index `index`, in whichever worker: in `[1, 2**31)`, as some TorchRL envs refuse
-    0."""
+    """Returns the seed of the env with global index `index`, in whichever worker: in `[1, 2**31)`, as some TorchRL envs
+    refuse 0."""
     words = (seed, index, incarnation, 2) if incarnation else (seed, index)
     return max(1, int(np.random.SeedSequence(words).generate_state(1)[0] >> 1))
 
 
 def env_seeds(spec: ProcessSpec, seed: int) -> list[int]:
-    """The seeds of a worker's envs."""
+    """Returns the seeds of a worker's envs."""
     first = spec.placement.index * spec.num_envs
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 
 
 def policy_seed(seed: int, placement: Placement, is_apart: bool = False) -> int:
-    """The 32-bit seed of a worker's global generators; a different one if policy and envs use separate generators."""
+    """Returns the 32-bit seed of a worker's global generators; a different one if policy and envs use separate
+    generators."""
     index, incarnation = placement.index, placement.incarnation
     # SeedSequence((seed, index)) with two words are the seeds of envs.
     words = (seed, index, 1, incarnation) if incarnation or is_apart else (seed, index, 1)

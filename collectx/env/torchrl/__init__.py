@@ -22,5 +22,5 @@ def is_torchrl_env(value: Any) -> bool:
 
 
 def torchrl_envs() -> Any:
-    """The module `torchrl.envs`. To be called where there is an env of TorchRL."""
+    """Returns the module `torchrl.envs`. To be called where there is an env of TorchRL."""
     return sys.modules["torchrl.envs"]

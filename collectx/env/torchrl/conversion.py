@@ -120,7 +120,7 @@ class Conversion:
 
 
 def split_transforms(env: Any) -> tuple[Any, list[Any]]:
-    """The env below all `TransformedEnv`, and their transforms."""
+    """Returns the env below all `TransformedEnv`, and their transforms."""
     transforms: list[Any] = []
     while type(env) is torchrl_envs().TransformedEnv:
         _check_methods(env)
@@ -157,7 +157,7 @@ def _check_base(env: Any) -> None:
 
 
 def _flat(transform: Any) -> Iterator[Any]:
-    """The transforms of a `Compose`, nested or not, in order; or the transform itself."""
+    """Yields the transforms of a `Compose`, nested or not, in order; or the transform itself."""
     if type(transform) is torchrl_envs().Compose:
         for each in transform.transforms:
             yield from _flat(each)

@@ -142,15 +142,15 @@ class TorchrlEnv(Env):
 
 
 def split_serial_env(env: Any) -> list[Any]:
-    """The envs that a `SerialEnv` would make, if it has not started: stepping them directly takes about half the time.
-    Otherwise `[env]`."""
+    """Returns the envs that a `SerialEnv` would make, if it has not started: stepping them directly takes about half
+    the time. Otherwise `[env]`."""
     if type(env) is not torchrl_envs().SerialEnv or len(env.batch_size) != 1 or not env.is_closed:
         return [env]
     return [make() for make in _constructors(env)]
 
 
 def _makers(env: Any) -> list[partial]:
-    """The constructors of the envs of a `SerialEnv` or `ParallelEnv`; raises `Unrecognised`."""
+    """Returns the constructors of the envs of a `SerialEnv` or `ParallelEnv`; raises `Unrecognised`."""
     name, envs = type(env).__name__, torchrl_envs()
     if type(env) not in (envs.SerialEnv, envs.ParallelEnv) or len(env.batch_size) != 1:
         raise Unrecognised(f"{name} is a batched env")

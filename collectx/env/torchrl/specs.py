@@ -22,7 +22,7 @@ from collectx.errors import ConfigError, SpaceError
 
 
 def below_transforms(env: Any) -> Any:
-    """The env below all `TransformedEnv`."""
+    """Returns the env below all `TransformedEnv`."""
     while isinstance(env, torchrl_envs().TransformedEnv):
         env = env.base_env
     return env
@@ -40,8 +40,8 @@ def has_root_end(env: Any) -> bool:
 
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
-    """The spec of an env, batched or not. A single leaf with a plain key becomes a space of its kind; several become a
-    Dict by their keys, in which action keys lack their first part if all share it.
+    """Returns the spec of an env, batched or not. A single leaf with a plain key becomes a space of its kind; several
+    become a Dict by their keys, in which action keys lack their first part if all share it.
 
     Args:
         exclude: keys of the observation and state to omit, or their first parts; parts joined by dots.
@@ -117,19 +117,19 @@ class RandomActions(Iterator[tuple[torch.Tensor, ...]]):
 
 
 def _steps(blocks: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-    """The actions of all steps, the first one last, from one tensor for each leaf."""
+    """Returns the actions of all steps, the first one last, from one tensor for each leaf."""
     return list(zip(*(block.unbind(0) for block in blocks), strict=True))[::-1]
 
 
 def with_inputs(spec: EnvSpec, env: Any, part: Any) -> EnvSpec:
-    """The spec of a batched env, with the inputs of policies that it has where its envs are as `part`."""
+    """Returns the spec of a batched env, with the inputs of policies that it has where its envs are as `part`."""
     inputs, observation_space = _inputs(env, spec.observation, spec.agents_ends, dict_parts(part))
     return replace(spec, inputs=inputs, observation_space=observation_space)
 
 
 def gym_wrapper(env: Any) -> Any:
-    """The `GymWrapper` below an env, if that wraps an env of Gymnasium and resets and seeds it as TorchRL's does;
-    otherwise None. For a `SerialEnv` that has started, the wrapper below its first env."""
+    """Returns the `GymWrapper` below an env, if that wraps an env of Gymnasium and resets and seeds it as TorchRL's
+    does; otherwise None. For a `SerialEnv` that has started, the wrapper below its first env."""
     env, envs = below_transforms(env), torchrl_envs()
     if isinstance(env, envs.SerialEnv) and not env.is_closed:
         env = below_transforms(env._envs[0])
@@ -140,7 +140,8 @@ def gym_wrapper(env: Any) -> Any:
 
 
 def dict_parts(env: Any) -> list[str]:
-    """The parts of the Dict observation of the Gymnasium env below an unbatched env; empty if it observes no Dict."""
+    """Returns the parts of the Dict observation of the Gymnasium env below an unbatched env; empty if it observes no
+    Dict."""
     wrapper = gym_wrapper(env)
     space = None if wrapper is None else wrapper._env.observation_space
     return [*space.spaces] if isinstance(space, spaces.Dict) else []
@@ -162,7 +163,8 @@ def _by_key(composite: Any) -> dict[Key, Any]:
 
 
 def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
-    """The specs of the observation leaves, of the state leaves that are not observed, and of the agents' ends."""
+    """Returns the specs of the observation leaves, of the state leaves that are not observed, and of the agents'
+    ends."""
     name = type(env).__name__
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
@@ -199,8 +201,8 @@ def _nested_dims(env: Any, leaves: Sequence[Leaf]) -> dict[Key, tuple[int, ...]]
 
 
 def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
-    """The leaves that TorchRL's `NextObservationDelta` writes below `next`; its hook deletes the observations there.
-    Other hooks may do anything, and are refused."""
+    """Returns the leaves that TorchRL's `NextObservationDelta` writes below `next`; its hook deletes the observations
+    there. Other hooks may do anything, and are refused."""
     by_key = {leaf.key: leaf for leaf in observed}
     deltas: dict[Key, Leaf] = {}
     for owner in _with_hooks(env):
@@ -219,7 +221,8 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
 
 
 def _with_hooks(env: Any) -> Iterator[Any]:
-    """The env and its transforms that change frames after their step, by a hook that only TorchRL's rollouts call."""
+    """Yields the env and its transforms that change frames after their step, by a hook that only TorchRL's rollouts
+    call."""
     envs = torchrl_envs()
     if not isinstance(env, envs.TransformedEnv):
         if getattr(env, "_post_step_mdp_hooks", None) is not None:
@@ -264,7 +267,8 @@ def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: 
 
 
 def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
-    """The space of one leaf; a bare `Space` with shape and dtype for one-hot leaves, as Gymnasium knows none."""
+    """Returns the space of one leaf; a bare `Space` with shape and dtype for one-hot leaves, as Gymnasium knows
+    none."""
     data, dtype = sys.modules["torchrl.data"], numpy_dtype(leaf)
     if isinstance(spec, data.Binary):
         return spaces.MultiBinary(leaf.shape)

@@ -217,8 +217,8 @@ class EnvStepper:
 
 
 def _leaf_keys(data: TensorDictBase) -> list[Any]:
-    """The keys of its leaves, including leaves such as text, which are no tensors. Reads no leaf: leaves of agents
-    that differ in shape cannot be read together."""
+    """Returns the keys of its leaves, including leaves such as text, which are no tensors. Reads no leaf: leaves of
+    agents that differ in shape cannot be read together."""
     return [_plain(key) for key in data.keys(True, True, is_leaf=is_leaf_nontensor)]
 
 

@@ -83,7 +83,7 @@ def array_options(workers: Sequence[int], largest: int) -> Iterator[tuple[int, s
 
 
 def worker_header(cfg: SubmititLauncherConfig, logs: Path) -> list[str]:
-    """The `#SBATCH` lines of the workers' script, see `JobArray`."""
+    """Returns the `#SBATCH` lines of the workers' script, see `JobArray`."""
     return commands.header(
         cfg,
         job_name=f"{logs.parent.name}-worker",
@@ -95,6 +95,6 @@ def worker_header(cfg: SubmititLauncherConfig, logs: Path) -> list[str]:
 
 
 def note_of_end(jobs: Path, job: str) -> Path:
-    """The file that a worker process writes to the folder `jobs` when SLURM ends its job (SIGTERM): SLURM records a job
-    as failed if its process ends before SLURM kills it."""
+    """Returns the file that a worker process writes to the folder `jobs` when SLURM ends its job (SIGTERM): SLURM
+    records a job as failed if its process ends before SLURM kills it."""
     return jobs / f"ended.{job}"

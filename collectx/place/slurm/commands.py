@@ -214,8 +214,8 @@ def queued(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """The states of jobs in SLURM's controller, or, if it has forgotten them, in its accounting, if there is one. A job
-    that is left out has ended: the controller knows all jobs that are pending or running.
+    """Returns the states of jobs in SLURM's controller, or, if it has forgotten them, in its accounting, if there is
+    one. A job that is left out has ended: the controller knows all jobs that are pending or running.
     """
     known = queued(jobs) if jobs else {}
     forgotten = [job for job in jobs if job not in known]

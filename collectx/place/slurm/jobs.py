@@ -73,7 +73,7 @@ class SlurmArray(Place):
                 yield Problem(f"{path}.sbatch.{name}", "collectx sets it itself", advice=_SBATCH[name])
 
     def _parts(self) -> dict[str, object]:
-        """The resources of jobs, by option."""
+        """Returns the resources of jobs, by option."""
         return {"launcher": self._launcher}
 
     def missing(self) -> list[str]:

@@ -143,8 +143,8 @@ def evaluate(
 
 
 def _with_metrics(env: EnvConfig, metrics: InfoMetrics, episodes: int) -> EnvConfig:
-    """The configuration whose envs, in this process, add the infos of the evaluated episodes to `metrics`. What one
-    call makes is left as it is."""
+    """Returns the configuration whose envs, in this process, add the infos of the evaluated episodes to `metrics`. What
+    one call makes is left as it is."""
     if not isinstance(env, GymnasiumConfig) or not env.metrics:
         return env
     if isinstance(env, GymVectorEnvConfig):
@@ -175,7 +175,7 @@ def _too_long(cfg: RunConfig, ended: set[int], lengths: Mapping[int, int]) -> st
 
 
 def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
-    """The configuration whose envs write each episode to a video in `folder`, which must not exist.
+    """Returns the configuration whose envs write each episode to a video in `folder`, which must not exist.
 
     Raises:
         ConfigError: the env cannot render, or the package moviepy is missing.

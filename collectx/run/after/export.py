@@ -27,14 +27,14 @@ _ROWS = 2
 
 
 def state_dict(run_dir: Path, output: Path | None, weights: str) -> Path:
-    """The state dict of the policy."""
+    """Returns the state dict of the policy."""
     policy, path = _prepare(run_dir, output, weights, "policy.pt")
     write_atomically(path, lambda file: torch.save(_module(policy).state_dict(), file))
     return path
 
 
 def torchscript(run_dir: Path, output: Path | None, weights: str) -> Path:
-    """A graph from observations to greedy actions, recorded by `torch.jit.trace`."""
+    """Returns a graph from observations to greedy actions, recorded by `torch.jit.trace`."""
     policy, path = _prepare(run_dir, output, weights, "policy.ts")
     with _quiet():
         graph = torch.jit.trace(_Greedy(policy), policy.example(_ROWS), check_trace=False)
@@ -43,7 +43,7 @@ def torchscript(run_dir: Path, output: Path | None, weights: str) -> Path:
 
 
 def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
-    """A graph from observations to greedy actions, by `torch.onnx` over `torch.export`.
+    """Returns a graph from observations to greedy actions, by `torch.onnx` over `torch.export`.
 
     Raises:
         ConfigError: the packages of the extra `onnx` are missing.

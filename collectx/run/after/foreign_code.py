@@ -69,7 +69,7 @@ def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
 
 
 def _origin(target: str) -> str:
-    """The file of an import path's first package: finding a submodule would execute its parents."""
+    """Returns the file of an import path's first package: finding a submodule would execute its parents."""
     package = target.partition(":")[0].partition(".")[0]
     try:
         spec = find_spec(package)
@@ -81,7 +81,7 @@ def _origin(target: str) -> str:
 
 
 def other_owner(files: RunFolder) -> str | None:
-    """The owner of the folder, a configuration or a checkpoint file, if it is another user."""
+    """Returns the owner of the folder, a configuration or a checkpoint file, if it is another user."""
     configs = [path for _, path in files.configs]
     for path in (files.path, files.snapshot, *configs, *_checkpoint_paths(files)):
         if not path.exists():

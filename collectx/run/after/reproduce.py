@@ -113,7 +113,7 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...
 
 
 def why_not_recorded(refresh: str, num_workers_per_collector: int, inner: str) -> str | None:
-    """The reason why a run with these collector options does not record its order; None if it does."""
+    """Returns the reason why a run with these collector options does not record its order; None if it does."""
     if refresh == "step":
         return "with collector.refresh=step the weights change within a batch, which is not recorded"
     if num_workers_per_collector > 1 and inner == "async":

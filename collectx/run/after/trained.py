@@ -48,8 +48,8 @@ def load_policy(
     trust: bool = False,
     weights: str = "newest",
 ) -> LoadedPolicy:
-    """The policy of a run with its newest weights: the last published ones of a run that has ended, otherwise the
-    weights in the newest checkpoint. Makes one env of the run, to read its spaces, and closes it.
+    """Returns the policy of a run with its newest weights: the last published ones of a run that has ended, otherwise
+    the weights in the newest checkpoint. Makes one env of the run, to read its spaces, and closes it.
 
     Args:
         deterministic: acts greedily, with the module in evaluation mode (`nn.Module.eval`); False: as in the run
@@ -107,7 +107,7 @@ class LoadedPolicy:
     def of(
         cls, files: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device, weights: str = "newest"
     ) -> LoadedPolicy:
-        """The policy of the run in a trusted folder."""
+        """Returns the policy of the run in a trusted folder."""
         flatten: Callable[[Any], list[Any]] | None = None
 
         def examine(group: Env) -> None:
@@ -123,7 +123,7 @@ class LoadedPolicy:
         return cls(module, spec, kind, device, flatten, reads)
 
     def __call__(self, observation: Any) -> Any:
-        """The action for one observation, or the actions for a batch of observations.
+        """Returns the action for one observation, or the actions for a batch of observations.
 
         Args:
             observation: as the env returns it: arrays or tensors `[*shape]`, or `[B, *shape]` for a batch; a dict or
@@ -175,8 +175,8 @@ class LoadedPolicy:
         return [state for state in self._actor(1).states if state.initial is not None]
 
     def act(self, inputs: Sequence[torch.Tensor], rows: int, any_rows: bool = False) -> tuple[torch.Tensor, ...]:
-        """The actions `[B, *shape]` and next states for observations and states `[B, *shape]` on `device`, in the order
-        of `leaves` and `states`; B is `rows`. The next call may overwrite the result.
+        """Returns the actions `[B, *shape]` and next states for observations and states `[B, *shape]` on `device`, in
+        the order of `leaves` and `states`; B is `rows`. The next call may overwrite the result.
 
         Args:
             any_rows: for any B; the outputs of a user's policy are passed on as they are.
@@ -227,8 +227,8 @@ class LoadedPolicy:
 def build(
     cfg: RunConfig, examine: Callable[[Env], object] = lambda group: None
 ) -> tuple[Callable | None, EnvSpec, EnvSpec]:
-    """The policy of a configuration on the CPU, with its first weights; the spec of its envs, and the spec as policies
-    see it, with what `cfg.collector` adds.
+    """Returns the policy of a configuration on the CPU, with its first weights; the spec of its envs, and the spec as
+    policies see it, with what `cfg.collector` adds.
 
     Args:
         examine: see `collectx.env.read_spec`.
@@ -298,7 +298,8 @@ def _weights(checkpoint: Checkpoint) -> torch.Tensor:
 
 
 def _observation_space(group: Env) -> spaces.Space | None:
-    """The space of the observations that the envs of a group return; None for envs of TorchRL, which have specs."""
+    """Returns the space of the observations that the envs of a group return; None for envs of TorchRL, which have
+    specs."""
     if not group.user_envs:
         return group.spec.observation_space
     first = group.user_envs[0]

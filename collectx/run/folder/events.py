@@ -81,7 +81,7 @@ _MESSAGES = {
 
 
 def format_event(name: str, fields: dict[str, Any]) -> str | None:
-    """The user's message about an event of `events.jsonl`; None if users see none."""
+    """Returns the user's message about an event of `events.jsonl`; None if users see none."""
     if name in _MESSAGES:
         return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")

@@ -108,11 +108,11 @@ class RunFolder:
         return (self.read_result() or {}).get("status") == Status.COMPLETED
 
     def resumed_config(self, batches: int) -> Path:
-        """The configuration with which the run was resumed after `batches` batches."""
+        """Returns the configuration with which the run was resumed after `batches` batches."""
         return self.snapshot / f"config-{batches:09d}.yaml"
 
     def name_below(self, root: Path) -> str:
-        """The path relative to `root`, or the name of `root` itself."""
+        """Returns the path relative to `root`, or the name of `root` itself."""
         return self.path.name if self.path == root.absolute() else str(self.path.relative_to(root.absolute()))
 
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
@@ -137,7 +137,7 @@ class RunFolder:
                 _remove(path)
 
     def _stale(self, keep_logs: bool, keep_run: bool) -> list[Path]:
-        """The files and folders that `begin` removes."""
+        """Returns the files and folders that `begin` removes."""
         ended = [self.result, self.final_checkpoint, self.policy, self.evaluation, self.rendezvous, self.secret]
         notes = [] if keep_logs else [self.job_note, self.worker_jobs]
         if keep_run:
@@ -187,19 +187,19 @@ class RunFolder:
                     folder.rmdir()
 
     def log(self, role: str) -> Path:
-        """The log file of a role, `trainer`, `job` or `worker-0`."""
+        """Returns the log file of a role, `trainer`, `job` or `worker-0`."""
         return self.logs / f"{role}.log"
 
     def worker_log(self, worker: int) -> Path:
-        """The log file of a worker."""
+        """Returns the log file of a worker."""
         return self.log(f"worker-{worker}")
 
     def node_note(self, job: str) -> Path:
-        """The file in which a job's batch script records its node, which is also the trainer's."""
+        """Returns the file in which a job's batch script records its node, which is also the trainer's."""
         return self.jobs / f"node.{job}"
 
     def read_result(self) -> dict[str, Any] | None:
-        """The content of `result.json`; None if the file does not exist.
+        """Returns the content of `result.json`; None if the file does not exist.
 
         Raises:
             DamagedFile: the file cannot be read.
@@ -215,13 +215,13 @@ class RunFolder:
         return result
 
     def read_meta(self) -> dict[str, Any]:
-        """The content of `snapshot/meta.json`; empty if the file cannot be read."""
+        """Returns the content of `snapshot/meta.json`; empty if the file cannot be read."""
         with suppress(OSError, DamagedFile):
             return decode(self.meta, "the file", self.meta.read_bytes())
         return {}
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of `metrics.jsonl`; see `read_lines`.
+        """Yields the lines of `metrics.jsonl`; see `read_lines`.
 
         Raises:
             DamagedFile: also if lines are missing: each line contains its batch number.
@@ -233,7 +233,7 @@ class RunFolder:
             yield line
 
     def read_events(self) -> Iterator[dict[str, Any]]:
-        """The lines of `events.jsonl`; see `read_lines`."""
+        """Yields the lines of `events.jsonl`; see `read_lines`."""
         return read_lines(self.events)
 
 
@@ -311,7 +311,7 @@ def is_locked(files: RunFolder) -> bool:
 
 
 def holder(files: RunFolder) -> tuple[int | None, str]:
-    """The process that holds the folder's lock, None if it is not on this host; and its host.
+    """Returns the process that holds the folder's lock, None if it is not on this host; and its host.
 
     Anyone who can write to the folder can write the lock file, so the process that it names is checked.
     """
@@ -325,8 +325,8 @@ def holder(files: RunFolder) -> tuple[int | None, str]:
 
 
 def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = True) -> list[RunFolder]:
-    """The runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False` only
-    those below it, for a sweep folder, which may contain a run too."""
+    """Returns the runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False`
+    only those below it, for a sweep folder, which may contain a run too."""
     runs, folders = [], [root.absolute()]
     for depth in range(max_depth + 1):
         runs += [folder for folder in folders if (depth or includes_root) and (folder / "snapshot").is_dir()]
@@ -336,6 +336,6 @@ def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = Tr
 
 
 def new_folder() -> RunFolder:
-    """The folder of a run that a script starts: below `outputs/`, named after the time. Not made yet."""
+    """Returns the folder of a run that a script starts: below `outputs/`, named after the time. Not made yet."""
     now = datetime.now()
     return RunFolder(Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S-%f}"))

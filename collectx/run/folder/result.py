@@ -36,14 +36,14 @@ class Status(StrEnum):
 
 
 def exit_status(*statuses: Status) -> int:
-    """The exit status of a command: 130 if a run was interrupted, otherwise 1 if one failed, otherwise 0."""
+    """Returns the exit status of a command: 130 if a run was interrupted, otherwise 1 if one failed, otherwise 0."""
     if Status.INTERRUPTED in statuses:
         return 130
     return int(any(status != Status.COMPLETED for status in statuses))
 
 
 def interruption(signum: int) -> str:
-    """The `exit_reason` of a run that a signal ended."""
+    """Returns the `exit_reason` of a run that a signal ended."""
     return f"interrupted by {signal.Signals(signum).name}"
 
 
@@ -102,7 +102,7 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The content of `result.json`."""
+        """Returns the content of `result.json`."""
         content = asdict(self) | {"status": self.status.value}
         # The run folder may be moved.
         del content["folder"]
@@ -114,7 +114,7 @@ class Result:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], folder: Path) -> Result:
-        """The result in a `result.json`."""
+        """Returns the result in a `result.json`."""
         failures = tuple(Failure(**failure) for failure in content["failures"])
         names = {each.name for each in fields(cls)}
         metrics = {name: value for name, value in content.items() if name not in names}
@@ -244,7 +244,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def type_name(error: BaseException) -> str:
-    """The exception's type as a traceback names it."""
+    """Returns the exception's type as a traceback names it."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 

@@ -63,7 +63,7 @@ def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
 
 
 def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
-    """The content of `snapshot/meta.json`."""
+    """Returns the content of `snapshot/meta.json`."""
     return {
         "format": FORMAT,
         "argv": argv,
@@ -117,7 +117,8 @@ def check_format(folder: RunFolder) -> None:
 
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:
-    """The import paths in a configuration, with their keys, whose source files differ from those of the snapshot."""
+    """Returns the import paths in a configuration, with their keys, whose source files differ from those of the
+    snapshot."""
     before = folder.read_meta().get("sources") or {}
     return [name for name, digest in sources.digests(cfg).items() if before.get(name, digest) != digest]
 
@@ -135,7 +136,7 @@ def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Returns the processor's name."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -177,7 +178,7 @@ def _diff(folder: Path) -> bytes | None:
 
 
 def _git(*arguments: str, folder: Path) -> bytes | None:
-    """The output of git; None without a checkout or git, or if git takes too long."""
+    """Returns the output of git; None without a checkout or git, or if git takes too long."""
     command = ["git", "--no-optional-locks", *arguments]
     try:
         return subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True).stdout

@@ -113,7 +113,7 @@ def _html(panel: RenderableType) -> Any:
 
 
 def format_line(view: View) -> str:
-    """One line for logs and pipes."""
+    """Returns one line for logs and pipes."""
     now = view.numbers
     if not now.batches:
         return f"[{clock(view.elapsed_s)}] waiting for the first batch"
@@ -139,7 +139,8 @@ def format_line(view: View) -> str:
 
 
 def render_panel(view: View, charts: RenderableType | None = None) -> RenderableType:
-    """The live display: a bar, the sums, `charts`, a row for each worker and one for the trainer, and its scalars."""
+    """Returns the live display: a bar, the sums, `charts`, a row for each worker and one for the trainer, and its
+    scalars."""
     now = view.numbers
     if not now.batches:
         return Text(f"waiting for the first batch, {clock(view.elapsed_s)}", style="dim")
@@ -173,13 +174,14 @@ def render_panel(view: View, charts: RenderableType | None = None) -> Renderable
 
 
 def _left(view: View) -> str:
-    """The time until all frames are delivered; an upper limit if `trainer.target_return` may end the run earlier."""
+    """Returns the time until all frames are delivered; an upper limit if `trainer.target_return` may end the run
+    earlier."""
     text, target = f"{clock(view.left_s or 0)} left", view.numbers.target_return
     return text if target is None else f"at most {text} (until target_return={target:g})"
 
 
 def _trainer(view: View) -> list[str]:
-    """The trainer's share of the time, and the bottleneck if one side mostly waits for the other."""
+    """Returns the trainer's share of the time, and the bottleneck if one side mostly waits for the other."""
     if view.trainer_share is None:
         return []
     parts = [f"trainer {view.trainer_share:.0%}"]
@@ -221,7 +223,7 @@ def clock(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number short enough for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
+    """Returns a number short enough for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
     if value is None or math.isnan(value):
         return "-"
     if abs(value) >= 1000:
@@ -277,7 +279,8 @@ def _print_table(result: Result) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """The text of an error: type, message, where it was raised, and the remote traceback of a worker's error."""
+    """Returns the text of an error: type, message, where it was raised, and the remote traceback of a worker's
+    error."""
     text = f"{type_name(error)}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not notes and not isinstance(error, CollectxError):

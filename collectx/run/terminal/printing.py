@@ -73,15 +73,15 @@ def print_line(console: Console, text: str, style: str = "") -> None:
 
 
 def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """A run's row in a table of `COLUMNS`. `numbers` are named as in `result.json`; None if there are none."""
+    """Returns a run's row in a table of `COLUMNS`. `numbers` are named as in `result.json`; None if there are none."""
     if numbers is None:
         return (name, status, *[""] * len(_NUMBERS))
     return (name, status, *(number_cell(numbers.get(key), form) for key, form in _NUMBERS.items()))
 
 
 def number_cell(value: Any, form: str | None = None) -> str:
-    """A number in a table, by default with four significant digits, or one decimal from 1,000 on; `-` for None and
-    NaN."""
+    """Returns a number in a table, by default with four significant digits, or one decimal from 1,000 on; `-` for None
+    and NaN."""
     if not isinstance(value, (int, float)) or math.isnan(value):
         return "-"
     return format(value, form or (",.1f" if abs(value) >= 1000 else "#.4g"))
@@ -149,7 +149,7 @@ def spread(values: Sequence[float]) -> tuple[float | None, ...]:
 
 
 def rank(value: float | None, objective: str) -> float:
-    """The key by which points are sorted: the best first, those without a value last."""
+    """Returns the key by which points are sorted: the best first, those without a value last."""
     if value is None or math.isnan(value):
         return math.inf
     return value if objective in _LESS_IS_BETTER else -value
@@ -173,7 +173,7 @@ def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) ->
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **style: Any) -> Table:
-    """A rich table.
+    """Returns a rich table.
 
     Args:
         num_texts: how many of the first columns are texts; the others are numbers.

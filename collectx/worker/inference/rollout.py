@@ -29,7 +29,7 @@ from collectx.transport.inference_channel import END, InferenceClient
 
 
 def split(num_envs: int, num_groups: int) -> list[slice]:
-    """The slot rows of each group."""
+    """Returns the slot rows of each group."""
     bounds = [num_envs * group // num_groups for group in range(num_groups + 1)]
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
@@ -83,7 +83,7 @@ class ServedRollout:
         self._num_slots = 0
 
     def prepare(self, slot: Slot) -> tuple[int, list[SlotViews]]:
-        """The views of the next slot."""
+        """Returns the views of the next slot."""
         self._num_slots += 1
         parts = [slot.narrow(rows.start, rows.stop - rows.start) for rows in self._rows]
         return self._num_slots - 1, [rollout.prepare(part) for rollout, part in zip(self._rollouts, parts, strict=True)]

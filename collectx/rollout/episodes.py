@@ -1,4 +1,4 @@
-"""Computes trajectory ids, and returns and lengths of episodes, once per batch, so that the step loop does not count."""
+"""Computes trajectory ids, and returns and lengths of episodes, once per batch, so the step loop does not count."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`policy.kind=q_mlp` and `q_cnn`: the networks of `mlp` and `cnn`, whose outputs are action values.
+"""`policy.kind=q_mlp` and `q_cnn`: the networks of `mlp` and `cnn`, with action values as outputs.
 
-Trained by the `dqn` trainer, they act epsilon-greedily. Epsilon is a buffer of the module, so that it is published with
-the weights.
+The `dqn` trainer trains them; they act epsilon-greedily. Epsilon is a buffer of the module, so it is published with the
+weights.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from collectx.policy.stochastic import StochasticPolicy
 
 
 class EpsilonGreedy(Categorical):
-    """With probability epsilon a uniformly random action, otherwise the action with the highest value.
+    """Chooses a uniformly random action with probability epsilon, otherwise the action with the highest value.
 
     Attributes:
-        epsilon: float32 scalar; 1 at first. It does not affect `mode`.
+        epsilon: `[]` float32, 1 at first. Does not affect `mode`.
     """
 
     epsilon: torch.Tensor
@@ -61,7 +61,7 @@ class EpsilonGreedy(Categorical):
 
 
 class LegalEpsilonGreedy(EpsilonGreedy):
-    """`EpsilonGreedy` over legal actions."""
+    """`EpsilonGreedy` among the legal actions."""
 
     def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = raw.argmax(-1)
@@ -73,10 +73,11 @@ class LegalEpsilonGreedy(EpsilonGreedy):
 
 
 class QPolicy(StochasticPolicy):
-    """Action values, and the epsilon-greedy policy over them. `forward` returns the values, `[B, actions]`.
+    """A network of action values, and the epsilon-greedy policy over them. `forward` returns the values,
+    `[B, actions]`.
 
-    `dqn` can train a user's module too if it has `observation_keys`, `forward`, `epsilon` and `index` like this class,
-    and acts by them.
+    `dqn` can also train a user's module with `observation_keys`, `forward`, `epsilon` and `index` like those of this
+    class.
     """
 
     def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
@@ -89,7 +90,7 @@ class QPolicy(StochasticPolicy):
 
     @property
     def epsilon(self) -> torch.Tensor:
-        """The probability of a random action; written in place."""
+        """The probability of a random action, `[]` float32; write it in place."""
         return cast(EpsilonGreedy, self.head).epsilon
 
     def index(self, action: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as JSON, for the files of runs in a data set."""
+"""Converts Gymnasium's spaces to and from JSON, for the files of runs in a data set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def _short(bound: np.ndarray) -> Any:
-    """Returns the one number that a bound has everywhere, or all of its numbers."""
+    """Returns all numbers of a bound; if they are equal, a single number."""
     is_uniform = bound.size > 0 and (bound == bound.flat[0]).all()
     return bound.flat[0].item() if is_uniform else bound.tolist()
 

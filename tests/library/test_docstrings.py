@@ -13,7 +13,7 @@ def test_the_examples_in_docstrings_run():
     finder = doctest.DocTestFinder(recurse=False)
     found = [test for each in public for test in finder.find(each, each.__name__, globs=dict(names))]
     examples = [each for each in found if each.examples]
-    assert len(examples) >= 5
+    assert len(examples) >= 7
     runner = doctest.DocTestRunner()
     for each in examples:
         runner.run(each)

@@ -16,8 +16,8 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def num_cores() -> int:
-    """Cores that this process may use, at least 1: the minimum of its affinity, the CPU quotas of its control groups
-    and the cores of its SLURM task."""
+    """Returns how many cores this process may use, at least 1: the minimum of its affinity, the CPU quotas of its
+    control groups and the cores of its SLURM task."""
     return max(1, int(min(limits().values())))
 
 
@@ -34,7 +34,7 @@ def limits() -> dict[str, float]:
 
 
 def shortage(num_processes: int) -> str | None:
-    """Advice if this number of busy processes shares too few cores; None if each gets at least half a core."""
+    """Returns advice if this number of busy processes shares too few cores; None if each gets at least half a core."""
     usable = num_cores()
     if num_processes <= 2 * usable:
         return None
@@ -82,7 +82,7 @@ def trainer_threads(cfg: RunConfig) -> int:
 
 
 def _slurm_cores(environment: Mapping[str, str]) -> int | None:
-    """Cores of this SLURM task or batch script; None outside SLURM.
+    """Returns the cores of this SLURM task or batch script; None outside SLURM.
 
     Without `--cpus-per-task` SLURM reports only the cores of the step on this node, which its tasks share equally.
     """
@@ -97,7 +97,7 @@ def _slurm_cores(environment: Mapping[str, str]) -> int | None:
 
 
 def _quotas() -> Iterator[float]:
-    """Yields the CPU quotas, in cores, of the control groups of this process that have one."""
+    """Yields, in cores, the CPU quotas that the control groups of this process set."""
     for text in control_group_values("cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
         quota, period = text.split()
         if quota not in ("max", "-1"):
@@ -105,11 +105,11 @@ def _quotas() -> Iterator[float]:
 
 
 def control_group_values(controller: str, version2: Sequence[str], version1: Sequence[str]) -> Iterator[str]:
-    """Yields the contents of a controller's files for every control group of this process, from the innermost to the
-    root, the files of one group joined by a space.
+    """Yields, for every control group of this process from the innermost to the root, the contents of a controller's
+    files, joined by a space.
 
     Args:
-        version2, version1: the file names in both versions of control groups.
+        version2, version1: the file names in version 2 and in version 1 of control groups; see cgroups(7).
     """
     try:
         lines = _CGROUP_FILE.read_text().splitlines()

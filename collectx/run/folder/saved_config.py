@@ -1,5 +1,5 @@
-"""The configurations in a run folder: which one applies from which batch on, what a resume may change, and how
-configurations are compared.
+"""The configurations in a run folder: from which batch on each applies, what a resume may change, and how they are
+compared.
 
     snapshot/config.yaml             from the start of the run
     snapshot/config-000000050.yaml   from batch 50 on, if a resume changed the configuration there
@@ -40,15 +40,16 @@ def is_equal_run(config: Path, cfg: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class Change:
-    """A change by a resume: for this `reason`, only the first `batches` batches are those of an uninterrupted run."""
+    """A change that a resume made: for this `reason`, only the first `batches` batches are those of an uninterrupted
+    run."""
 
     batches: int
     reason: str
 
 
 def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
-    """Returns the newest configuration that gives the same batches as the first one, and the change that ends this;
-    None if all batches of the run can be repeated."""
+    """Returns the newest configuration that gives the same batches as the first one, and the change after which batches
+    cannot be repeated; None if all can."""
     (_, path), *others = files.configs
     changes = []
     for batches, other in others:
@@ -64,7 +65,7 @@ def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
 
 
 def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
-    """Returns the result of the run in a folder, if it is complete and `cfg` does not change what ended it; otherwise
+    """Returns the result of the run in a folder if the run is complete and `cfg` would end it there too; otherwise
     None."""
     result = files.read_result()
     if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
@@ -77,7 +78,7 @@ def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
 
 
 def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
-    """Returns the options of `cfg` that do not fit the saved state of the run in a folder."""
+    """Returns a message for each option of `cfg` that does not fit the saved state of the run in a folder."""
     if not files.config.is_file() or not files.has_checkpoint:
         return []
     saved, new = _read(files.newest_config), _plain(cfg)
@@ -96,7 +97,7 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Returns a saved configuration as plain data, without Hydra's section: a folder does not decide where a run
+    """Returns a saved configuration as plain data. Leaves out Hydra's section, which would decide where the new run
     writes.
 
     Raises:

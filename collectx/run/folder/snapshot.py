@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # optional field does not change the format.
 FORMAT = 2
 _GIT_TIMEOUT_S = 5
-# In bytes.
+# The largest patch that is saved, in bytes.
 _MAX_PATCH = 1_000_000
 
 
@@ -44,7 +44,7 @@ def write(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
 
 
 def write_config(cfg: RunConfig, path: Path) -> None:
-    """Writes a configuration: every value of every group, `kind` included, nothing left to interpolate."""
+    """Writes a configuration: every value of every group, `kind` included, with interpolations resolved."""
     from omegaconf import OmegaConf
 
     text = OmegaConf.to_yaml(OmegaConf.create(asdict(cfg)), resolve=True)
@@ -97,7 +97,8 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
 
 
 def differences(old: RunFolder, new: RunFolder) -> list[str]:
-    """Differences between two snapshots that may change the results of equal configurations; one line each."""
+    """Returns the differences between two snapshots that may change the results of equal configurations; one line
+    each."""
     before, after = (_circumstances(folder.read_meta()) for folder in (old, new))
     return [
         f"{name}: {before.get(name)} there, {after.get(name)} here"
@@ -107,7 +108,8 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
 
 
 def check_format(folder: RunFolder) -> None:
-    """Raises `ConfigError` if this version of collectx cannot read the run folder: it has a later format."""
+    """Raises `ConfigError` if a later version of collectx wrote the run folder in a format that this version cannot
+    read."""
     meta = folder.read_meta()
     if (found := meta.get("format", 1)) > FORMAT:
         version = (meta.get("packages") or {}).get("collectx", "a newer one")
@@ -117,7 +119,7 @@ def check_format(folder: RunFolder) -> None:
 
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:
-    """Returns the import paths in a configuration, with their keys, whose source files differ from those of the
+    """Returns `option=import path` for each import path in a configuration whose source files have changed since the
     snapshot."""
     before = folder.read_meta().get("sources") or {}
     return [name for name, digest in sources.digests(cfg).items() if before.get(name, digest) != digest]
@@ -145,8 +147,8 @@ def processor() -> str:
 
 
 def packages() -> dict[str, str]:
-    """Name and version of every installed package, by the names of the `*.dist-info` folders on `sys.path`: reading
-    their metadata, as `importlib.metadata` does, takes a hundred times longer."""
+    """Returns the version of every installed package by name, read from the names of the `*.dist-info` folders on
+    `sys.path`: reading their metadata, as `importlib.metadata` does, takes a hundred times longer."""
     versions: dict[str, str] = {}
     for folder in sys.path:
         if not os.path.isdir(folder):
@@ -159,8 +161,8 @@ def packages() -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """`{"commit", "dirty"}` of the checkout that contains `folder`, and `"diff"`, the digest of the difference, if it
-    is dirty; None without a checkout or git. Dirty means that tracked files differ from the commit."""
+    """Returns `{"commit", "dirty"}` of the checkout that contains `folder`, and, if it is dirty, `"diff"`, the digest
+    of the changes; None without a checkout or git. Dirty means that tracked files differ from the commit."""
     status = _git("status", "--porcelain=v2", "--branch", "--untracked-files=no", folder=folder)
     if status is None:
         return None

@@ -25,8 +25,8 @@ class Target(NamedTuple):
     Attributes:
         key: the option that names it.
         name: its import path.
-        kwargs_key: the option with its keyword arguments.
-        kwargs: these arguments.
+        kwargs_key: the option that contains its keyword arguments.
+        kwargs: its keyword arguments.
     """
 
     key: str

@@ -35,7 +35,7 @@ NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25
 PLAIN_S = 5.0
 DRAWING_SHARE = 0.01
-# The columns of the shares of `TIMES`.
+# The columns that show the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
 # If one side waits for this share of the time, the other is the bottleneck.
 _DOMINATES = 0.6
@@ -46,7 +46,8 @@ class Progress:
     the thread, which may hang on a pipe that no process reads, and then ends with the process."""
 
     def __init__(self, statistics: Statistics, console: Console | None = None, start_s: float | None = None):
-        """`console` is standard output by default; `start_s`, by `time.monotonic`, the zero of the elapsed time."""
+        """`console` is standard output by default; `start_s` is when the run started, by `time.monotonic`, by default
+        now."""
         self._console = console or Console()
         self._sampler = Sampler(statistics, time.monotonic() if start_s is None else start_s)
         self._statistics = statistics
@@ -77,7 +78,7 @@ class Progress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Prints a line above the display. From any thread."""
+        """Prints a line above the display. Any thread may call it."""
         print_line(self._console, f"collectx: {text}")
 
     def _run(self) -> None:
@@ -113,7 +114,7 @@ def _html(panel: RenderableType) -> Any:
 
 
 def format_line(view: View) -> str:
-    """Returns one line for logs and pipes."""
+    """Returns a view as one line, for logs and pipes."""
     now = view.numbers
     if not now.batches:
         return f"[{clock(view.elapsed_s)}] waiting for the first batch"
@@ -216,7 +217,7 @@ def _table(view: View) -> Table:
 
 
 def clock(seconds: float) -> str:
-    """`75.2` as `1:15`, `3675` as `1:01:15`."""
+    """Returns seconds as a clock shows them: `75.2` as `1:15`, `3675` as `1:01:15`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -265,7 +266,7 @@ def _how_to_continue(folder: Path) -> str:
 
 
 def print_completed(result: Result) -> None:
-    """Prints that a run is already complete, and its table."""
+    """Prints that a run is already complete, and the run's table."""
     if result.exit_reason == ALL_DELIVERED:
         how = f"To train longer: collectx resume {result.folder} collector.total_frames=N"
     else:

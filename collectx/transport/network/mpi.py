@@ -3,7 +3,7 @@ join one by one.
 
 Trainer and worker belong to one MPI universe in one of two ways:
 
-    spawned the trainer is a separate process and starts each worker by MPI_Comm_spawn (`launcher/mpi.py`) ranks all
+    spawned the trainer is a separate process and starts each worker by MPI_Comm_spawn (`place/mpi.py`) ranks all
     were started together, by mpirun or srun --mpi=pmix
 
 MPI knows no timeouts, notices no broken connections, and moves bytes only while it is called. So a thread calls it

@@ -113,7 +113,7 @@ def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
 
 
 def names(subcommand: str) -> list[str]:
-    """The long names of a subcommand's flags, as in `--config-dir`."""
+    """Returns the long names of a subcommand's flags, as in `--config-dir`."""
     hydras = (*_HYDRA_SWITCHES, *_HYDRA_OPTIONS, "info") if _is_hydras(subcommand) else ()
     return [f"--{name}" for name in ("help", *hydras, *_SWITCHES.get(subcommand, ()), *_OPTIONS.get(subcommand, ()))]
 
@@ -158,7 +158,7 @@ def _print_list(problems: Sequence[str]) -> None:
 
 
 def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> str | None:
-    """The only one of `words`, the name of a group; None without words.
+    """Returns the only one of `words`, the name of a group; None without words.
 
     Raises:
         ConfigError: another group, or several words.

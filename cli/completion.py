@@ -53,7 +53,7 @@ def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
 
 
 def _config_dir(words: Sequence[str]) -> str | None:
-    """The value of `--config-dir`; None where the command line is incomplete."""
+    """Returns the value of `--config-dir`; None where the command line is incomplete."""
     try:
         folder = arguments.split(words).config_dir
     except ConfigError:

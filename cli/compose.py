@@ -43,7 +43,7 @@ SNAPSHOT = "_collectx_snapshot"
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
-    """The configuration that `collectx run` with these overrides would use.
+    """Returns the configuration that `collectx run` with these overrides would use.
 
     Args:
         overrides: as on the command line, `["env=pendulum", "collector.num_workers=4"]`.
@@ -95,7 +95,7 @@ class Composer:
         self.groups = self.choices(())
 
     def choices(self, overrides: Sequence[str]) -> dict[str, list[str]]:
-        """The choices of every group by its name; with overrides, also those of `hydra.searchpath`."""
+        """Returns the choices of every group by its name; with overrides, also those of `hydra.searchpath`."""
         loader: Any = self._loader
         sources = loader.get_sources()
 
@@ -121,7 +121,7 @@ class Composer:
     def load(
         self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, master: DictConfig | None = None
     ) -> DictConfig:
-        """The untyped configuration, Hydra's part (`hydra`) included.
+        """Returns the untyped configuration, Hydra's part (`hydra`) included.
 
         Args:
             master: the configuration of the sweep, if the overrides are one of its points. It contains the overrides of
@@ -232,7 +232,7 @@ def _resolving_hydra(node: DictConfig) -> Iterator[None]:
 
 
 def folder_of(node: DictConfig, key: str) -> str:
-    """The folder that `key`, as in "hydra.run.dir", names.
+    """Returns the folder that `key`, as in "hydra.run.dir", names.
 
     Raises:
         ConfigError: it refers to nothing.
@@ -252,14 +252,14 @@ def _why_unresolved(error: OmegaConfBaseException) -> str:
 
 
 def as_written(node: DictConfig, key: str) -> Any:
-    """The value of a key with its interpolations."""
+    """Returns the value of a key with its interpolations."""
     section, _, name = key.rpartition(".")
     values: Any = OmegaConf.to_container(OmegaConf.select(node, section), resolve=False)
     return values[name]
 
 
 def overrides_of(hydra: DictConfig) -> list[str]:
-    """The overrides of a composed configuration as written, without those of Hydra's part, which is `hydra`."""
+    """Returns the overrides of a composed configuration as written, without those of Hydra's part, which is `hydra`."""
     return [str(text) for text in OmegaConf.to_container(hydra.overrides.task, resolve=False) or ()]
 
 
@@ -274,9 +274,9 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str], str]:
-    """The typed configuration of a composition, whose Hydra part is `hydra`; its problems, see
-    `check_config`; and the message about keys that were left out, or "". The composition itself is untyped: Hydra would
-    stop at the first problem, and its advice to put a `+` before an unknown key would switch this check off."""
+    """Returns the typed configuration of a composition, whose Hydra part is `hydra`; its problems, see `check_config`;
+    and the message about keys that were left out, or "". The composition itself is untyped: Hydra would stop at the
+    first problem, and its advice to put a `+` before an unknown key would switch this check off."""
     values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}
     note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
     cfg, problems = check_config(values, ignore)
@@ -312,7 +312,7 @@ def _is_preset(group: str) -> bool:
 
 
 def _plain(node: DictConfig, key: str) -> Any:
-    """The value of a key as plain data, interpolations resolved: those of a group one by one."""
+    """Returns the value of a key as plain data, interpolations resolved: those of a group one by one."""
     if OmegaConf.is_missing(node, key):
         return UNSET
     try:

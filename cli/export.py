@@ -106,7 +106,7 @@ def _export_episodes(sources: Sequence[str], name: str, target: Path | None, opt
 
 
 def _recorded(source: str) -> Path:
-    """The data set of the run in a folder, or the folder itself."""
+    """Returns the data set of the run in a folder, or the folder itself."""
     files = RunFolder(source)
     if not files.path.is_dir():
         raise ConfigError(f"export: {source}: no such folder.")

@@ -90,7 +90,7 @@ def _folder(schema: str, path: str) -> Any:
 
 
 def first_line(text: str) -> str:
-    """The first sentence of a file's comment, without `# @package`."""
+    """Returns the first sentence of a file's comment, without `# @package`."""
     sentence = ""
     for line in text.splitlines():
         comment = line.lstrip("# ").strip()

@@ -83,7 +83,7 @@ def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -
 
 
 def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
-    """The chosen names that do not exist; several of one group are a list, as in `logger=[csv,wandb]`."""
+    """Returns the chosen names that do not exist; several of one group are a list, as in `logger=[csv,wandb]`."""
     if override.is_sweep_override():
         names = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
     else:

@@ -90,7 +90,7 @@ def _reproduce(arguments: Arguments) -> int:
 
 
 def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
-    """The reason why batches may differ from those in `old`; "" if seeds determine them; None if they can be
+    """Returns the reason why batches may differ from those in `old`; "" if seeds determine them; None if they can be
     delivered in the recorded order of `old`."""
     if SCHEDULES.get(collector.get("kind", "")) != "async" and collector.get("sync") is not False:
         is_preemptive = collector.get("preemptive_threshold") is not None

@@ -18,8 +18,8 @@ from collectx.run.after import foreign_code
 
 
 def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
-    """The only run folder among the words of a command line, and the overrides. A sweep names its points' folders by
-    overrides, such as `collector.num_workers=2`.
+    """Returns the only run folder among the words of a command line, and the overrides. A sweep names its points'
+    folders by overrides, such as `collector.num_workers=2`.
 
     Raises:
         UsageError: there are other numbers of folders, or `--multirun`.

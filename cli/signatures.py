@@ -26,8 +26,8 @@ _MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def problems(cfg: RunConfig) -> list[str]:
-    """One message for each argument that its target does not take; none for a job, whose nodes may use other packages
-    than this machine."""
+    """Returns one message for each argument that its target does not take; none for a job, whose nodes may use other
+    packages than this machine."""
     messages = []
     calls: list[_Call] = []
     with contextlib.suppress(Unset):
@@ -44,7 +44,7 @@ def problems(cfg: RunConfig) -> list[str]:
 
 
 def _made_by_id(env: EnvConfig) -> Iterator[_Call]:
-    """The callable that makes the envs of `env.id`, if Gymnasium knows it without an import."""
+    """Yields the callable that makes the envs of `env.id`, if Gymnasium knows it without an import."""
     if not isinstance(env, GymnasiumConfig) or not env.kwargs or env.id is None or re.match("ALE/|.*:", env.id):
         return
     import gymnasium
@@ -61,8 +61,8 @@ def _made_by_id(env: EnvConfig) -> Iterator[_Call]:
 
 @functools.cache
 def parameters(target: str) -> tuple[str, ...] | None:
-    """The names of the arguments of a class or function, "package.module:Name" or "package.module.Name"; None if it
-    takes any, or cannot be imported."""
+    """Returns the names of the arguments of a class or function, "package.module:Name" or "package.module.Name"; None
+    if it takes any, or cannot be imported."""
     try:
         arguments = inspect.signature(resolve(target, "")).parameters.values()
     except Exception:  # any error of the imported module: the run reports it

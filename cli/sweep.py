@@ -144,7 +144,7 @@ def _text(overrides: Sequence[Override]) -> str:
 
 
 def product(overrides: Sequence[Override]) -> list[list[str]]:
-    """The overrides of every point, as Hydra's basic sweeper passes them to its launcher."""
+    """Returns the overrides of every point, as Hydra's basic sweeper passes them to its launcher."""
     values: dict[str, list[str]] = {}
     for override in overrides:
         key = override.get_key_element()
@@ -153,18 +153,19 @@ def product(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def _texts(override: Override) -> Iterable[str]:
-    """The values of an override, one for each point of the sweep."""
+    """Returns the values of an override, one for each point of the sweep."""
     return override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
 
 
 def last_of_each_key(words: Sequence[str]) -> tuple[str, ...]:
-    """The overrides of a point without those that a later one replaces: with the same key in `hydra.sweeper.params` and
-    on the command line, which has `++` before it, Hydra's basic sweeper passes both."""
+    """Returns the overrides of a point without those that a later one replaces: with the same key in
+    `hydra.sweeper.params` and on the command line, which has `++` before it, Hydra's basic sweeper passes both."""
     return tuple({word.lstrip("+").partition("=")[0]: word for word in words}.values())
 
 
 def sample(overrides: Sequence[Override]) -> list[str]:
-    """The overrides of one point of the search space: the first value of each list, the middle of each interval."""
+    """Returns the overrides of one point of the search space: the first value of each list, the middle of each
+    interval."""
     return [_first(override) if override.is_sweep_override() else str(override.input_line) for override in overrides]
 
 
@@ -316,7 +317,8 @@ class PointRunner:
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
-    """The names of the points: the overrides that differ between them, or from `fixed`, the overrides of all points."""
+    """Returns the names of the points: the overrides that differ between them, or from `fixed`, the overrides of all
+    points."""
     columns = [*zip(*combinations, strict=True)]
     varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
     if not varied:
@@ -338,9 +340,9 @@ def _has_other_run(files: RunFolder, text: str) -> bool:
 
 
 def run_folders(root: Path) -> list[tuple[str, Path]]:
-    """The run folders of a sweep that another launcher than ours runs, each with the name of its point. Where the
-    overrides of the points are not known, the names are those of the folders: if `.hydra` of a point cannot be read, or
-    is newer than the result beside it, as Hydra also writes it for a point whose folder was refused."""
+    """Returns the run folders of a sweep that another launcher than ours runs, each with the name of its point. Where
+    the overrides of the points are not known, the names are those of the folders: if `.hydra` of a point cannot be
+    read, or is newer than the result beside it, as Hydra also writes it for a point whose folder was refused."""
     folders = [run.path for run in runs_below(root, includes_root=False)]
     paths = {folder: folder.relative_to(root.absolute()) for folder in folders}
     folders.sort(key=lambda folder: [(len(part), part) for part in paths[folder].parts])

@@ -112,7 +112,7 @@ class Task:
 
 
 def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
-    """The run that a job of Hydra's is to start, in the folder that Hydra has made.
+    """Returns the run that a job of Hydra's is to start, in the folder that Hydra has made.
 
     Args:
         hydra: Hydra's part of the configuration.
@@ -129,14 +129,14 @@ def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
 
 
 def objectives(node: DictConfig) -> list[str]:
-    """The entries of `result.json` that `sweep.objective` names; the first one ranks the points."""
+    """Returns the entries of `result.json` that `sweep.objective` names; the first one ranks the points."""
     value = OmegaConf.select(node, "sweep.objective")
     return [*value] if OmegaConf.is_list(value) else [str(value)]
 
 
 def objective(files: RunFolder, name: str, keys: Sequence[str], hydra: Any) -> float | list[float] | None:
-    """The return value of a point's job: the entry of its result that the only key names, or a list for several keys;
-    None if there is none, and the sweeper only enumerates points.
+    """Returns the return value of a point's job: the entry of its result that the only key names, or a list for several
+    keys; None if there is none, and the sweeper only enumerates points.
 
     Raises:
         PointFailed: the run has failed, or an entry is missing that a sweeper which searches needs.

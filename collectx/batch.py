@@ -46,7 +46,7 @@ class Leaf:
     dtype: torch.dtype
 
     def under(self, prefix: str) -> Leaf:
-        """The same leaf below `prefix`, as in `("next", "observation")`."""
+        """Returns the same leaf below `prefix`, as in `("next", "observation")`."""
         return Leaf((prefix, *self.key), self.shape, self.dtype)
 
     def to_json(self) -> list:
@@ -55,17 +55,17 @@ class Leaf:
 
     @classmethod
     def from_json(cls, data: list) -> Leaf:
-        """The inverse of `to_json`."""
+        """Reverses `to_json`."""
         return cls(tuple(data[0]), tuple(data[1]), getattr(torch, data[2]))
 
 
 def as_key(key: Any) -> Key:
-    """A TensorDict key, a name or a tuple, as a tuple."""
+    """Returns a TensorDict key, a name or a tuple, as a tuple."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
 def clashes(names: Iterable[tuple[str, Key]]) -> dict[str, list[Key]]:
-    """The names that stand for several keys, with these keys: parts of a key may contain dots."""
+    """Returns the names that stand for several keys, with these keys: parts of a key may contain dots."""
     keys: dict[str, dict[Key, None]] = {}
     for name, key in names:
         keys.setdefault(name, {})[key] = None
@@ -93,8 +93,8 @@ def batch_leaves(
     omitted: Collection[Key] = (),
     next_only: Iterable[Leaf] = (REWARD,),
 ) -> tuple[Leaf, ...]:
-    """All leaves of a batch: `observation` at the root and below `next`, the actor's outputs, and the rest. An output
-    that overwrites an observation, at the root or below `next`, shares its leaf.
+    """Returns all leaves of a batch: `observation` at the root and below `next`, the actor's outputs, and the rest. An
+    output that overwrites an observation, at the root or below `next`, shares its leaf.
 
     Args:
         omitted: observation keys that are not below `next`.
@@ -130,8 +130,8 @@ def batch_leaves(
 
 @functools.cache
 def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
-    """The integer dtype of the same size as a dtype that numpy lacks, such as bfloat16; None for a dtype that numpy
-    knows."""
+    """Returns the integer dtype of the same size as a dtype that numpy lacks, such as bfloat16; None for a dtype that
+    numpy knows."""
     try:
         torch.empty(0, dtype=dtype).numpy()
     except TypeError:
@@ -140,13 +140,14 @@ def same_size_integer(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor as a CPU array, of `same_size_integer` if numpy lacks its dtype. Copies only from another device."""
+    """Returns a tensor as a CPU array, of `same_size_integer` if numpy lacks its dtype. Copies only from another
+    device."""
     dtype = same_size_integer(tensor.dtype)
     return (tensor if dtype is None else tensor.view(dtype)).numpy(force=True)
 
 
 def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse of `as_array`, sharing memory."""
+    """Reverses `as_array`, sharing memory."""
     tensor = torch.from_numpy(np.asarray(array))  # a numpy scalar is not an array
     return tensor if same_size_integer(dtype) is None else tensor.view(dtype)
 
@@ -175,16 +176,17 @@ class Layout:
         self.nbytes = offset
 
     def runs(self, first: int, rows: int) -> list[slice]:
-        """The byte ranges of `rows` rows from `first` on, one per leaf."""
+        """Returns the byte ranges of `rows` rows from `first` on, one per leaf."""
         offsets = zip(self._offsets, self._row_nbytes, strict=True)
         return [slice(start + first * nbytes, start + (first + rows) * nbytes) for start, nbytes in offsets]
 
     def slot(self, memory: torch.Tensor) -> Slot:
-        """The leaves as views of `memory`, a contiguous uint8 tensor of `nbytes`. The caller keeps ownership."""
+        """Returns the leaves as views of `memory`, a contiguous uint8 tensor of `nbytes`. The caller keeps
+        ownership."""
         return Slot(self.tensors(memory, (self.rows, self.steps)))
 
     def tensors(self, memory: torch.Tensor, batch_size: tuple[int, ...]) -> dict[Key, torch.Tensor]:
-        """The leaves as `[*batch_size, *shape]` views of `memory`; `batch_size` reshapes `[rows, steps]`."""
+        """Returns the leaves as `[*batch_size, *shape]` views of `memory`; `batch_size` reshapes `[rows, steps]`."""
         if memory.dtype != torch.uint8 or memory.numel() != self.nbytes:
             raise ValueError(f"a slot needs {self.nbytes} uint8, got {memory.numel()} {memory.dtype}")
         # One view per dtype and one per leaf: this runs for every batch, and each view costs a microsecond.
@@ -214,21 +216,21 @@ class Slot:
         self.tensors = tensors
 
     def narrow(self, start: int, rows: int) -> Slot:
-        """A view of `rows` rows from `start` on: one worker's part of a joined slot."""
+        """Returns a view of `rows` rows from `start` on: one worker's part of a joined slot."""
         return Slot({key: tensor.narrow(0, start, rows) for key, tensor in self.tensors.items()})
 
     def until(self, steps: int) -> Slot:
-        """A view of the first `steps` steps."""
+        """Returns a view of the first `steps` steps."""
         return Slot({key: tensor.narrow(1, 0, steps) for key, tensor in self.tensors.items()})
 
     def arrays(self) -> dict[Key, np.ndarray]:
-        """The leaves as numpy arrays that share the memory; see `as_array`."""
+        """Returns the leaves as numpy arrays that share the memory; see `as_array`."""
         return {key: as_array(tensor) for key, tensor in self.tensors.items()}
 
 
 def nested_dims(dims: Mapping[Key, tuple[int, ...]], leaves: Collection[Leaf]) -> dict[Key, tuple[int, ...]]:
-    """The additional batch dimensions of a batch's nested TensorDicts, at the root and below `next`: the entries of
-    `dims`, by key, with which the shapes of all leaves below that key begin."""
+    """Returns the additional batch dimensions of a batch's nested TensorDicts, at the root and below `next`: the
+    entries of `dims`, by key, with which the shapes of all leaves below that key begin."""
     found: dict[Key, tuple[int, ...]] = {}
     for key, shape in (*dims.items(), *((("next", *key), shape) for key, shape in dims.items())):
         within = [leaf.shape for leaf in leaves if leaf.key[: len(key)] == key]
@@ -243,8 +245,8 @@ def to_tensordict(
     device: torch.device | None = None,
     dims: Mapping[Key, tuple[int, ...]] = MappingProxyType({}),
 ) -> TensorDict:
-    """A TensorDict of `tensors`, each `[*batch_size, *shape]`; the last batch dimension is named "time". A tensor is
-    copied only if it is not on `device`.
+    """Returns a TensorDict of `tensors`, each `[*batch_size, *shape]`; the last batch dimension is named "time". A
+    tensor is copied only if it is not on `device`.
 
     Args:
         batch_size: for example `[steps]`, `[rows, steps]`, `[workers, rows, steps]`.
@@ -263,7 +265,8 @@ def _build(
     key: Key = (),
     outer: tuple[int, ...] = (),
 ) -> TensorDict:
-    """The TensorDict at `key` of a batch; `outer` are the extra dimensions of the TensorDict that contains it."""
+    """Returns the TensorDict at `key` of a batch; `outer` are the extra dimensions of the TensorDict that contains
+    it."""
     from tensordict import TensorDict
 
     extra = dims.get(key, outer)

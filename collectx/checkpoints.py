@@ -86,15 +86,15 @@ class Checkpoints:
         return target
 
     def folder(self, number: int) -> Path:
-        """The folder of the checkpoint with this number, whether it exists or not."""
+        """Returns the folder of the checkpoint with this number, whether it exists or not."""
         return self.path / f"{self._prefix}{number:09d}"
 
     def number(self, folder: Path) -> int:
-        """The number of the checkpoint in a folder."""
+        """Returns the number of the checkpoint in a folder."""
         return int(folder.name.removeprefix(self._prefix))
 
     def all(self) -> list[Path]:
-        """The folders of all checkpoints, the oldest first."""
+        """Returns the folders of all checkpoints, the oldest first."""
         return sorted(path for path in self.path.glob(self._prefix + "[0-9]" * 9) if path.is_dir())
 
     def newest(self, load: Callable[[Checkpoint], _Loaded]) -> tuple[_Loaded | None, list[str]]:
@@ -109,8 +109,8 @@ class Checkpoints:
         return None, problems
 
     def best(self) -> Path | None:
-        """The folder of the checkpoint with the greatest `score`, the newest of equal ones; None if none has a score.
-        Its files are not read."""
+        """Returns the folder of the checkpoint with the greatest `score`, the newest of equal ones; None if none has a
+        score. Its files are not read."""
         scores: dict[Path, float] = {}
         for path in reversed(self.all()):
             with suppress(DamagedFile):
@@ -126,7 +126,7 @@ class Checkpoints:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint; its files are not read.
+    """Returns the manifest of a checkpoint; its files are not read.
 
     Raises:
         DamagedFile: the manifest cannot be read, or has another format.

@@ -30,12 +30,12 @@ def text_of(error: BaseException) -> str:
 
 
 def summary_of(error: BaseException) -> str:
-    """The type of `error` and its `text_of`."""
+    """Returns the type of `error` and its `text_of`."""
     return f"{type(error).__name__}: {text_of(error)}"
 
 
 def traceback_of(error: BaseException) -> str:
-    """The formatted traceback of `error`, shortened and escaped like `text_of`."""
+    """Returns the formatted traceback of `error`, shortened and escaped like `text_of`."""
     return _shorten("".join(traceback.format_exception(error)), _MAX_TRACEBACK)
 
 
@@ -58,7 +58,7 @@ def set_worker(error: BaseException, worker: int) -> None:
 
 
 def worker_of(error: BaseException) -> int | None:
-    """The index of the worker that raised the error; None if none did, as far as `set_worker` knows."""
+    """Returns the index of the worker that raised the error; None if none did, as far as `set_worker` knows."""
     return getattr(error, "_collectx_worker", None)
 
 
@@ -155,7 +155,7 @@ def _arguments(error: BaseException) -> tuple:
 
 
 def _lookup(name: str) -> object:
-    """The object named "module.Outer.Inner", if its module is already imported; otherwise None."""
+    """Returns the object named "module.Outer.Inner", if its module is already imported; otherwise None."""
     parts = name.split(".")
     for end in range(len(parts) - 1, -1, -1):
         value: object = sys.modules.get(".".join(parts[:end]) or "builtins")
@@ -167,8 +167,8 @@ def _lookup(name: str) -> object:
 
 
 def _pickled(error: object) -> bytes | None:
-    """A pickle of `error`, with classes by reference; or, if that fails, by value, as for a class from the trainer's
-    main module, which the worker got by value. None if neither can be loaded, or the pickle is too long."""
+    """Returns a pickle of `error`, with classes by reference; or, if that fails, by value, as for a class from the
+    trainer's main module, which the worker got by value. None if neither can be loaded, or the pickle is too long."""
     import cloudpickle
 
     for dumps in (pickle.dumps, cloudpickle.dumps):
@@ -232,7 +232,7 @@ class RemoteFailure:
         return cls(pickled, **(fields | {"arguments": tuple(fields["arguments"])}))
 
     def rebuild(self, where: str) -> Exception:
-        """The original exception, with a note that contains its origin and the remote traceback.
+        """Returns the original exception, with a note that contains its origin and the remote traceback.
 
         If it cannot be pickled, or is not an `Exception` (a worker's `SystemExit` must not end the trainer), returns a
         `WorkerError` that names the original type.

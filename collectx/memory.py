@@ -91,7 +91,7 @@ class BatchMemory:
         return torch.from_numpy(array)
 
     def copy(self, memory: torch.Tensor) -> torch.Tensor:
-        """A copy of `[nbytes]` uint8, on the same device."""
+        """Returns a copy of `[nbytes]` uint8, on the same device."""
         return self.empty(memory.numel(), memory.device).copy_(memory)
 
 

@@ -39,7 +39,7 @@ _STEPPING_S, _MAX_STEPS = 0.2, 200
 
 
 def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, Any]:
-    """The plans of one run, or of the points of a sweep. Blocks while envs are made, and for SLURM's answers.
+    """Returns the plans of one run, or of the points of a sweep. Blocks while envs are made, and for SLURM's answers.
 
     Args:
         num_parallel: how many runs, if they are not jobs, run at the same time; None: unknown.
@@ -226,8 +226,8 @@ def _files(cfg: RunConfig, folder: Path, traffic: Section, weights_nbytes: int, 
 
 
 def lines(planned: dict[str, Any]) -> Iterator[str]:
-    """A plan as text, without sizes and counts of 0: all sections of a single run, or one line per run of a sweep; then
-    SLURM's part and the totals."""
+    """Yields a plan as text, without sizes and counts of 0: all sections of a single run, or one line per run of a
+    sweep; then SLURM's part and the totals."""
     runs = planned["runs"]
     if len(runs) == 1:
         for title, section in runs[0].items():

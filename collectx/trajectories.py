@@ -1,4 +1,4 @@
-"""Batches of complete trajectories, and masks for padded batches."""
+"""Makes batches of complete trajectories, and masks for padded batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from collectx.batch import TRAJ_IDS, Key, as_key
 
 MASK = ("collector", "mask")
-# After this many seconds without a complete batch of trajectories, a message says so.
+# Seconds without a complete batch of trajectories after which a message says so.
 _SAY_S = 10.0
 
 
@@ -25,24 +25,29 @@ def split_trajectories(
     done_key: str | Key | None = None,
     as_nested: bool = False,
 ) -> TensorDictBase:
-    """Returns the frames of a batch by trajectory, in order of trajectory ids.
+    """Splits a batch into trajectories, in the order of their ids.
 
     Args:
-        batch: `[*, time]`, with successive frames along time.
-        prefix: the parent key of the trajectory ids "traj_ids" and the "mask"; None: "collector", if the batch contains
-            it, otherwise the root.
-        trajectory_key: the key of the ids, instead of `prefix`; the mask is stored beside them.
-        done_key: the entry below "next" that ends a trajectory, in a batch without trajectory ids; None: "done".
-            The result then contains ids too, from 0.
-        as_nested: whether to return torch's nested tensors.
+        batch: `[*, time]`, a batch whose last dimension is time.
+        prefix: the key above "traj_ids" and "mask"; None: "collector" if the batch contains it, otherwise the root.
+        trajectory_key: the key of the trajectory ids, instead of `prefix`; the mask is stored beside them.
+        done_key: the flag below "next" that ends a trajectory, for a batch without trajectory ids; None: "done". The
+            result then contains ids, from 0.
+        as_nested: whether to return nested tensors of torch instead of padding.
 
     Returns:
-        `[trajectories, longest]`, padded with zeros at the end; the bool mask, `("collector", "mask")`, is True for
-        frames. New memory, on the batch's device. A trajectory in several places of a batch (from envs that spend a
-        step on a reset) is joined into one. With `as_nested`, `[trajectories, -1]` and no mask.
+        `[trajectories, longest]`, padded with zeros at the end, in new memory on the batch's device. The mask,
+        `("collector", "mask")` bool, is True for frames. A trajectory in several places of the batch (from envs that
+        spend a step on a reset) is joined. With `as_nested`, `[trajectories, -1]` without a mask.
 
     Raises:
-        KeyError: the batch contains neither trajectory ids nor the entry `done_key`.
+        KeyError: the batch contains neither trajectory ids nor `done_key`.
+
+    Examples:
+        >>> with Collector(lambda: gymnasium.make("CartPole-v1"), frames_per_batch=200, total_frames=200) as collector:
+        ...     trajectories = split_trajectories(next(collector))
+        >>> int(trajectories["collector", "mask"].sum())
+        200
     """
     if trajectory_key is None:
         prefix = "collector" if prefix is None and "collector" in batch else prefix
@@ -68,7 +73,8 @@ def _count_ends(done: torch.Tensor, size: torch.Size) -> torch.Tensor:
 
 
 def _order(traj_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sorted trajectory ids; their numbers of frames; and the places of the frames, in order of id and time."""
+    """Returns the sorted trajectory ids; their numbers of frames; and the places of the frames, in order of id and
+    time."""
     ids, lengths = torch.unique(traj_ids, return_counts=True)
     # A stable sort keeps the frames of a trajectory in order of time.
     return ids, lengths, torch.argsort(traj_ids, stable=True)
@@ -215,7 +221,7 @@ class Assembler:
         return [torch.cat(self._unfinished.pop(index)) for index in chosen]
 
     def unfinished(self) -> list[TensorDictBase]:
-        """The unfinished trajectories, `[time]` each."""
+        """Returns the unfinished trajectories, `[time]` each."""
         return [torch.cat(pieces) for pieces in self._unfinished.values()]
 
     def writes(self, count: int | None) -> Iterator[TensorDictBase]:

@@ -93,12 +93,13 @@ class SearchResult:
 
 
 def words(values: Mapping[str, Any]) -> list[str]:
-    """The overrides of a point."""
+    """Returns the overrides of a point."""
     return [f"{key}={value}" for key, value in values.items()]
 
 
 def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
-    """All points, the one of `cfg` first. Of the rules between options, only the one about frames_per_batch is checked.
+    """Returns all points, the one of `cfg` first. Of the rules between options, only the one about frames_per_batch is
+    checked.
 
     Args:
         fixed: options and groups that keep their value.
@@ -149,7 +150,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
 
 
 def _rows(cfg: RunConfig, values: Mapping[str, Any]) -> int:
-    """The rows of a batch."""
+    """Returns the rows of a batch."""
     workers = values.get("collector.num_workers", cfg.collector.num_workers)
     return (workers if cfg.collector.schedule == "sync" else 1) * values.get("env.num_envs", cfg.env.num_envs)
 
@@ -197,7 +198,7 @@ def search(
     costs_s: list[float] = []
 
     def left_s(num_more: int) -> float:
-        """The time that remains after `num_more` further measurements."""
+        """Returns the time that remains after `num_more` further measurements."""
         return 60 * options.minutes - (clock() - began_s) - num_more * fmean(costs_s)
 
     def measured(point: Point) -> bool:

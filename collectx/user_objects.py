@@ -26,7 +26,8 @@ _EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
 
 
 def resolve(name: Any, where: str) -> Callable[..., Any]:
-    """The callable at the import path `name` ("package.module:object", or with dots only), or `name` if callable.
+    """Returns the callable at the import path `name` ("package.module:object", or with dots only), or `name` if
+    callable.
 
     Raises:
         ConfigError: there is no such callable; the message names the option `where`.
@@ -57,7 +58,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
 
 
 def named_call(item: Any) -> tuple[Any, Any]:
-    """The callable named by an entry of env.wrappers, and its keyword arguments.
+    """Returns the callable named by an entry of env.wrappers, and its keyword arguments.
 
     Args:
         item: a name, `{name: {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a
@@ -74,7 +75,7 @@ def named_call(item: Any) -> tuple[Any, Any]:
 
 
 def place_of(error: SyntaxError) -> str:
-    """The file, line and text of a syntax error in a module."""
+    """Returns the file, line and text of a syntax error in a module."""
     return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}: {(error.text or '').strip()}"
 
 
@@ -106,7 +107,7 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
 
 
 def extra_advice(error: Exception) -> str:
-    """The end of a message about a missing package: the command that installs it, if an extra contains it."""
+    """Returns the end of a message about a missing package: the command that installs it, if an extra contains it."""
     package = re.search(rf"\b({'|'.join(_EXTRAS)})\b", str(error), re.IGNORECASE)
     return f": pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
 
@@ -149,7 +150,7 @@ class _ByValue:
         return _rebuild, (type(self), content.getvalue(), [self._keyword(name) for name in self._users()])
 
     def _users(self) -> list[str]:
-        """The attributes that contain user objects."""
+        """Returns the attributes that contain user objects."""
         return [name for name, value in vars(self).items() if callable(value) or (value and type(value) is dict)]
 
     def _keyword(self, name: str) -> str:
@@ -290,7 +291,7 @@ class UserObjects:
         hooks: Hooks | None = None,
         user_collector: UserCollector | None = None,
     ) -> UserObjects:
-        """The parts of a configuration that are not plain data."""
+        """Returns the parts of a configuration that are not plain data."""
         return cls(
             env if isinstance(env, UserEnvConfig) else None,
             policy if isinstance(policy, UserPolicyConfig) else None,

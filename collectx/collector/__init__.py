@@ -1,5 +1,5 @@
-"""Collectors: a schedule over a transport. `build` composes one from a configuration. Collectors run in the trainer's
-process; a nested worker's collector runs in the worker's (`collectx/worker/nested.py`).
+"""Collectors: a schedule over a transport. `build` composes one from a configuration. A collector runs in the trainer's
+process; that of a nested worker runs in the worker's process (`collectx/worker/nested.py`).
 """
 
 from collectx.collector.batch_info import BatchInfo as BatchInfo

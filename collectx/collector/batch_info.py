@@ -1,4 +1,4 @@
-"""The form of batches, and the metadata of a delivered batch."""
+"""The shapes and devices of batches, and the metadata of a delivered batch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from collectx.transport.base import Arrival, SlotSpec
 
 
 def part_shape(spec: EnvSpec, collector: CollectorConfig) -> tuple[int, ...]:
-    """Returns the env dimensions of one worker's part of a batch, without time: `[]` for a single env, `[E]` or the
-    env's batch size for an env group, `[P * E]` for a worker with P processes."""
+    """Returns the shape of one worker's part of a batch, without time: `()` for a single env, `(E,)` or the env's batch
+    size for an env group of E envs, `(P * E,)` for a worker with P processes."""
     rows = rows_per_env(collector)
     return spec.policy_shape if rows == 1 else (rows * spec.num_envs,)
 
@@ -27,7 +27,7 @@ class WrittenBatch:
     """A batch that a worker wrote to a replay buffer.
 
     Attributes:
-        frames: the number of its frames.
+        frames: number of frames in the batch.
     """
 
     frames: int
@@ -35,19 +35,20 @@ class WrittenBatch:
 
 @dataclass(frozen=True)
 class DeliverySpec:
-    """The form of batches.
+    """The shapes and devices of batches, and who owns their memory.
 
     Attributes:
-        slots: each contains one worker's part.
-        shape: the env dimensions of a part; see `part_shape`.
+        slots: the layout of a slot, which contains one worker's part.
+        shape: the shape of a part without time; see `part_shape`.
         nested_dims: additional batch dimensions of nested TensorDicts, by key.
-        stacked: whether a batch is a stack of parts, `[parts, *shape, steps]`, or a single part, `[*shape, steps]`.
-        total_frames: frames of the complete run, or -1.
+        stacked: whether a batch stacks several parts, `[parts, *shape, steps]`; otherwise it is a single part,
+            `[*shape, steps]`.
+        total_frames: frames of the whole run; -1: no limit.
         zero_copy: whether batches are views of the transport's memory, valid until the next batch is requested.
-        storing_device: the device of batches; None: the tensors stay where the transport's memory is, and TensorDicts
-            name no device.
-        is_written: whether the workers write batches to a replay buffer (`Hooks.write_batch`), so that only their
-            number of frames is delivered.
+        storing_device: the device of batches; None: the device of the transport's memory, and the TensorDicts name no
+            device.
+        is_written: whether the workers write batches to a replay buffer (`Hooks.write_batch`), and `WrittenBatch`es are
+            delivered.
     """
 
     slots: SlotSpec
@@ -60,29 +61,29 @@ class DeliverySpec:
     is_written: bool = False
 
     def batch(self, memory: torch.Tensor, num_parts: int) -> TensorDict:
-        """A batch of `num_parts` parts, as a view of `memory`."""
+        """Returns a batch of `num_parts` parts that is a view of `memory`, uint8."""
         size = (*((num_parts,) if self.stacked else ()), *self.shape, self.slots.steps)
         tensors = self.slots.layout(num_parts).tensors(memory, size)
         return to_tensordict(tensors, size, self.storing_device, self.nested_dims)
 
     def zeros(self, num_parts: int) -> TensorDict:
-        """A batch of `num_parts` parts, of zeros."""
+        """Returns a batch of `num_parts` parts that contains zeros, in new memory."""
         return self.batch(torch.zeros(self.slots.layout(num_parts).nbytes, dtype=torch.uint8), num_parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchInfo:
-    """One batch as it was delivered.
+    """The metadata of a delivered batch.
 
     Attributes:
         index: 0 for the first batch.
         frames: frames in the batch.
-        parts: one per worker that contributed, in batch order.
-        version: newest published policy version at the time of delivery; `version - part.report.policy_version` is the
-            lag.
+        parts: the arrival of each part, in the order of the batch.
+        version: newest policy version at the time of delivery; `version - part.report.policy_version` is the lag of a
+            part.
         waited_s: seconds for which `next()` blocked.
-        settings: for each part, the settings version of its envs (`collectx.collector.settings`); empty before the
-            first setting of the run.
+        settings: the settings version with which each part was collected (`collectx.collector.settings`); empty before
+            the run's first setting.
     """
 
     index: int

@@ -28,17 +28,17 @@ from collectx.worker.spec import env_seed
 
 
 class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
-    """Yields TensorDicts of `frames_per_batch` frames (`collectx/batch.py`), until `total_frames` are delivered; or, if
-    workers write their batches elsewhere, a `WrittenBatch` for each. A sync batch is smaller while workers are missing.
-    If a part ended early, the values of its last steps are undefined.
+    """Yields batches until `total_frames` are delivered: TensorDicts of `frames_per_batch` frames
+    (`collectx/batch.py`); or a `WrittenBatch` for each, if workers write them to a replay buffer. A sync batch is
+    smaller while workers are missing. If a part ended early, the values of its last steps are undefined.
 
     Attributes:
-        delivery: the metadata of the last batch.
+        delivery: the metadata of the last delivered batch.
         pool: the workers.
-        owner: the process that may use the collector. Others cannot collect, publish or ask.
+        owner: the process that may use the collector; in other processes, its methods raise.
         policy_version: the newest published version.
-        leaves: the tensors of one frame.
-        num_frames, num_batches: delivered so far.
+        leaves: the key, shape and dtype of each tensor of a frame.
+        num_frames, num_batches: numbers of frames and batches delivered so far.
     """
 
     delivery: BatchInfo
@@ -48,7 +48,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self.owner = Owner()
         self._schedule = schedule
         self._spec = spec
-        # Whether batches are copied within the transport's device, and the device to which they are copied instead.
+        # Whether batches are copied on the transport's device; or else the device to which they are copied, if any.
         is_elsewhere = spec.storing_device is not None and spec.storing_device.type != "cpu"
         self._copies = not spec.zero_copy and not is_elsewhere
         self._copy_to = spec.storing_device if is_elsewhere and not spec.zero_copy else None
@@ -57,28 +57,28 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         self._is_interrupted = False
         self.num_frames = 0
         self._failure: Exception | None = None
-        # The parts of the next batch, from when they are complete until they are counted as delivered.
+        # The parts of the next batch, once it is complete, until it is counted as delivered.
         self._next_parts: tuple[Arrival, ...] | None = None
         # Delivered parts whose slots are not released yet.
         self._delivered: tuple[Arrival, ...] = ()
         self.settings: Settings = pool.settings
-        # The settings version of each granted or filled slot, by worker and slot; 0 for slots without an entry.
+        # The settings version for each granted or filled slot, by worker and slot; 0 without an entry.
         self._acted: dict[tuple[int, int], int] = {}
-        # Undelivered batches of a loaded state, by the negative slot number of their parts.
+        # The memory of undelivered batches of a loaded state, by the negative slot number of their parts.
         self._restored: dict[int, torch.Tensor] = {}
         self.policy_version = -1
         self.total_frames = spec.total_frames
         self.leaves = spec.slots.leaves
-        # Also runs at exit, before multiprocessing joins its processes: an unclosed collector leaves no process behind
-        # and does not block. Does not run in a forked process.
+        # Also runs at exit, before multiprocessing joins its processes, so a collector that is not closed leaves no
+        # process behind and does not block the exit. Does not run in a forked process.
         self._finalizer = Finalize(self, transport.close, exitpriority=0)
 
     def __next__(self) -> Any:
-        """Blocks until the next batch is complete.
+        """Returns the next batch; blocks until it is complete.
 
         Raises:
             RuntimeError: the collector is closed, belongs to another process, or is in use by another thread.
-            WorkerTimeout, WorkerDied, Exception: a worker is gone, and `collector.on_worker_failure` ends the run.
+            WorkerTimeout, WorkerDied, Exception: a worker failed, and `collector.on_worker_failure` ends the run.
         """
         spec = self._spec
         with self.owner:
@@ -96,8 +96,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             return spec.batch(memory, len(parts))
 
     def grant_next_batch(self) -> None:
-        """Grants the slots of the next batch without blocking, as `next` does before it waits. Does nothing while too
-        few workers are ready. Invalidates the memory of the last batch if `zero_copy` is set.
+        """Lets the workers begin the next batch, as `next` does before it waits. Does not block. Does nothing while too
+        few workers are ready. With `zero_copy`, invalidates the last batch.
         """
         with self.owner:
             if 0 <= self._spec.total_frames <= self.num_frames or self.pool.must_wait_for_workers:
@@ -107,13 +107,13 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def _grant_next(self) -> None:
         self._release_slots()
-        # After an interrupted call, a complete batch may not have been read yet, so its slots cannot be granted.
+        # After an interrupted call, a complete batch may be left, whose slots are not free yet.
         if self._next_parts is None and not self.pool.must_wait_for_workers:
             self._grant(self._schedule.batch_requested())
 
     def wait_until_idle(self) -> None:
-        """For workers that write their batches elsewhere: waits until they have filled their granted slots, and counts
-        these batches as delivered. `next` grants slots again. Raises the errors of `next`."""
+        """For workers that write batches to a replay buffer: blocks until they have filled their granted slots, and
+        counts these batches as delivered. They stay idle until `next`. Raises the errors of `next`."""
         with self.owner:
             while (parts := self._take_parts()) or self._has_granted_slots:
                 if parts:
@@ -122,14 +122,14 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                     self._handle_event()
 
     def wait_until_filled(self) -> None:
-        """Waits until the workers have filled their granted slots, whose batches are delivered later. Raises the errors
-        of `next`."""
+        """Blocks until the workers have filled their granted slots, whose batches are delivered later. Raises the
+        errors of `next`."""
         with self.owner:
             while self._has_granted_slots:
                 self._handle_event()
 
     def _wait_for_parts(self) -> tuple[tuple[Arrival, ...], float]:
-        """Blocks until the next batch is complete; returns its parts, and the seconds for which it blocked."""
+        """Returns the parts of the next batch, and the seconds for which this blocked."""
         if 0 <= self._spec.total_frames <= self.num_frames:
             raise StopIteration
         self._check_usable()
@@ -150,7 +150,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise self._failure
 
     def _take_parts(self) -> tuple[Arrival, ...] | None:
-        """The parts of the next batch if it is complete; returns the same parts until they are counted."""
+        """Returns the parts of the next batch, None while it is incomplete. Returns the same parts until they are
+        counted."""
         if self._next_parts is None:
             self._next_parts = self._schedule.next_batch()
         return self._next_parts
@@ -204,7 +205,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     @contextmanager
     def _final_errors(self) -> Iterator[None]:
-        """Keeps an error of the block, so that each later use of the collector raises it again."""
+        """Stores an error that the block raises, so that every later use of the collector raises it again."""
         try:
             yield
         except Exception as failure:
@@ -213,22 +214,22 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     @property
     def steps(self) -> list[int]:
-        """For each part of the last batch, how many of its steps are filled."""
+        """The number of filled steps of each part of the last batch."""
         return [part.report.frames // self._spec.slots.rows for part in self.delivery.parts]
 
     def publish(self, policy: nn.Module | None) -> int:
-        """Publishes the current weights of the policy as the newest; returns their version, 0 the first time. They are
-        copied before this returns. A worker uses them from its next batch on, with `collector.overlap=1` from the one
-        after it; an async worker over a network does not wait for them. When a run is reproduced, blocks until all
-        batches of the previous version have arrived, and raises the errors of `next`."""
+        """Publishes a copy of the policy's current weights as a new version; returns its number, 0 the first time. A
+        worker acts with it from its next batch on, with `collector.overlap=1` from the batch after that; an async
+        worker over a network does not wait for it. In the reproduction of an async run, blocks until all batches of the
+        previous version have arrived, and raises the errors of `next`."""
         return self.publish_weights({None: FlatWeights(policy).write})
 
     def publish_weights(self, writes: Writes) -> int:
-        """Like `publish`, but with functions that write the weights, for all workers or for some; see
+        """Publishes weights like `publish`, but by functions that write them, for all workers or for some; see
         `Transport.publish`.
 
         Raises:
-            NotImplementedError: for some workers, with `collector.overlap=1` or `inference=server`.
+            NotImplementedError: `writes` are for some workers only, with `collector.overlap=1` or `inference=server`.
         """
         if self.pool.server is not None and None not in writes:
             raise NotImplementedError("one policy acts for all workers, so publish its weights for all of them")
@@ -241,20 +242,23 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return self.policy_version
 
     def _wait_to_publish(self) -> None:
-        """When a run is reproduced: waits for the batches of the current weights and settings."""
+        """In the reproduction of a run, blocks until all batches of the current weights and settings have arrived."""
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.before_publish())
             self._handle_event()
 
     def change(self, kind: str, name: str, contents: Sequence[Any]) -> dict[int, Any]:
         """Makes a setting in all workers; see `collectx.collector.settings`. Blocks until the workers have filled the
-        slots that were granted before, and have replied.
+        slots that were granted before, and have applied the setting.
 
         Args:
             kind, name, contents: see `Setting`.
 
         Returns:
-            the results for each env, by worker.
+            The result of each env, by worker; None for the envs of a lost worker.
+
+        Raises:
+            Exception: an env raised this. The setting before this one is then in force again.
         """
         contents = [packed(content) for content in contents]
         self.check_can_ask("change")
@@ -276,7 +280,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             return {worker: unpacked(replies.get(worker, lost)) for worker in sorted(arguments)}
 
     def get_attr(self, name: str) -> dict[int, list[Any]]:
-        """The attribute `name` of each env, by worker; see `ask`."""
+        """Returns the attribute `name` of each env, by worker. Blocks and raises like `ask`."""
         workers = dict.fromkeys(self.pool.ready, (name,))
         return {worker: unpacked(values) for worker, values in self.ask("get_attr", per_worker=workers).items()}
 
@@ -285,26 +289,26 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     @property
     def rows_per_worker(self) -> int:
-        """The number of envs of one worker."""
+        """Number of envs of one worker."""
         return self._spec.slots.rows
 
     @property
     def num_envs(self) -> int:
-        """The number of envs of all workers with which the run begins."""
+        """Number of envs of all workers with which the run begins."""
         return self._spec.slots.rows * self._spec.slots.num_workers
 
     @property
     def workers(self) -> list[int]:
-        """Indices of the workers that take part."""
+        """The indices of the workers that take part in batches."""
         return sorted(self.pool.ready)
 
     @property
     def frames_by_worker(self) -> Counter[int]:
-        """Frames delivered so far, by worker."""
+        """The number of frames delivered so far, by worker."""
         return Counter({worker.index: worker.num_frames for worker in self.pool.records if worker.num_frames})
 
     def zeros(self) -> TensorDict:
-        """A batch of zeros, with the parts of all workers."""
+        """Returns a batch of zeros with a part of every worker."""
         return self._spec.zeros(self.pool.num_ready if self._schedule.stacked else 1)
 
     @property
@@ -313,18 +317,18 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return any(worker.num_granted for worker in self.pool.records)
 
     def count_from(self, num_frames: int, num_batches: int, by_worker: Mapping[int, int] | None = None) -> None:
-        """Continues the counts of another collector: `total_frames` includes its frames."""
+        """Continues the counts of another collector, whose frames count towards `total_frames`."""
         self._schedule.skip(num_batches - self.num_batches)
         self.num_frames, self.num_batches = num_frames, num_batches
         for worker, count in (by_worker or {}).items():
             self.pool.records[worker].num_frames += count
 
     def state(self, wait_for_workers: bool = True) -> CollectorState:
-        """Returns the state for `load`, see saved_state.py. Blocks until the workers have filled their granted slots
-        and have replied.
+        """Returns the state for `load`, see `collectx.collector.saved_state`. Blocks until the workers have filled
+        their granted slots and have sent their states.
 
         Args:
-            wait_for_workers: if False and a slot is being filled, does not block, and leaves out the worker states.
+            wait_for_workers: False: do not block; if a slot is being filled, omit the states of the workers.
         """
         everyone = dict.fromkeys(self.pool.askable, ())
         replies = self.ask("state", per_worker=everyone) if wait_for_workers or not self._has_granted_slots else {}
@@ -345,17 +349,17 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         }
 
     def load(self, state: CollectorState, seed: int) -> dict[int, str]:
-        """Continues the counts and the undelivered batches of a state, and restores the workers. Blocks until all ready
-        workers have replied; workers that are still starting are restored before they take part
+        """Continues from a state: restores its counts, its undelivered batches and the workers. Blocks until all ready
+        workers are restored. Workers that are still starting are restored before they take part
         (`saved_state.first_requests`).
 
         Args:
-            state: the state of a collector with the same configuration. Its weights are not published, and may be
+            state: the state of a collector with the same configuration. This does not publish its weights, which may be
                 missing.
-            seed: the run's seed; workers that are not restored begin new episodes with seeds derived from it.
+            seed: the run's seed, from which the envs of workers that cannot be restored get seeds for new episodes.
 
         Returns:
-            the reason for each worker that is known to begin new episodes.
+            The reason, by worker, why the envs of a worker begin new episodes.
         """
         self.count_from(state["frames"], state["batches"], state["frames_by_worker"])
         if (settings := state.get("settings")) is not None:
@@ -381,8 +385,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 self.pool.send_settings(worker, is_restored)
         for index in (ready | starting) & state["incarnations"].keys() - saved_workers.keys():
             reasons[index] = "the state of its envs was not saved"
-        # Workers in another incarnation begin new episodes anyway. Workers that are starting get the reset in advance,
-        # as their envs may turn out not to be restorable.
+        # A worker in a later incarnation begins new episodes anyway. Workers that are starting get the reset in
+        # advance, because only they can tell whether their envs can be restored.
         reset = Reset(env_seed(seed, state["frames"], 1))
         for index in reasons.keys() | (starting & saved_workers.keys()):
             if self.pool.records[index].incarnation == state["incarnations"].get(index):
@@ -399,15 +403,16 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             raise NotImplementedError(f"{name}: only workers in processes of this machine can be asked")
 
     def ask(self, name: str, *arguments: Any, per_worker: Mapping[int, tuple] | None = None) -> dict[int, Any]:
-        """Returns the answers by worker; `name` is a method of `collectx.worker.requests.RequestHandler`. Blocks until
-        the workers have filled the slots that were granted before.
+        """Calls a method in workers; returns the results by worker. Blocks until the workers have filled the slots that
+        were granted before, and have replied.
 
         Args:
+            name: a method of `collectx.worker.requests.RequestHandler`.
             per_worker: arguments by worker; other workers are not asked. None: `arguments` for all workers.
 
         Raises:
             NotImplementedError: the workers are on other hosts, or may be.
-            Exception: a worker is gone, as in `next`, or answers with an error.
+            Exception: the method raised this in a worker; or a worker failed, see `next`.
         """
         self.check_can_ask(name)
         self._check_usable()
@@ -416,7 +421,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             return self.pool.replies()
 
     def _ask_and_wait(self, name: str, arguments: Mapping[int, tuple], is_setting: bool = False) -> None:
-        """Sends requests; blocks until all workers have replied, or are gone. See `WorkerPool.request`."""
+        """Sends requests; blocks until all these workers have replied, or have failed. See `WorkerPool.request`."""
         self.pool.request(name, arguments, is_setting)
         while self.pool.num_awaited:
             self._handle_event()
@@ -424,14 +429,14 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def wait_until_ready(self) -> None:
         """Blocks until the workers have made their envs and policies. Raises the errors of `next`."""
         with self.owner:
-            # The error of a worker that was replaced or dropped has been handled.
+            # Does not collect the replies: errors of workers that were replaced or dropped have been handled.
             while new := [worker.index for worker in self.pool.unanswered]:
                 self._ask_and_wait("ready", dict.fromkeys(new, ()))
 
     def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:
-        """Resets the envs of all workers, or of some, before their next granted slot; batches of slots that are already
-        granted come first. Does not block. If a worker is restarted before, its replacement is reset too. A later reset
-        without a seed does not replace one with a seed."""
+        """Makes workers (None: all) reset their envs before the next slot that they are granted; batches of slots that
+        are granted already come first. Does not block. If a worker is restarted before then, its replacement is reset
+        instead. A reset without a seed does not replace a pending one with a seed."""
         if reset.seed is not None and workers is None:
             self.pool.tell_server("seed", reset.seed)
         for index in self.pool.ready if workers is None else workers:
@@ -440,12 +445,12 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 worker.reset = reset
 
     def add(self) -> None:
-        """Starts one more worker, with the next index, which takes part from the next batch on. Does not block. For
-        network transports only, as the others allocate all slots at once."""
+        """Starts one more worker, with the next index, which takes part from the next batch on. Does not block. Only
+        over networks, because other transports allocate all slots at once."""
         self.pool.add()
 
     def handles(self) -> dict[int, Any]:
-        """The launcher's process handles, by worker; empty if workers are not processes."""
+        """Returns the launcher's process handles, by worker; empty if workers are not processes."""
         workers = [worker for worker in self.pool.records if worker.state is not RecordState.DROPPED]
         return {
             worker.index: worker.handle
@@ -454,18 +459,19 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         }
 
     def interrupt(self) -> None:
-        """Tells the workers to stop between two of their steps; does not wait for them. `next` then raises that the
-        workers are gone. May be called from any thread."""
+        """Tells the workers to stop after their current step; does not wait for them. `next` then raises `WorkerDied`.
+        May be called from any thread."""
         self._is_interrupted = True
         self.transport.interrupt()
 
     def close(self) -> None:
-        """Stops the workers; kills workers that do not stop within `collector.close_timeout_s`. Idempotent."""
+        """Stops the workers, and kills those that do not stop within `collector.close_timeout_s`. Blocks until they
+        have ended. Idempotent."""
         self._finalizer()
 
     def close_by(self, call: Callable[[Callable[[], None]], None]) -> None:
-        """Makes `call` run the function that closes envs and workers, in the thread that steps the envs; also if this
-        object is dropped or Python ends. `call` must not refer to this object."""
+        """Makes `call(close)` close envs and workers from now on, in the thread that steps the envs; also if this
+        object is garbage-collected or Python ends. `call` must not refer to this object."""
         self._finalizer.cancel()
         self._finalizer = Finalize(self, call, args=(self.transport.close,), exitpriority=0)
 

@@ -1,4 +1,4 @@
-"""Composes a collector from a configuration: a schedule, and workers in a place, chosen independently."""
+"""Composes a collector from a configuration: a schedule, and workers in a place. Any schedule works with any place."""
 
 from __future__ import annotations
 
@@ -66,30 +66,31 @@ def build(
     resume: CollectorState | None = None,
     outer: Placement | None = None,
 ) -> CollectorCore:
-    """Starts the workers and returns the collector over them. Does not wait for the workers.
+    """Starts the workers; returns the collector over them. Does not wait until the workers are ready.
 
     Args:
         policy: the trainer's policy (see `collectx.policy.build`); its weights become version 0.
-        spec: the spec of one worker's env group.
+        spec: the spec of the env group in one worker process.
         events: called as `events(name, **fields)` when workers have started, joined, or failed.
-        log_dir: where worker processes write their logs; None leaves their output on the terminal.
-        launcher: None: the launcher of `cfg.launcher`, whose workers this process starts.
-        overrides: each worker's differences from `cfg`; empty for none. All workers must make equally many envs with
-            the same spaces.
-        recorded: the batches of another run, for an async collector that delivers the same ones.
-        resume: the state of a collector that this one continues (`collectx.collector.saved_state`); its weights are
-            published instead of the policy's. Call `CollectorCore.load` next.
-        outer: the worker that runs this collector; None for the run's collector.
+        log_dir: the folder of the worker logs; None: worker processes write to the terminal.
+        launcher: starts the workers; None: the launcher of `cfg.launcher`.
+        overrides: the differences of each worker's configuration from `cfg`; empty: none. All workers must make the
+            same number of envs, with the same spaces.
+        recorded: the record of another async run, whose batches this collector then delivers.
+        resume: the state of a collector to continue (`collectx.collector.saved_state`). Publishes its weights instead
+            of the policy's. Call `CollectorCore.load` next.
+        outer: the worker in which this nested collector runs; None for the run's collector.
 
     Raises:
-        ConfigError, ShapeError: the policy does not fit the env, or the env cannot be reset as `cfg.collector` asks.
+        ConfigError, ShapeError: the policy does not fit the env, or the env does not support the resets of
+            `cfg.collector`.
         LauncherError: the workers cannot be started.
     """
     options, num_workers = cfg.collector, num_workers_of(cfg.collector)
     devices = resolve_devices(cfg.devices)
     is_joining = is_elastic(options) and recorded is None
     is_written = any(each.hooks.write_batch is not None for each in overrides)
-    # Every batch that a worker wrote elsewhere must be delivered.
+    # Batches that workers write to a replay buffer must all be counted.
     schedule = _make_schedule(options, 0 if is_joining else num_workers, recorded, wait_for_all=is_written)
     ends_early = any(each.should_end is not None for each in overrides)
     spec = RolloutOptions.of(options, has_interruptor=ends_early).env_spec(spec)
@@ -103,7 +104,7 @@ def build(
         )
         advice = "make the env with autoreset_mode=disabled or same_step, or use `inference=local`."
         raise Refusal(Problem("inference=server", rule, advice=advice))
-    # This actor only shows the leaves and the weight layout.
+    # This actor only tells the leaves and the layout of the weights.
     actor, spec = policies.configured_actor(cfg, policy, spec, device_of(policy))
     _check_env_device(cfg, spec, actor)
     batch = _batch_spec(cfg, spec, actor, schedule, 0 if resume is None else resume["version"])
@@ -150,7 +151,8 @@ def build(
 
 
 def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
-    """Envs step on the CPU, or return tensors on the device of policy and batches (`EnvSpec.device`)."""
+    """Raises unless the env steps on the CPU, or returns tensors on the device of policy and batches
+    (`EnvSpec.device`)."""
     devices, there = resolve_devices(cfg.devices), spec.device
     if there is None:
         if (named := cfg.devices.env_device) is not None and not named.startswith("cpu"):
@@ -176,7 +178,7 @@ def _check_env_device(cfg: RunConfig, spec: EnvSpec, actor: Actor) -> None:
 
 
 def batch_of(cfg: RunConfig, policy: Callable | None, spec: EnvSpec) -> SlotSpec:
-    """The slots and weights that `build` with the same arguments allocates. Starts no process."""
+    """Returns the layout of the slots and weights that `build` would allocate. Starts no process."""
     options = cfg.collector
     schedule = _make_schedule(options, num_workers_of(options), None, wait_for_all=False)
     spec = RolloutOptions.of(options).env_spec(spec)
@@ -189,11 +191,11 @@ class SpecMaker:
 
     Args:
         cfg: the run's configuration.
-        overrides: one for each worker, including workers that are added later; empty for none.
-        num_envs: number of envs in each process.
+        overrides: the differences of each worker, including those that are added later; empty: none.
+        num_envs: number of envs in each worker process.
         outer: the worker that runs the collector; None for the run's collector.
         served: see `ProcessSpec`.
-        infos: see `EnvSpec`; the workers get them declared.
+        infos: see `EnvSpec`; declared to the workers, so that they need not find them.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class SpecMaker:
         return self._served is not None
 
     def make(self, worker: int, incarnation: int) -> ProcessSpec:
-        """The spec of a worker's new process."""
+        """Returns the spec of a worker's process in this incarnation."""
         overrides = self._overrides[worker] if self._overrides else ConfigOverrides()
         collector = self._cfg.collector
         if overrides.exploration_type is not None:
@@ -236,7 +238,7 @@ class SpecMaker:
         return ProcessSpec(cfg, self._placement(worker, incarnation), self._num_envs, self._served, **extras)
 
     def make_server(self, index: int, incarnation: int) -> ProcessSpec:
-        """The spec of the inference server, with the envs and the device of the first worker."""
+        """Returns the spec of the inference server, with the env and the device of the first worker."""
         placement = Placement(worker=index, index=index, num_workers=self._outer.num_workers, incarnation=incarnation)
         return dataclasses.replace(self.make(0, 0), placement=placement, served=None)
 
@@ -254,8 +256,8 @@ class SpecMaker:
 
 
 def _worker_config(cfg: RunConfig) -> RunConfig:
-    """`ProcessSpec.cfg` without overrides: plain data and the user's env and policy, and nothing else of the trainer's
-    configuration."""
+    """Returns `ProcessSpec.cfg` without overrides: the parts of the run's configuration that workers use, so that
+    nothing else is pickled to them."""
     launcher = LauncherConfig(kind="local", num_threads=cfg.launcher.num_threads, pin_cores=cfg.launcher.pin_cores)
     policy_device = resolve_devices(cfg.devices).policy_device
     return RunConfig(
@@ -272,7 +274,8 @@ def _worker_config(cfg: RunConfig) -> RunConfig:
 
 
 def _served(cfg: RunConfig, actor: Actor) -> ServedActor | None:
-    """The workers' stand-in for a policy that the inference server calls; None if the workers act themselves."""
+    """Returns the workers' stand-in for a policy that the inference server calls; None if the workers act
+    themselves."""
     is_served = isinstance(cfg.inference, ServerInferenceConfig) and not isinstance(actor, RandomActor)
     return ServedActor(actor.leaves, actor.states) if is_served else None
 
@@ -299,7 +302,7 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
 
 
 def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> None:
-    """The slots fit in this machine's memory; over a network, it receives as many bytes."""
+    """Raises if the slots do not fit in this machine's memory; over a network, the trainer receives as many bytes."""
     nbytes, available = SlabLayout(batch).nbytes, psutil.virtual_memory().total
     if spec.device is None and nbytes > available:
         fewer = f", or `collector.num_slots` below {batch.num_slots}" if options.schedule == "async" else ""

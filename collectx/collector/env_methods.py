@@ -1,4 +1,4 @@
-"""The methods by which a trainer or a script changes the envs of its workers, and reads them."""
+"""The methods by which a trainer or a script changes and reads the envs in its workers."""
 
 from __future__ import annotations
 
@@ -14,39 +14,45 @@ _T = TypeVar("_T")
 
 
 class EnvMethods(ABC):
-    """Changes and reads the envs of all workers while they run, by the names of Gymnasium's vector envs.
+    """Changes and reads the envs of all workers while they run. The methods have the names of Gymnasium's vector envs.
 
-    A change is a *setting*: it takes effect in each worker after the parts of batches that were granted before, and
-    before the next one. Each call waits for these parts, so make settings between batches and not in every one. A
-    setting has a version, which frames carry as `("collector", "settings_version")` from the first setting on, and is
-    an event of the run. Of each attribute and each method, the last setting is in force: replaced, late and resumed
-    workers get it, and then begin new episodes. So methods should set a state ("set_level"), not change it
-    ("next_level").
+    A change is a *setting*. It takes effect in each worker between two batches. A call blocks until the workers have
+    completed the batches that they had begun, so do not make settings for every batch. Each setting has a version: from
+    the first setting on, every frame contains it as `("collector", "settings_version")`. The last setting of each
+    attribute and method stays in force: workers that start, restart or resume later get it, and then begin new
+    episodes. So a method should set a state ("set_level"), not change it ("next_level").
 
-    Arguments and results are numbers, strings, None, tensors, NumPy arrays, and dicts, lists and tuples of these, as
-    they travel over networks too.
+    Arguments and results must be data that can be sent over a network: numbers, strings, None, tensors, NumPy arrays,
+    and dicts, lists and tuples of these.
 
-    Raises (all methods):
-        TypeError: an argument or the result is no such data.
-        NotImplementedError: the workers run collectors, or their envs cannot do this.
-        Exception: what an env raised; settings of other envs are not taken back, but no worker gets this one later.
+    Raises:
+        TypeError: an argument or a result is not such data.
+        NotImplementedError: the workers run collectors, or their envs do not support the call.
+        Exception: an env raised this. Other envs keep the setting; workers that start later do not get it.
+
+    Examples:
+        >>> make_env = lambda: gymnasium.make("Pendulum-v1")
+        >>> with MultiSyncCollector([make_env] * 2, frames_per_batch=64, total_frames=64) as collector:
+        ...     collector.set_attr("g", 1.62)
+        ...     collector.get_attr("g")
+        (1.62, 1.62)
     """
 
     @abstractmethod
     def _with_core(self, use: Callable[[CollectorCore], _T]) -> _T:
-        """Calls `use` with the collector while nobody else uses it."""
+        """Calls `use` with the collector, while no other thread uses it."""
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every env, or of one of its wrappers. Returns the results in the order of the envs; None
-        for a result that is no data, and for the envs of a worker that is lost meanwhile."""
+        for a result that is not data, and for the envs of a worker that is lost meanwhile."""
         results = self._with_core(lambda core: core.change("call", name, [(args, kwargs)]))
         return tuple(chain.from_iterable(results.values()))
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Sets an attribute of every env, or of the wrapper that has it.
+        """Sets an attribute of every env, or of the wrapper that defines it.
 
         Args:
-            values: a list or tuple with a value for each env of the run; or one value for all.
+            values: one value for all envs; or a list or tuple with a value for each env of the run.
 
         Raises:
             AttributeError: an env lacks the attribute.
@@ -64,13 +70,13 @@ class EnvMethods(ABC):
         self._with_core(set_values)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Returns an attribute of every env, or of the wrapper that has it, in the order of the envs."""
+        """Returns an attribute of every env, or of the wrapper that defines it, in the order of the envs."""
         replies = self._with_core(lambda core: core.get_attr(name))
         return tuple(chain.from_iterable(replies[worker] for worker in sorted(replies)))
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
-        """Sets `options` of all later resets (`env.reset_options`); None: resets without options. To begin new
-        episodes with them at once, reset the collector.
+        """Sets `options` of all later resets (`env.reset_options`); None: no options. To begin new episodes at once,
+        also reset the collector.
 
         Raises:
             NotImplementedError: the envs take no options, or reset themselves.

@@ -7,7 +7,8 @@ import threading
 
 
 class Owner:
-    """The process that made a collector. As a context manager, raises if another thread is in the block."""
+    """The process that made a collector. As a context manager, raises `RuntimeError` in another process, or if another
+    thread is in the block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -15,14 +16,11 @@ class Owner:
 
     @property
     def is_this_process(self) -> bool:
-        """Whether this process made the collector, and is not a fork of that process."""
+        """Whether this process made the collector; False in a fork of that process."""
         return os.getpid() == self._pid
 
     def check_process(self) -> None:
-        """
-        Raises:
-            RuntimeError: another process made the collector.
-        """
+        """Raises `RuntimeError` if another process made the collector."""
         if not self.is_this_process:
             raise RuntimeError(
                 f"this collector belongs to process {self._pid}, from which this one ({os.getpid()}) was forked. "

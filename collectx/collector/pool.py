@@ -1,11 +1,12 @@
-"""The workers of a collector: one record per worker, from its first process to its last. Workers start, become ready,
-answer requests, fail, and are replaced or dropped.
+"""The workers of a collector, with a record for each: they start, become ready, answer requests, fail, and are replaced
+or dropped.
 
     STARTING --replies to its first requests--> READY        STARTING, READY --dropped--> DROPPED
 
-If a run waits for all workers, they are ready as soon as they are started, without first requests. If it begins with
-some of them (`collector.min_workers`), each worker gets first requests, one after the other, and is ready when it has
-replied to all: a worker that has not started reads nothing. A worker whose job is submitted again gets a request too.
+In a run that waits for all workers, a worker counts as ready when its process is started, and gets no first requests.
+In a run that begins with some workers (`collector.min_workers`), a worker gets first requests, one after the other, and
+counts as ready when it has replied to all of them, which shows that its process runs. A requeued worker gets a first
+request too.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ class WorkerPool:
     """The workers of a collector, by index.
 
     Args:
-        events: called as `events(name, **fields)` when a worker has joined or failed.
+        events: called as `events(name, **fields)` when a worker has joined, failed, or been replaced.
         num_workers: number of workers with which the run begins.
-        min_workers: number of workers that must be ready before a batch is requested, as long as others are starting.
-        first_incarnations: the first incarnation of each worker, by index; 0 for workers without an entry.
-        first_requests: returns the first requests to a worker, at least one. `None` if workers are ready as soon
-            as they are started.
-        seed: the run's seed, with which the envs of a worker that gets settings late begin once more.
+        min_workers: while workers are starting, a batch is requested only if this number of workers is ready.
+        first_incarnations: the first incarnation of each worker, by index; 0 without an entry.
+        first_requests: returns the first requests to a worker, at least one, for its index. None: the run waits for all
+            workers.
+        seed: the run's seed, with which the envs of a worker that gets settings after its start are reset.
         normalizers: see `EnvSpec.normalizers`.
 
     Attributes:
-        settings: what workers that start later get.
+        settings: the settings in force, which workers that start later get.
         records: the records of all workers that were ever started, by index, and of the inference server.
-        server: the record of the inference server; `None` if there is none.
-        num_ready, num_starting: how many workers are in these states.
+        server: the record of the inference server; None without one.
+        num_ready, num_starting: numbers of workers in these states.
         num_awaited: number of missing replies to the last `request`.
     """
 
@@ -73,7 +74,7 @@ class WorkerPool:
 
     def start_all(self) -> None:
         """Starts the workers with which the run begins. Does not wait for them."""
-        # All are expected before any of them can find the trainer: another program may have started them already.
+        # All workers are expected before the trainer's address is announced, as another program may have started them.
         for _ in range(self._num_workers):
             self._expect_next()
         self._workers.announce()
@@ -86,8 +87,8 @@ class WorkerPool:
             self._set_state(self.server, RecordState.SERVING)
 
     def add(self) -> None:
-        """Starts one more worker, with the envs of one of the first workers and incarnations that no other worker uses.
-        Only for a run that waits for all workers."""
+        """Starts one more worker. It makes the envs of one of the first workers, with incarnations that no other worker
+        uses. Only in a run that waits for all workers."""
         worker = self._expect_next()
         try:
             self._start_first(worker)
@@ -107,7 +108,7 @@ class WorkerPool:
         return worker
 
     def _expect(self, worker: WorkerRecord) -> None:
-        """Lets a process of the worker's incarnation connect."""
+        """Lets a process of the worker's current incarnation connect."""
         worker.spec = self._workers.expect(worker.index, worker.incarnation, worker.is_server)
 
     def _start_first(self, worker: WorkerRecord) -> None:
@@ -141,7 +142,7 @@ class WorkerPool:
 
     @property
     def starting(self) -> set[int]:
-        """The workers that have not replied to all their first requests."""
+        """The workers that have first requests to reply to."""
         return {worker.index for worker in self.records if worker.state is RecordState.STARTING}
 
     @property
@@ -151,13 +152,13 @@ class WorkerPool:
 
     @property
     def unanswered(self) -> list[WorkerRecord]:
-        """The ready workers, and the inference server, if their newest process has not replied to any request: it may
+        """Those ready workers, and the inference server, whose newest process has not replied to any request: it may
         still be making its envs or its policy."""
         return [worker for worker in self.records if worker.index in self.askable and not worker.has_replied]
 
     @property
     def num_alive(self) -> int:
-        """How many workers are ready or starting."""
+        """Number of workers that are ready or starting."""
         return self.num_ready + self.num_starting
 
     @property
@@ -172,19 +173,19 @@ class WorkerPool:
         return self.num_starting > 0 and self.num_ready < self._min_workers
 
     def handle_joined(self, joined: Joined) -> None:
-        """Reports that a worker has connected."""
+        """Logs that a worker has connected."""
         self._events("worker_joined", worker=joined.worker, **joined.info)
 
     def handle_first_reply(self, reply: Reply, num_batches: int) -> None:
-        """Sends a starting worker its next request; after the last reply, the worker takes part. Raises the reply's
-        error.
+        """Handles a starting worker's reply: sends the next request, or after the last one makes the worker ready.
+        Raises the reply's error.
 
         Args:
             num_batches: number of batches that the run has delivered.
         """
         if reply.error is not None:
-            # Final with every `on_worker_failure`, as in `CollectorCore.load`: the worker is not gone. As envs that
-            # cannot be restored begin new episodes without an error, the code that loads a saved state raised this.
+            # Ends the run whatever `on_worker_failure` is, because the worker is alive: the user's code that loads a
+            # saved state raised this. Envs that cannot be restored begin new episodes without an error.
             set_worker(reply.error, reply.worker)
             raise reply.error
         worker = self.records[reply.worker]
@@ -204,10 +205,10 @@ class WorkerPool:
         self._events("worker_ready", worker=worker.index, **counts, new_episodes=reply.value)
 
     def handle_departure(self, departure: Departure, is_final: bool) -> Iterable[Grant]:
-        """Replaces or drops a worker that is gone; returns the slots that its replacement may fill.
+        """Handles the end of a worker: replaces or drops it. Returns the slots that its replacement may fill.
 
         Args:
-            is_final: whether the run ends in any case.
+            is_final: whether to raise the worker's error in any case, because the collector was interrupted.
 
         Raises:
             Exception: the worker's error, which ends the run.
@@ -256,8 +257,8 @@ class WorkerPool:
         return ()
 
     def send_settings(self, worker: WorkerRecord, is_restored: bool = False) -> None:
-        """Sends a worker the settings that it lacks, before its next granted slot. Its envs then begin once more,
-        unless they are restored. Does not wait for the reply."""
+        """Sends a worker the settings that its process lacks, before its next granted slot. Its envs are then reset,
+        unless they were restored. Does not wait for the reply."""
         settings = self.settings
         if changes := settings.since(worker.settings_version, worker.index):
             self._workers.request(worker.index, Request("change", (changes,)))
@@ -267,7 +268,7 @@ class WorkerPool:
         worker.settings_version = settings.version
 
     def report_setting(self, setting: Setting, num_batches: int) -> None:
-        """Reports that the workers have a setting.
+        """Logs that the workers have applied a setting.
 
         Args:
             num_batches: number of batches that the run has delivered.
@@ -288,20 +289,20 @@ class WorkerPool:
             self.server.num_pending += 1
 
     def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]], is_setting: bool = False) -> None:
-        """Sends a request to workers. `num_awaited` becomes 0 when all have replied, or are gone.
+        """Sends a request to workers. `num_awaited` is 0 when all of them have replied, or have failed.
 
         Args:
             name: a method of `collectx.worker.requests.RequestHandler`.
-            arguments: the arguments by worker; workers that do not take part are not asked.
-            is_setting: whether this is the newest setting, which the replacement of a lost worker gets: its loss is no
-                error of the request.
+            arguments: the arguments by worker; workers that do not take part in batches are not asked.
+            is_setting: whether this makes the newest setting. The loss of a worker is then no error of the request,
+                because its replacement gets the setting.
         """
         self._is_setting = is_setting
         for worker in self.records:
             worker.is_awaited, worker.reply = False, None
         self.num_awaited = 0
         for worker in [self.records[index] for index in sorted(self.askable & arguments.keys())]:
-            # Raises for arguments that cannot be pickled, before a reply is counted as missing.
+            # If arguments cannot be pickled, this raises before a reply is counted as missing.
             self._workers.request(worker.index, Request(name, arguments[worker.index]))
             worker.num_pending += 1
             worker.is_awaited = True
@@ -310,7 +311,8 @@ class WorkerPool:
             self.num_awaited += 1
 
     def replies(self) -> dict[int, Any]:
-        """The results of the last `request`, by worker. Raises the first error of a method or of a lost worker."""
+        """Returns the results of the last `request`, by worker. Raises the first error of a method or of a lost
+        worker."""
         replies = [worker.reply for worker in self.records if worker.reply is not None]
         for reply in replies:
             if reply.error is not None:
@@ -320,7 +322,7 @@ class WorkerPool:
         return {reply.worker: reply.value for reply in replies}
 
     def handle_reply(self, reply: Reply) -> None:
-        """Records the reply of a worker that takes part; discards replies to interrupted calls."""
+        """Records the reply of a ready worker; discards replies to calls that were interrupted."""
         worker = self.records[reply.worker]
         worker.has_replied = True
         if worker.num_settings:

@@ -1,8 +1,8 @@
 """The state of a collector, which `CollectorCore.state` returns and `CollectorCore.load` takes: tensors and plain data.
 
-A worker whose process is still starting is saved with the state that is waiting for the process, if any. A worker that
-was never ready has no entry in `incarnations`. On resume, a worker with an entry in `workers` continues in the same
-incarnation: its envs continue their episodes or, if envs cannot be saved, begin new ones with the next trajectory ids.
+If a worker is still starting, its entry is the state from which it is about to be restored, if any. A worker that was
+never ready is missing in `incarnations`. At a resume, a worker with an entry in `workers` continues in the same
+incarnation: its envs continue their episodes or, if they cannot be saved, begin new ones with the next trajectory ids.
 A worker without an entry begins the next incarnation.
 """
 
@@ -20,7 +20,7 @@ from collectx.transport.base import Arrival, Request, SlotReport
 
 
 class SavedRecords(TypedDict):
-    """The part of the state about the workers.
+    """The part of the state that belongs to the workers.
 
     Attributes:
         incarnations: the workers' incarnations, by index; see `Placement`.
@@ -32,12 +32,13 @@ class SavedRecords(TypedDict):
 
 
 class CollectorState(SavedRecords):
-    """The state.
+    """The state of a collector.
 
     Attributes:
-        frames, batches, frames_by_worker: delivered so far.
-        version, weights: the newest weights that were published for all workers. `CollectorCore.load` needs neither.
-        undelivered: the full batches that were not delivered, see `save_batch`.
+        frames, batches, frames_by_worker: numbers of frames and batches delivered so far.
+        version, weights: the version and the bytes of the newest weights that were published for all workers.
+            `CollectorCore.load` needs neither.
+        undelivered: the complete batches that were not delivered, see `save_batch`.
         settings: see `Settings.state`; older states lack it.
     """
 
@@ -52,7 +53,7 @@ class CollectorState(SavedRecords):
 
 def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> SavedRecords:
     """Returns the entries `incarnations` and `workers`; `replies` are the answers to the request "state"."""
-    # The states that wait in "load" requests.
+    # The states in "load" requests that were not sent yet.
     kept = {worker.index: arguments[0] for worker in records for _, arguments in worker.first_requests if arguments}
     incarnations = {
         worker.index: worker.incarnation
@@ -64,13 +65,12 @@ def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) ->
 
 
 def first_incarnations(state: CollectorState) -> dict[int, int]:
-    """The incarnations with which the workers continue after `state`."""
+    """Returns the incarnation in which each worker continues after `state`."""
     return {worker: last + (worker not in state["workers"]) for worker, last in state["incarnations"].items()}
 
 
 def first_requests(state: CollectorState | None, worker: int) -> list[Request]:
-    """The requests to a worker before it takes part; see `WorkerPool`. `state` is the state to continue from, or
-    None."""
+    """Returns the first requests to a worker; see `WorkerPool`. `state` is the state to continue from, or None."""
     requests = [Request("ready")]
     if state is not None and worker in state["workers"]:
         requests.append(Request("load", (state["workers"][worker],)))
@@ -78,18 +78,19 @@ def first_requests(state: CollectorState | None, worker: int) -> list[Request]:
 
 
 def save_batch(parts: Iterable[Arrival], memory: torch.Tensor, settings: Sequence[int]) -> dict[str, Any]:
-    """Returns a batch as its bytes, and the worker, report and settings version of each part."""
+    """Returns a batch as plain data and tensors: its bytes, and the worker, report and settings version of each
+    part."""
     saved = []
     for part in parts:
         report = {field.name: getattr(part.report, field.name) for field in fields(SlotReport)}
-        # Copies: the arrays may be views of one message, which torch.save refuses for two dtypes.
+        # Copied, because the arrays may be views of one message, and torch.save refuses such views of different dtypes.
         tensors = {name: torch.from_numpy(data.copy()) for name, data in report.items() if isinstance(data, np.ndarray)}
         saved.append({"worker": part.worker, "report": report | tensors})
     return {"parts": saved, "memory": memory.cpu(), "settings": settings}
 
 
 def load_batch(saved: Mapping[str, Any], slot: int) -> tuple[tuple[Arrival, ...], torch.Tensor]:
-    """The inverse of `save_batch`; `slot` becomes the slot of the arrivals."""
+    """Returns the parts and the bytes of a result of `save_batch`; `slot` becomes the slot of the parts."""
     arrivals = []
     for part in saved["parts"]:
         arrays = {

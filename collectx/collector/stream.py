@@ -1,4 +1,4 @@
-"""The batches of a collector as its consumer gets them: a run's trainer, or the user of a Python collector."""
+"""The batches of a collector as its consumer gets them: the trainer of a run, or the user of a Python collector."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from collectx.trajectories import Assembler, mask
 
 
 class Stream:
-    """Batches of the collector `core`, or complete trajectories from them (`collector.trajs_per_batch`).
+    """Yields the batches of the collector `core`, or with `collector.trajs_per_batch` complete trajectories.
 
     Args:
         say: called with messages for the user.
-        prefix: stands before option names in these messages.
+        prefix: text before option names in these messages.
         post_traj: see `Assembler`.
-        is_concatenated: whether parts are joined without missing frames, so that no mask is needed.
+        is_concatenated: whether the parts of a batch are joined without missing frames, so that batches need no mask.
 
     Attributes:
-        assembler: joins the frames of trajectories; None if batches are delivered as they were collected.
-        version_offset: added to the policy versions in batches, so that they continue those of a loaded state.
+        assembler: joins frames to trajectories; None without `collector.trajs_per_batch`.
+        version_offset: added to the policy versions in batches, to continue those of a loaded state.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class Stream:
             self.assembler = Assembler(count, options.traj_format, breaks_off, post_traj, say, prefix)
 
     def collect(self) -> TensorDict | WrittenBatch:
-        """Returns the next batch of the collector, with its mask; see `CollectorCore.__next__`."""
+        """Returns the next batch of the collector, with mask and settings versions if it needs them. Blocks and raises
+        like `CollectorCore.__next__`."""
         batch = next(self.core)
         if not isinstance(batch, WrittenBatch):
             if self.version_offset:
@@ -60,13 +61,13 @@ class Stream:
         return batch
 
     def mask(self, batch: TensorDict, steps: Sequence[int]) -> None:
-        """Adds the mask to a batch in which frames may be missing; see `collectx.trajectories.mask`."""
+        """Adds a mask to a batch if frames may be missing; see `collectx.trajectories.mask`."""
         if self._has_gaps:
             mask(batch, steps)
 
     def next(self, collect: Callable[[], Any]) -> Any:
-        """Returns the consumer's next batch, or trajectories. `collect` returns a batch of `Stream.collect`, perhaps
-        converted."""
+        """Returns the consumer's next batch, or its next batch of trajectories. `collect` returns a batch of
+        `Stream.collect`, which it may convert."""
         if self.assembler is None:
             return collect()
         while (trajectories := self.assembler.take()) is None:
@@ -74,7 +75,7 @@ class Stream:
         return trajectories
 
     def forget(self) -> None:
-        """Drops the frames of trajectories that are not delivered yet."""
+        """Drops the collected frames of trajectories that are not delivered yet."""
         if self.assembler is not None:
             self.assembler.forget()
 

@@ -1,5 +1,5 @@
-"""The trainer's record of one worker, from its first process to its last, and the decision about what happens when the
-worker is gone (`collector.on_worker_failure`). `WorkerPool` keeps the records and carries out the decisions.
+"""The trainer's record of a worker, from its first process to its last, and the decision about a failed worker
+(`collector.on_worker_failure`). `WorkerPool` keeps the records and carries out the decisions.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ class RecordState(Enum):
 
 @dataclass(eq=False)
 class WorkerRecord:
-    """A worker: its newest process, and what the trainer's process expects of it.
+    """What the trainer knows about a worker and its newest process.
 
     Attributes:
         index: the worker's index in the collector.
-        incarnation: the newest process's incarnation; see `collectx.worker.spec.Placement`.
-        spec: the newest process's spec.
-        handle: the newest process; None if its end cannot be observed.
+        incarnation: the incarnation of the newest process; see `collectx.worker.spec.Placement`.
+        spec: the spec of the newest process.
+        handle: the handle of the newest process; None if its end cannot be observed.
         num_restarts: number of processes that replaced a failed one.
-        num_requeues: number of processes that replaced one whose job a scheduler had ended.
-        num_granted: number of granted slots that are not full.
+        num_requeues: number of processes that replaced one whose job the cluster's scheduler ended.
+        num_granted: number of slots that the worker may fill and has not filled.
         num_frames: frames delivered, in all incarnations.
-        first_requests: unanswered requests to which the worker must reply before it is ready. They contain the saved
-            state that waits for the worker.
-        settings_version: the newest process has all settings up to this one, or has been sent them.
-        num_settings: number of missing replies to settings that the newest process was sent when it was started.
+        first_requests: requests to which the worker must still reply before it is ready. "load" contains the saved
+            state from which it is restored.
+        settings_version: the newest settings version that was sent to the newest process, with all before it.
+        num_settings: number of missing replies to the settings that the newest process got at its start.
         num_pending: number of missing replies to other requests; more than one after an interrupted call.
-        is_awaited: whether the reply to the last `WorkerPool.request` is missing.
+        is_awaited: whether the worker's reply to the last `WorkerPool.request` is missing.
         reply: the reply to this request; None while it is missing.
-        has_replied: whether the newest process has replied to any request, and so has made its envs and policy.
-        reset: a reset that is sent with the worker's next granted slot.
+        has_replied: whether the newest process has replied to any request; it has then made its envs and policy.
+        reset: the reset to send with the worker's next granted slot.
         is_server: whether this is the inference server.
     """
 
@@ -69,22 +69,21 @@ class WorkerRecord:
 
     @property
     def name(self) -> str:
-        """The name of the worker in messages."""
+        """The worker's name in messages."""
         return "inference server" if self.is_server else f"worker {self.index}"
 
     def take_reset(self) -> Reset | None:
-        """Returns the reset to send with the slot that is being granted, and forgets it."""
+        """Returns the reset to send with a granted slot, and removes it."""
         reset, self.reset = self.reset, None
         return reset
 
 
 class Action(Enum):
-    """The reaction to a lost worker.
+    """What to do about a failed worker.
 
-    RESTART: start a replacement, which counts as a restart.
-    REQUEUE: start a replacement; a scheduler ended the worker's job, which is not a failure.
-    DROP: continue without it.
-    END_RUN: raise the error.
+    RESTART: start a replacement, which counts against `max_restarts`. REQUEUE: start a replacement, which counts
+    against `max_requeues`, as the scheduler ended the worker's job. DROP: continue without the worker. END_RUN: raise
+    the error.
     """
 
     RESTART = "restart"
@@ -95,13 +94,13 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """Decides what happens when a worker is gone.
+    """Decides what to do about a failed worker.
 
     Attributes:
         on_worker_failure: "raise", "restart" or "drop".
         max_restarts: maximum number of restarts in a run, for all workers together.
-        min_workers: no worker is dropped if fewer would be left.
-        max_requeues: how often each worker is started again after a scheduler ended its job.
+        min_workers: a worker is dropped only if at least this number is left.
+        max_requeues: maximum number of times that each worker is started again after the scheduler ended its job.
     """
 
     on_worker_failure: str
@@ -111,14 +110,14 @@ class FailurePolicy:
 
     @property
     def max_incarnations(self) -> int:
-        """The largest number of incarnations of one worker."""
+        """The maximum number of incarnations of one worker."""
         return self.max_restarts + self.max_requeues + 1
 
     def decide(self, worker: WorkerRecord, error: Exception, num_others: int, num_restarts: int) -> Action:
-        """Returns the action. Adds a note to the error if a limit is the reason for ending the run.
+        """Returns the action. Adds a note to `error` if a limit is the reason why the run ends.
 
         Args:
-            num_others: number of workers that are left.
+            num_others: number of other workers that are ready or starting.
             num_restarts: number of restarts in the run so far.
         """
         if isinstance(error, JobEnded) and self.max_requeues:

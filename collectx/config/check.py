@@ -70,7 +70,7 @@ def _unknown_objectives(sweep: Any, env: Any) -> Iterator[Problem]:
 
 
 def check_section(name: str, values: Mapping[str, Any]) -> Any:
-    """One of the `COMMAND_SECTIONS` as its dataclass, from values that `check_config` accepts."""
+    """Returns one of the `COMMAND_SECTIONS` as its dataclass, from values that `check_config` accepts."""
     return _part(name, COMMAND_SECTIONS[name], values, [])
 
 
@@ -96,7 +96,7 @@ def _paths(name: str, cls: Any) -> Iterator[str]:
 
 
 def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
-    """One group as its dataclass; adds its problems. Omitted options take their defaults."""
+    """Returns one group as its dataclass; adds its problems. Omitted options take their defaults."""
     cls = _class_of(group, section)
     if isinstance(cls, Problem):
         problems.append(cls)
@@ -111,7 +111,7 @@ def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
 
 
 def _class_of(group: str, section: Any) -> Any:
-    """The dataclass of a group, by its `kind`, or the `Problem` with it."""
+    """Returns the dataclass of a group, by its `kind`, or the `Problem` with it."""
     if isinstance(section, Unresolved):
         return Problem(group, section.reason)
     if not isinstance(section, Mapping):
@@ -129,7 +129,7 @@ def _class_of(group: str, section: Any) -> Any:
 
 
 def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
-    """A section such as `launcher.trainer`, whose omitted options take their defaults."""
+    """Returns a section such as `launcher.trainer`, whose omitted options take their defaults."""
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)
         problems.append(Problem(path, "must be a mapping.", value) if is_resolved else Problem(path, value.reason))
@@ -142,7 +142,7 @@ def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
 
 
 def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The options of a section that are right; adds the problems of the others."""
+    """Returns the options of a section that are right; adds the problems of the others."""
     right = {}
     for field in dataclasses.fields(cls):
         hint = _hints(cls)[field.name]
@@ -160,7 +160,7 @@ def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Pr
 
 
 def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], language: Language = YAML) -> Any:
-    """The value of one option as its type, or the `Problem` with it."""
+    """Returns the value of one option as its type, or the `Problem` with it."""
     if isinstance(value, Unresolved):
         return Problem(path, value.reason)
     if value is ABSENT or (isinstance(value, str) and value == UNSET):
@@ -176,7 +176,7 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
 
 
 def _unknown(path: str, section: str | None = None, names: Collection[str] = ()) -> Problem:
-    """A key that the schema does not have.
+    """Returns a key that the schema does not have.
 
     Args:
         section: the choice that lacks it, as `trainer=ppo`; None: the first word of `path` is no group.
@@ -194,7 +194,7 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
 
 
 def _leaves(path: str, value: Any) -> Iterator[str]:
-    """The paths of all values below an unknown key, as the user typed them."""
+    """Yields the paths of all values below an unknown key, as the user typed them."""
     if isinstance(value, Mapping) and value:
         for key in value:
             yield from _leaves(f"{path}.{key}", value[key])

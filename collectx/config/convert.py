@@ -84,7 +84,7 @@ def _convert(value: Any, hint: Any, language: Language) -> Any:
 
 
 def describe(hint: Any, language: Language = YAML) -> str:
-    """A type in words, as "an integer or null"."""
+    """Returns a type in words, as "an integer or null"."""
     names = dict.fromkeys(_describe(member, language) for member in members(hint))
     return " or ".join(names)
 
@@ -104,7 +104,7 @@ def _describe(hint: Any, language: Language) -> str:
 
 
 def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
-    """The limit that `value` violates, such as "at least 1."; None if it violates none.
+    """Returns the limit that `value` violates, such as "at least 1."; None if it violates none.
 
     Args:
         limits: metadata of the field; see `collectx.config.schema.fields`.
@@ -131,7 +131,7 @@ def _range(limits: Mapping[str, Any]) -> str:
 
 
 def members(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the type alone."""
+    """Returns the types of a union, or the type alone."""
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     return typing.get_args(hint) if is_union else (hint,)
 

@@ -14,7 +14,7 @@ def acts_in_fixed_order(cfg: RunConfig) -> bool:
 
 
 def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
-    """The warning if `total_frames` is not a multiple of `frames_per_batch`; None if it is.
+    """Returns the warning if `total_frames` is not a multiple of `frames_per_batch`; None if it is.
 
     Args:
         prefix: prefix of both keys in the message.
@@ -38,7 +38,7 @@ def is_elastic(collector: CollectorConfig) -> bool:
 
 
 def num_workers_of(collector: CollectorConfig) -> int:
-    """Number of workers."""
+    """Returns the number of workers."""
     return collector.num_workers if collector.has_workers else 1
 
 

@@ -24,7 +24,7 @@ _LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimu
 
 
 def run_schema() -> dict[str, Any]:
-    """The schema of a complete run, such as an experiment file. Every group and every key is optional."""
+    """Returns the schema of a complete run, such as an experiment file. Every group and every key is optional."""
     properties = {
         "defaults": {"type": "array", "description": "choices of groups, as `- override /env: pendulum`"},
         **{group: _choices(group) for group in GROUPS},
@@ -42,7 +42,7 @@ def run_schema() -> dict[str, Any]:
 
 
 def loggers() -> dict[str, Any]:
-    """The schema of each logger, a section below the section `logger`."""
+    """Returns the schema of each logger, a section below the section `logger`."""
     hints = typing.get_type_hints(LoggerConfig).items()
     return {name: _subsection(cls, hint) for name, hint in hints if (cls := section_of(hint)) is not None}
 
@@ -64,7 +64,7 @@ def _choices(group: str) -> dict[str, Any]:
 
 
 def _section(cls: Any) -> dict[str, Any]:
-    """The schema of a dataclass."""
+    """Returns the schema of a dataclass."""
     hints = typing.get_type_hints(cls)
     properties: dict[str, Any] = {"defaults": {"type": "array"}}
     for field in dataclasses.fields(cls):
@@ -88,7 +88,7 @@ def _option(hint: Any, field: dataclasses.Field) -> dict[str, Any]:
 
 
 def _described(field: dataclasses.Field) -> dict[str, Any]:
-    """The default and the text of an option. A logger, which is a section that may be null, has neither."""
+    """Returns the default and the text of an option. A logger, which is a section that may be null, has neither."""
     if "text" not in field.metadata:
         return {}
     default: Any = default_of(field)

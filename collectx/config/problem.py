@@ -36,7 +36,7 @@ class Language:
     name: Callable[[str], str | None] = str
 
     def words(self, text: str) -> str:
-        """A text in which the words that `name` takes stand between backticks."""
+        """Returns a text in which the words that `name` takes stand between backticks."""
         return _WORD.sub(lambda found: self.name(found[1]) or found[1], text)
 
 
@@ -78,7 +78,7 @@ class Problem:
     advice: str = ""
 
     def text(self, language: Language = YAML) -> str:
-        """The message."""
+        """Returns the message."""
         name = language.name(self.path) or self.path
         subject = name if self.value is ABSENT else f"{name}={language.show(self.value)}"
         is_sentence = self.rule.startswith(("is ", "has ", "cannot "))
@@ -108,8 +108,8 @@ def found(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Ite
 
 
 def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: str = "") -> str:
-    """The end of a sentence about a name that does not exist, `; did you mean X? (valid: ...)`, without the parts that
-    do not apply.
+    """Returns the end of a sentence about a name that does not exist, `; did you mean X? (valid: ...)`, without the
+    parts that do not apply.
 
     Args:
         name: the wrong name.

@@ -103,7 +103,8 @@ KINDS: dict[str, dict[str, Kind]] = {
 
 
 def schemas(group: str) -> dict[str, Any]:
-    """The dataclasses of a group by kind; of `devices`, which knows no kinds, by the name of its default choice."""
+    """Returns the dataclasses of a group by kind; of `devices`, which knows no kinds, by the name of its default
+    choice."""
     return {name: kind.schema for name, kind in KINDS[group].items()} or {"cpu": launcher.DevicesConfig}
 
 
@@ -134,7 +135,7 @@ def why_not(kind: str, group: str = "backend") -> str | None:
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
-    """The inverse of `dataclasses.asdict`; checks nothing."""
+    """Reverses `dataclasses.asdict`; checks nothing."""
     missing = {group: {"kind": kind} for group, kind in DEFAULTS.items()}
     groups = {group: group_from_dict(group, (missing | values)[group]) for group in GROUPS}
     sections = {name: _from_dict(cls, values.get(name, {})) for name, cls in SECTIONS.items()}
@@ -142,7 +143,7 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:
-    """One group, as in `group_from_dict("env", asdict(cfg.env))`."""
+    """Returns one group, as in `group_from_dict("env", asdict(cfg.env))`."""
     if values.get("kind") == "python":
         return env.EnvConfig(**values) if group == "env" else policy.PolicyConfig(**values)
     return _from_dict(schemas(group)[values.get("kind", "cpu")], values)
@@ -159,7 +160,7 @@ def _from_dict(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def field_of(path: str) -> Field:
-    """The field of an option, as `field_of("collector.num_slots")`: that of the most general dataclass."""
+    """Returns the field of an option, as `field_of("collector.num_slots")`: that of the most general dataclass."""
     group, _, name = path.rpartition(".")
     fields_of_kinds = [
         cls.__dataclass_fields__.get(name) for cls in sorted(_classes(group), key=lambda cls: len(cls.__mro__))
@@ -172,7 +173,7 @@ def _classes(group: str) -> Iterable[Any]:
 
 
 def marked(group: str, mark: str) -> list[str]:
-    """The options of a group, of all its kinds, with a mark of `collectx.config.schema.fields`, such as "kept"; of
-    the group "", those of `RunConfig`: sections and `seed`."""
+    """Returns the options of a group, of all its kinds, with a mark of `collectx.config.schema.fields`, such as "kept";
+    of the group "", those of `RunConfig`: sections and `seed`."""
     options = (field for cls in _classes(group) for field in fields(cls))
     return list(dict.fromkeys(field.name for field in options if field.metadata.get(mark)))

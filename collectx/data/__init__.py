@@ -1,4 +1,4 @@
-"""Data sets: complete episodes that runs recorded with `trainer=record`.
+"""Data sets of complete episodes, which runs record with `trainer=record`.
 
     frames = collectx.data.load("outputs/2026-01-31/12-00-00-000000")
 
@@ -41,7 +41,7 @@ READABLE = ("memmap", "parquet")
 
 
 def writer_class(name: str) -> type[Writer]:
-    """The class that writes the format `name`.
+    """Returns the class that writes the format `name`.
 
     Raises:
         ConfigError: a package that the format needs is not installed.
@@ -56,21 +56,21 @@ def open_writer(path: Path, run: RecordedRun, position: int | None = None) -> Wr
     """Opens the data set in the folder `path` for the episodes of a run; makes the folder.
 
     Args:
-        position: on resume, the writer's `position` in the checkpoint; later episodes of the run are removed. None: the
-            run begins; the episodes of an earlier run of the same name are removed.
+        position: at a resume, the writer's `position` in the checkpoint; later episodes of the run are removed. None:
+            the run begins, and the episodes of an earlier run with the same name are removed.
 
     Raises:
-        ConfigError: the folder contains other files, or a data set with another format or other frames; or the format
-            cannot store the frames, or those that `position` counts are missing.
+        ConfigError: the folder contains other files, or a data set with another format or other frames; the format
+            cannot store the frames; or episodes that `position` counts are missing.
     """
     return begin(writer_class(run.format), path, run, position)
 
 
 def data_set(path: str | os.PathLike[str]) -> Path:
-    """The folder of a data set: `path`, or `data` in the run folder `path`.
+    """Returns the folder of a data set: `path`, or `data` in the run folder `path`.
 
     Raises:
-        ConfigError: there is no data set.
+        ConfigError: the folder contains no data set.
     """
     for folder in (Path(path), Path(path, "data")):
         if (folder / "_runs").is_dir():
@@ -79,10 +79,10 @@ def data_set(path: str | os.PathLike[str]) -> Path:
 
 
 def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]]:
-    """The folder of a data set that `load` can read, and its runs in the order in which they began.
+    """Returns the folder of a data set that `load` can read, and its runs in the order in which they began.
 
     Raises:
-        ConfigError: there is none, it contains no run, or uses another format.
+        ConfigError: there is no data set, it contains no run, or `load` cannot read its format.
     """
     folder = data_set(path)
     runs = runs_of(folder)
@@ -97,8 +97,8 @@ def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]
 
 
 def shards(path: str | os.PathLike[str]) -> Iterator[TensorDict]:
-    """The shards of a data set of the format memmap or parquet, in recorded order: frames `[time]`, whole episodes one
-    after another. Those of memmap are mapped files, to be read only.
+    """Yields the shards of a data set with the format memmap or parquet, in recorded order: frames `[time]`, whole
+    episodes one after another. Shards of memmap are mapped files; do not write to them.
 
     Raises:
         ConfigError: there is no such data set, or a package is not installed.
@@ -115,7 +115,7 @@ def _shards_of(folder: Path, run: RecordedRun) -> Iterator[TensorDict]:
 
 
 def episodes_of(frames: TensorDict) -> list[TensorDict]:
-    """The episodes of a shard, views of its frames."""
+    """Returns the episodes of a shard, `[time]` each, which are views of its frames."""
     import torch
 
     _, lengths = torch.unique_consecutive(frames["collector", "traj_ids"], return_counts=True)
@@ -123,19 +123,18 @@ def episodes_of(frames: TensorDict) -> list[TensorDict]:
 
 
 def load(path: str | os.PathLike[str]) -> TensorDict:
-    """All frames of a data set of the format memmap or parquet, in memory, for offline training.
+    """Returns all frames of a data set with the format memmap or parquet, in memory, for offline training.
 
     Args:
-        path: the folder of the data set, or of a run that has recorded to its own folder.
+        path: a data set, or the folder of a run that recorded to its own folder.
 
     Returns:
-        `[frames]`, whole episodes one after another, in recorded order, with the keys of batches: "observation" (or the
-        names of its parts), "action", what else the policy gave, "done", "terminated", "truncated", below "next" the
-        observation, "reward" and the flags after the step; `("collector", "policy_version")`, and
-        `("collector", "episode")`, int64, from 0: the number of the episode in the data set.
+        `[frames]`, whole episodes one after another, in recorded order, with the keys of batches
+        (docs/explanation/concepts.md, "A batch"), and `("collector", "episode")`, int64: the number of the episode in
+        the data set, from 0.
 
     Raises:
-        ConfigError: there is no such data set, no episode, or a package is not installed.
+        ConfigError: there is no such data set, it contains no episode, or a package is not installed.
     """
     import torch
 
@@ -151,17 +150,17 @@ def load(path: str | os.PathLike[str]) -> TensorDict:
 def export(
     path: str | os.PathLike[str], target: str | os.PathLike[str], format: str, fps: int = 30, task: str = ""
 ) -> int:
-    """Adds all episodes of a data set of the format memmap or parquet to the data set in the folder `target`.
+    """Copies all episodes of a data set with the format memmap or parquet to the data set in the folder `target`.
 
     Args:
         path: see `load`.
         fps, task: see `conf/trainer/record.yaml`.
 
     Returns:
-        The number of episodes.
+        The number of copied episodes.
 
     Raises:
-        ConfigError: there is no such data set, or as `open_writer` does.
+        ConfigError: there is no such data set; or see `open_writer`.
     """
     folder, runs = readable_runs(path)
     if folder.resolve() == Path(target).resolve():

@@ -5,8 +5,8 @@
     <data set>/_unfinished/        frames of long episodes that have not ended, see unfinished.py
     <data set>/...                 episodes, in the form of the format
 
-A flush writes files to `_new` and renames them once they are on the disk. So a killed process leaves complete episodes
-that the format's own library can read: all earlier flushes, and the last one completely or not at all.
+A flush writes files to `_new`, and moves them when they are on the disk. So a killed process leaves complete episodes
+that the library of the format can read: those of all earlier flushes, and all or none of the last one.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class RecordedRun:
     """A run that records to a data set.
 
     Attributes:
-        name: names its file in `_runs`, and its shards.
+        name: the name in those of its file in `_runs` and of its shards.
         folder: the run folder.
-        format: the data set's.
-        seed: the run's; seed and trajectory id identify an episode.
-        leaves: the tensors of a frame.
+        format: the format of the data set.
+        seed: the seed of the run; with the trajectory id, it identifies an episode.
+        leaves: the leaves of a frame.
         dims: batch dimensions of nested TensorDicts after time, by key.
         observation, inputs, action, observation_space, action_space: see `collectx.env.base.EnvSpec`.
         fps, task: see `conf/trainer/record.yaml`.
-        time: when it began, in seconds since the epoch.
+        time: the time at which it began, in seconds since 1970.
         first: number of episodes that a `SequentialWriter` found in the data set.
     """
 
@@ -74,7 +74,7 @@ class RecordedRun:
         return REWARD.under("next") in self.leaves
 
     def to_json(self) -> dict[str, Any]:
-        """The run as plain data."""
+        """Returns the run as plain data."""
         content = dict(vars(self))
         content |= {name: [leaf.to_json() for leaf in content[name]] for name in _LEAVES}
         content |= {name: to_json(content[name]) for name in _SPACES}
@@ -82,23 +82,23 @@ class RecordedRun:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> RecordedRun:
-        """The inverse of `to_json`."""
+        """Reverses `to_json`."""
         content = content | {name: tuple(map(Leaf.from_json, content[name])) for name in _LEAVES}
         content |= {name: from_json(content[name]) for name in _SPACES}
         return cls(**content | {"dims": {tuple(key): tuple(shape) for key, shape in content["dims"]}})
 
 
 def runs_of(path: Path) -> list[RecordedRun]:
-    """The runs that have recorded to a data set, in the order in which they began."""
+    """Returns the runs that have recorded to a data set, in the order in which they began."""
     files = (path / "_runs").glob("*.json")
     return sorted((RecordedRun.from_json(json.loads(file.read_bytes())) for file in files), key=lambda run: run.time)
 
 
 class Writer(ABC):
-    """Writes whole episodes of one run to a data set. Blocks for the disk.
+    """Writes whole episodes of one run to a data set. All methods block for the disk.
 
     Attributes:
-        position: counts what the run or the data set contains; `rewind` takes it.
+        position: number of shards of the run, or of episodes in the data set; `rewind` takes such a number.
     """
 
     def __init__(self, path: Path, run: RecordedRun):
@@ -108,20 +108,20 @@ class Writer(ABC):
 
     @classmethod
     def refusals(cls, run: RecordedRun) -> list[str]:
-        """Returns what the format cannot store of the run's frames, each with what to do."""
+        """Returns a message, with advice, for each part of the run's frames that the format cannot store."""
         return []
 
     @abstractmethod
     def open(self) -> None:
-        """Sets `position` to what the data set contains; called first."""
+        """Sets `position` to that of the data set. Called first."""
 
     @abstractmethod
     def write(self, episodes: Sequence[TensorDictBase]) -> None:
-        """Adds episodes, `[time]`, on the CPU: all of them, or none if an error is raised or the process is killed."""
+        """Adds episodes, `[time]` each, on the CPU: all of them, or none if this raises or the process is killed."""
 
     @abstractmethod
     def rewind(self, position: int) -> None:
-        """Removes what was written after `position`, which is at most the current one."""
+        """Removes what was written after `position`, which must be at most the current one."""
 
     def close(self) -> None:
         """Releases the data set. Idempotent."""
@@ -129,8 +129,8 @@ class Writer(ABC):
             (self.path / "_new").rmdir()
 
     def publish(self, target: Path, make: Callable[[Path], object]) -> None:
-        """Replaces the file or folder `target` with what `make` writes to its argument; after a crash it is the old
-        or the new one."""
+        """Replaces the file or folder `target` by what `make` writes to the path that it gets. After a crash, `target`
+        is the old one or the new one."""
         temporary = self.path / "_new" / f"{self.run.name}-{target.name}"
         temporary.parent.mkdir(parents=True, exist_ok=True)
         _remove(temporary)
@@ -138,7 +138,7 @@ class Writer(ABC):
         self.move(temporary, target)
 
     def move(self, source: Path, target: Path) -> None:
-        """Moves what was written to `_new` to its place, when it is on the disk."""
+        """Moves a file or folder from `_new` to its place, after it is on the disk."""
         for each in (*source.rglob("*"), source):
             sync(each)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ class Writer(ABC):
         sync(target.parent)
 
     def discard(self, target: Path) -> None:
-        """Removes a file or folder at once."""
+        """Removes a file or folder atomically."""
         waste = self.path / "_new" / f"{self.run.name}-waste"
         waste.parent.mkdir(parents=True, exist_ok=True)
         _remove(waste)
@@ -156,12 +156,12 @@ class Writer(ABC):
         _remove(waste)
 
     def write_json(self, target: Path, content: Mapping[str, Any]) -> None:
-        """Replaces a file of JSON."""
+        """Replaces a JSON file."""
         self.publish(target, lambda path: path.write_text(json.dumps(content, indent=1)))
 
 
 class SequentialWriter(Writer):
-    """A writer of a format in which episodes are numbered over the whole data set, so that one run at a time records.
+    """A writer for a format that numbers episodes over the whole data set, so that only one run may record at a time.
     Its `position` is the number of episodes in the data set.
     """
 
@@ -187,7 +187,7 @@ class SequentialWriter(Writer):
 
 
 def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None) -> Writer:
-    """Opens a data set with a writer of the class `kind`; see `collectx.data.open_writer`."""
+    """Opens a data set with the writer class `kind`; see `collectx.data.open_writer`."""
     if problems := kind.refusals(run):
         raise ConfigError(*[f"format={run.format}: {text}" for text in problems])
     path.mkdir(parents=True, exist_ok=True)
@@ -241,7 +241,7 @@ def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
 
 
 def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
-    """The problems of a format that knows entries by name: several entries with one name."""
+    """Returns messages for a format in which each entry needs its own name, if several entries have the same name."""
     return [
         f"{' and '.join(str(key) if key else 'its own column' for key in keys)} are both called {name}. Rename a part "
         "of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."

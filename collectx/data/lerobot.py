@@ -6,9 +6,9 @@
     meta/stats.json                             statistics over all frames
     meta/tasks.parquet                          the text of each task
 
-A flush adds a file of frames, then a file of episodes; `info.json`, which counts them, is written last. LeRobot's
-reader takes all files of frames, so after a process is killed within a flush, it also returns those episodes of the
-flush whose frames are on the disk, until the run is resumed.
+A flush adds a file of frames, then a file of episodes, then updates `info.json`, which counts them. LeRobot's reader
+reads all files of frames. So if a process is killed within a flush, the reader also returns those episodes of the flush
+whose frames are on the disk, until the run is resumed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from collectx.data.shard_writers import column
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _CHUNK_FILES = 1000
 _STATISTIC_NAMES = ("min", "max", "mean", "std", "count")
-# How pandas marks the column of row names of a table.
+# pandas' name of the column with the row names of a table.
 _INDEX = "__index_level_0__"
 
 
 class LeRobotWriter(SequentialWriter):
-    """See the module's docstring. The times of an episode's frames are 0, 1 / fps, 2 / fps, ..."""
+    """Writes LeRobot's layout; see the module's docstring. The timestamps of an episode are 0, 1 / fps, 2 / fps, ..."""
 
     def __init__(self, path: Path, run: RecordedRun):
         super().__init__(path, run)
@@ -94,7 +94,7 @@ class LeRobotWriter(SequentialWriter):
         self.position += len(episodes)
 
     def rewind(self, position: int) -> None:
-        """Also removes the files of a flush that a killed process did not complete."""
+        """See `Writer.rewind`. Also removes the files of a flush that a killed process did not complete."""
         self._statistics: dict[str, dict[str, np.ndarray]] = {}
         self._frames, self._files = 0, 0
         folder, keep = self.path / "meta" / "episodes", set()
@@ -141,7 +141,7 @@ class LeRobotWriter(SequentialWriter):
             }
 
     def _task_index(self) -> int:
-        """The index of the run's task, which is added to the table of tasks if it is new."""
+        """Returns the index of the run's task. Adds a new task to the table of tasks."""
         import pyarrow as pa
 
         if self.run.task not in self._tasks:
@@ -193,7 +193,7 @@ class LeRobotWriter(SequentialWriter):
         self.publish(self.path / name, lambda path: pq.write_table(table, path))
 
     def _read(self, file: str | Path) -> dict[str, list]:
-        """The columns of a table; empty if the file does not exist."""
+        """Returns the columns of a table; empty if the file does not exist."""
         import pyarrow.parquet as pq
 
         path = self.path / file
@@ -201,7 +201,7 @@ class LeRobotWriter(SequentialWriter):
 
 
 def _names(run: RecordedRun) -> list[tuple[str, Key]]:
-    """The names of actions and observations, which begin with LeRobot's words, with their keys in a batch."""
+    """Returns the names of actions and observations by LeRobot's convention, with their keys in a batch."""
     names = [(".".join(leaf.key), leaf.key) for leaf in run.action]
     for leaf in run.observation:
         name = ".".join(leaf.key)
@@ -214,7 +214,7 @@ def _names(run: RecordedRun) -> list[tuple[str, Key]]:
 
 
 def _features(run: RecordedRun) -> dict[str, tuple[Key, tuple[str, int]]]:
-    """The entries of a frame by their names: the key in a batch, and dtype and size. Indices lack a key."""
+    """Returns the entries of a frame by name: the key in a batch (empty for timestamps and indices), dtype and size."""
     leaves = {leaf.key: leaf for leaf in run.leaves}
     keys = dict(_names(run))
     keys |= {f"next.{name}": ("next", name) for name in ("reward", "terminated", "truncated", "done")}

@@ -4,8 +4,8 @@
     data/<episode>/       observations (one more than actions), actions, rewards, terminations, truncations; as infos
                           the version of the policy, and the kept entries of the env's infos
 
-The library writes new episodes to a folder beside the data set, from where they are moved; the metadata follow last, so
-that readers see only complete flushes.
+The library writes new episodes to a folder beside the data set; this module moves them, and updates the metadata last,
+so that readers see only complete flushes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from collectx.data.folder import RecordedRun, SequentialWriter
 
 _STORED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _METADATA = "metadata.json"
-# Number of episodes that the library writes at a time.
+# Number of episodes per call of the library.
 _GROUP = 32
 
 
 class MinariWriter(SequentialWriter):
-    """See the module's docstring. The id of the data set is the name of its folder, as `NAME-v0`."""
+    """Writes minari's format; see the module's docstring. The id of the data set is the name of its folder, followed by
+    `-v0` unless it has a version."""
 
     def __init__(self, path: Path, run: RecordedRun):
         super().__init__(path, run)
@@ -64,7 +65,7 @@ class MinariWriter(SequentialWriter):
         shutil.copy(self._data / _METADATA, staged)
         storage, size = MinariStorage.read(staged), self._metadata().get("dataset_size", 0)
         numbers = range(self.position, self.position + len(episodes))
-        # The library lists the folder for every episode.
+        # In groups, because the library lists the folder for every episode.
         for begin in range(0, len(episodes), _GROUP):
             group, part = episodes[begin : begin + _GROUP], numbers[begin : begin + _GROUP]
             storage.update_episodes(
@@ -126,7 +127,7 @@ class MinariWriter(SequentialWriter):
 
 
 def _unstored(space: Space) -> Space | None:
-    """The first part of a space that the format cannot store."""
+    """Returns the first part of a space that the format cannot store; None if there is none."""
     if isinstance(space, spaces.Dict):
         return next(filter(None, map(_unstored, space.spaces.values())), None)
     return None if isinstance(space, _STORED) else space
@@ -137,12 +138,12 @@ def _infos(run: RecordedRun) -> list[Leaf]:
 
 
 def _with_last(episode: TensorDictBase, key: Key, last: Key) -> np.ndarray:
-    """The values of all frames, and the value `last` of the last frame."""
+    """Returns the values `key` of all frames, followed by the value `last` of the last frame."""
     return np.concatenate([as_array(episode[key]), as_array(episode[last][-1:])])
 
 
 def _listed(values: np.ndarray) -> Any:
-    """Numbers as a list, because the library cannot read an array of them from `infos`."""
+    """Returns numbers as a list, because the library cannot read an array of numbers from `infos`."""
     return values.tolist() if values.ndim == 1 else values
 
 

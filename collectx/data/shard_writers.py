@@ -1,11 +1,11 @@
-"""The formats memmap and parquet: a shard of whole episodes for every flush of a run. Several runs may record to a data
-set at the same time.
+"""The formats memmap and parquet, in which every flush of a run writes a shard of whole episodes. Several runs may
+record to a data set at the same time.
 
     memmap    <run>-<number>/           a memory-mapped TensorDict: TensorDict.load_memmap(shard)
     parquet   <run>-<number>.parquet    a table: pyarrow.parquet.read_table(data set) reads all shards
 
-Columns of a table: `run`, `seed`, and every entry of a frame by its key, such as `next.observation`: a number, the
-numbers of an array as a list, or the bytes of an image. The file of the run records the shapes.
+A table has the columns `run`, `seed`, and one for every entry of a frame, such as `next.observation`. An entry is a
+number, a list of the numbers of an array, or the bytes of an image. The file of the run in `_runs` contains the shapes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collectx.data.folder import RecordedRun, Writer, clash_problems
 
 
 class ShardWriter(Writer):
-    """Writes a shard for each call of `write`. Its `position` is the number of the run's shards."""
+    """Writes a shard in each call of `write`. Its `position` is the number of the run's shards."""
 
     suffix = ""
 
@@ -34,13 +34,13 @@ class ShardWriter(Writer):
 
     @classmethod
     def files(cls, path: Path, run: RecordedRun) -> list[tuple[int, Path]]:
-        """The shards of a run with their numbers, the oldest first."""
+        """Returns the shards of a run with their numbers, the oldest first."""
         found = sorted(path.glob(f"{run.name}-{'[0-9]' * 6}{cls.suffix}"))
         return [(int(file.name.removesuffix(cls.suffix).rpartition("-")[2]), file) for file in found]
 
     def write(self, episodes: Sequence[TensorDictBase]) -> None:
         if episodes:
-            # One episode may be larger than the memory: it is not copied.
+            # A single episode may be larger than the memory, so it is not copied.
             frames: Any = torch.cat(list(episodes)) if len(episodes) > 1 else episodes[0]
             target = self.path / f"{self.run.name}-{self.position:06d}{self.suffix}"
             self.publish(target, lambda path: self.save(path, frames))
@@ -59,11 +59,11 @@ class ShardWriter(Writer):
     @classmethod
     @abstractmethod
     def read(cls, path: Path, run: RecordedRun) -> TensorDict:
-        """The frames of a shard, `[time]`."""
+        """Returns the frames of a shard, `[time]`."""
 
 
 class MemmapWriter(ShardWriter):
-    """See the module's docstring."""
+    """Writes memory-mapped TensorDicts; see the module's docstring."""
 
     def save(self, path: Path, frames: TensorDict) -> None:
         frames.memmap(str(path))
@@ -74,7 +74,7 @@ class MemmapWriter(ShardWriter):
 
 
 class ParquetWriter(ShardWriter):
-    """See the module's docstring."""
+    """Writes Parquet tables; see the module's docstring."""
 
     suffix = ".parquet"
 
@@ -102,7 +102,7 @@ class ParquetWriter(ShardWriter):
         tensors = {}
         for leaf in run.leaves:
             values = table.column(".".join(leaf.key)).combine_chunks()
-            # Copies, as torch takes no memory that cannot be written to.
+            # Copied, because torch needs writable memory.
             if pa.types.is_fixed_size_binary(values.type):
                 array = np.frombuffer(b"".join(values.to_pylist()), np.uint8).copy()
             else:
@@ -112,8 +112,8 @@ class ParquetWriter(ShardWriter):
 
 
 def column(values: np.ndarray) -> Any:
-    """An Arrow array from `[frames, *shape]`: of numbers for one number per frame, of bytes for an image, otherwise of
-    lists of numbers."""
+    """Returns values `[frames, *shape]` as an Arrow array: of numbers if a frame has one, of bytes for images,
+    otherwise of lists of numbers."""
     import pyarrow as pa
 
     if values.dtype == np.uint8 and values.ndim > 2:

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as JSON, for the files of runs in a data set."""
+"""Converts Gymnasium's spaces to and from JSON, for the files of runs in a data set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 
 
 def to_json(space: Space) -> dict[str, Any]:
-    """A space that collectx can store (see `collectx/env/spaces.py`) as plain data."""
+    """Returns a space that collectx can store (see `collectx/env/spaces.py`) as plain data."""
     content: dict[str, Any] = {"kind": type(space).__name__}
     if isinstance(space, spaces.Dict):
         return content | {"parts": [[name, to_json(part)] for name, part in space.spaces.items()]}
@@ -31,13 +31,13 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def _short(bound: np.ndarray) -> Any:
-    """The one number that a bound has everywhere, or all of its numbers."""
+    """Returns all numbers of a bound; if they are equal, a single number."""
     is_uniform = bound.size > 0 and (bound == bound.flat[0]).all()
     return bound.flat[0].item() if is_uniform else bound.tolist()
 
 
 def from_json(content: dict[str, Any]) -> Space:
-    """The inverse of `to_json`."""
+    """Reverses `to_json`."""
     content = dict(content)
     kind = content.pop("kind")
     if kind == "Dict":

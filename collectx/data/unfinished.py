@@ -24,13 +24,13 @@ _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 class UnfinishedEpisodes:
-    """Used by one process at a time.
+    """The frames of long unfinished episodes, in files. Only one process at a time may use it.
 
     Args:
-        path: the data set.
+        path: the folder of the data set.
         run: the run that records.
-        lengths: frames of each episode, by trajectory id, when the checkpoint was written; empty for a new run. Other
-            frames are removed.
+        lengths: number of frames of each episode, by trajectory id, at the checkpoint; empty for a new run. Removes all
+            other frames.
 
     Raises:
         ConfigError: frames that the checkpoint counts are missing.
@@ -41,7 +41,7 @@ class UnfinishedEpisodes:
         self._path = path.absolute() / "_unfinished" / run.name
         self._lengths = dict(lengths)
         self._unsynced: set[int] = set()
-        # Episodes that ended since the last checkpoint, and before it: that checkpoint counts their frames.
+        # Episodes that ended since the last checkpoint, which counts their frames; and those that ended before it.
         self._ended: list[int] = []
         self._ended_before: list[int] = []
         for folder in self._path.glob("*"):
@@ -70,7 +70,7 @@ class UnfinishedEpisodes:
         return [*self._lengths]
 
     def read(self, index: int) -> TensorDictBase:
-        """All frames of an episode, `[time]`: mapped files, to be read only."""
+        """Returns all frames of an episode, `[time]`, as mapped files; do not write to them."""
         length = self._lengths[index]
         tensors = {}
         for file, leaf in self._files(index):
@@ -80,7 +80,8 @@ class UnfinishedEpisodes:
         return to_tensordict(tensors, [length], dims=self._run.dims)
 
     def completed(self, frames: TensorDictBase) -> TensorDictBase | None:
-        """All frames of the episode that ends with `frames`; None if no earlier ones are stored here."""
+        """Returns all frames of the episode that ends with `frames`; None if no earlier frames of it are stored
+        here."""
         index = int(frames[TRAJ_IDS][0])
         if index not in self._lengths:
             return None
@@ -88,13 +89,13 @@ class UnfinishedEpisodes:
         return self.read(index)
 
     def end(self, index: int) -> None:
-        """Forgets an episode that is recorded. Its files stay for two checkpoints."""
+        """Removes an episode that was recorded. Its files stay until the second checkpoint after this."""
         del self._lengths[index]
         self._unsynced.discard(index)
         self._ended.append(index)
 
     def state(self) -> dict[int, int]:
-        """The lengths, for a checkpoint; blocks until the frames are on the disk."""
+        """Returns the argument `lengths` for a checkpoint. Blocks until the frames are on the disk."""
         for index in self._unsynced:
             for file, _ in self._files(index):
                 sync(file)
@@ -114,5 +115,5 @@ class UnfinishedEpisodes:
 
 
 def _nbytes(leaf: Leaf) -> int:
-    """Of one frame."""
+    """Returns the number of bytes of a leaf in one frame."""
     return leaf.dtype.itemsize * torch.Size(leaf.shape).numel()

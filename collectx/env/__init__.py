@@ -1,6 +1,6 @@
-"""Envs: adapters with one contract (`collectx.env.base.Env`) for a group of envs in one process.
+"""Adapters of envs: each steps a group of envs in one process, by the interface `collectx.env.base.Env`.
 
-`build` is called by the worker, `read_spec` where shapes are needed before any worker starts.
+Workers call `build`; `read_spec` tells shapes before any worker starts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from collectx.user_objects import UserEnvConfig
 
 
 def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: EnvNumbers = SPACES) -> Env:
-    """Makes the group of envs of `cfg`. Blocks while the envs are made.
+    """Makes the env group of `cfg`. Blocks until the envs are made.
 
     Args:
-        first_index: index of the group's first env among all envs of the run; an added worker repeats those of another.
-        incarnation: how often its worker was replaced; see `collectx.worker.spec.Placement`.
-        numbers: of the group's first env.
+        first_index: index of the group's first env among all envs of the run. An added worker repeats the indices of
+            another.
+        incarnation: incarnation of the worker; see `collectx.worker.spec.Placement`.
+        numbers: the env numbers of the group's first env.
 
     Raises:
         ConfigError: the configuration names something that does not exist, or needs a package that is not installed.
@@ -50,7 +51,7 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
 
 
 def named(cfg: EnvConfig) -> str:
-    """The option that names the env, as in "env.id=CartPole-v1"; otherwise its kind."""
+    """Returns the option that names the env, such as "env.id=CartPole-v1"; without one, the kind of the env."""
     names = ((name, getattr(cfg, name, None)) for name in ("id", "entry_point", "target"))
     return next((f"env.{name}={value}" for name, value in names if value is not None), f"env={cfg.kind}")
 
@@ -61,15 +62,15 @@ def read_spec(
     examine: Callable[[Env], object] = lambda group: None,
     numbers: EnvNumbers = SPACES,
 ) -> EnvSpec:
-    """The spec of `build(cfg)`. Makes the envs, only one where they are independent of each other, and closes them. The
-    global random generators are left unchanged.
+    """Returns the spec of the group that `build(cfg)` makes. Makes and closes the envs; only one of them if they are
+    independent of each other. Does not change the global random generators.
 
     Args:
-        with_example: also resets the envs, for `EnvSpec.example_observation`.
-        examine: called with the group of envs before they are closed.
-        numbers: of the first env.
+        with_example: whether to reset the envs, for `EnvSpec.example_observation`.
+        examine: called with the env group before it is closed.
+        numbers: the env numbers of the first env.
     """
-    # What makes several envs at once may depend on their number; a group of single Gymnasium envs does not.
+    # A call that makes several envs may depend on their number; making single Gymnasium envs does not.
     is_of_singles = isinstance(cfg, GymEnvConfig) or (isinstance(cfg, GymVectorEnvConfig) and not cfg.is_batched)
     smallest = dataclasses.replace(cfg, num_envs=min(cfg.num_envs, 1)) if is_of_singles else cfg
     with preserve_random_state(), descendants.hosted():

@@ -8,12 +8,12 @@ An adapter drives a *group* of `num_envs` envs in one process. The rollout calls
                           truncated (and out.frame if ragged)           observation; they are not stepped before restart
     restart(ended, out)   out[leaf][e] where ended[e], nothing else     those envs are at a new first observation
 
-So the caller decides when envs are reset, for all kinds alike: `next.observation` of an episode's last frame is the
-true final observation, whatever Gymnasium's `AutoresetMode` of the wrapped env.
+So for all kinds of envs, the caller decides when an env is reset, and `next.observation` of an episode's last frame is
+the true final observation, whatever Gymnasium's `AutoresetMode` of the wrapped env is.
 
-A *ragged* env (`EnvSpec.ragged`, Gymnasium's NEXT_STEP vector envs) cannot restart single envs: the step after an
-episode's end resets that env and is not a frame. Such an adapter writes `out.frame[e] = False` for it, and the reset
-observation into `out.observation[leaf][e]`; its `restart` is never called.
+A *ragged* group (`EnvSpec.ragged`; Gymnasium's NEXT_STEP vector envs) cannot restart single envs: the step after the
+end of an episode resets that env, and is not a frame. For this step, the adapter writes `out.frame[e] = False`, and the
+first observation of the new episode into `out.observation[leaf][e]`. Its `restart` is never called.
 """
 
 from __future__ import annotations
@@ -36,40 +36,42 @@ from collectx.env.metrics import InfoMetrics
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """The leaves and spaces of a group of envs.
+    """The leaves and spaces of an env group.
 
     Attributes:
-        num_envs: envs in the group (E).
-        observation: leaves of one env's observation and of the kept `info` entries, in the order of `out`.
-            A Box, Discrete, ... space becomes one leaf `("observation",)`; the parts of a Dict keep their names, such
-            as `("camera",)`; kept infos are `("info", name)`; with a time limit (`collectx/rollout/wrappers.py`),
-            `("step_count",)` is the last.
-        action: leaves of one env's action: `("action",)`; those of a Dict or Tuple are below that key.
-        observation_space, action_space: the single env's Gymnasium spaces.
-        ragged: see the module's docstring.
-        can_restart_early: whether `restart` accepts envs whose episode did not end.
-        agents_ends: the leaves of `observation` that say which agents have ended, such as `("agents", "done")`.
-        rewards: leaves of a step's rewards; usually one float32 number, `[1]`.
-        deltas: leaves `("delta", *key)`, below `next` in place of the observation `key`: its change in the step.
-        batch_shape: the envs' dimensions in a batch, where there are several; (): `[E]`, or none for a single env.
-        nested_dims: batch dimensions of nested TensorDicts after the envs' dimensions, by key: `{("agents",): (3,)}`.
-        draw: returns endless random actions of the group from torch's generator, one `[E, *shape]` tensor per action
-            leaf; None: `action_space` is sampled.
-        is_single: the group is one env without a batch dimension, not a group of one; a user's policy is called with
-            its observation, `[*shape]`.
-        path: what steps a TorchRL env: "gymnasium", or "torchrl: " and the reason why its own `_step` does; otherwise
-            empty.
-        data_device: `device` of the TensorDict that a user's policy is called with, if the policy acts on the CPU;
+        num_envs: number of envs in the group (E).
+        observation: the leaves of an env's observation and of the kept `info` entries, in the order of `out`. A Box,
+            Discrete, ... space becomes one leaf `("observation",)`; the parts of a Dict keep their names, such as
+            `("camera",)`; kept infos are `("info", name)`; with a time limit (`collectx/rollout/wrappers.py`),
+            `("step_count",)` is the last leaf.
+        action: the leaves of an env's action: `("action",)`; for a Dict or Tuple, leaves below that key.
+        observation_space, action_space: the Gymnasium spaces of a single env.
+        ragged: whether envs spend a step on a reset; see the module's docstring.
+        can_restart_early: whether `restart` also accepts envs whose episode did not end.
+        agents_ends: the leaves of `observation` that tell which agents have ended, such as `("agents", "done")`.
+        rewards: the leaves of a step's rewards; usually one, `[1]` float32.
+        deltas: leaves `("delta", *key)`, which batches contain below `next` in place of the observation `key`: its
+            change in the step.
+        batch_shape: the dimensions of the envs in a batch, if there are several; (): `[E]`, or none for a single env.
+        nested_dims: batch dimensions of nested TensorDicts after those of the envs, by key, such as
+            `{("agents",): (3,)}`.
+        draw: returns an endless iterator of random actions, drawn with torch's generator: a tensor `[E, *shape]` per
+            action leaf. None: `action_space` is sampled.
+        is_single: whether the group is one env without a batch dimension, so that a user's policy gets observations
+            `[*shape]`.
+        path: how a TorchRL env is stepped. "gymnasium": by the Gymnasium env below it; "torchrl: " and a reason: by its
+            own `_step`. Empty for other envs.
+        data_device: `device` of the TensorDict with which a user's policy is called, if the policy acts on the CPU;
             None: no device was named for the policy.
-        action_spec: the actions as the env describes them: TorchRL's spec with all keys; None for Gymnasium's envs.
-        inputs: the leaves of `observation_space`, which policies without keys are called with; kept infos and step
-            counts are not among them. By default `observation`.
-        example_observation: observations after a reset, by leaf, `[1, *shape]` or `[E, *shape]`, with which a user's
-            policy is called once to learn its outputs. Empty: that call takes zeros.
-        infos: the form of each kept entry of `info` (`collectx.env.infos.InfoKeys.declared`).
+        action_spec: the env's own description of actions: TorchRL's spec with all keys; None for Gymnasium's envs.
+        inputs: the leaves of `observation_space`, with which policies without keys are called: `observation` without
+            kept infos and step counts.
+        example_observation: observations after a reset, by key, `[1, *shape]` or `[E, *shape]`, for the first call of a
+            user's policy, which tells its outputs. Empty: that call gets zeros.
+        infos: dtype and shape of each kept entry of `info` (`collectx.env.infos.InfoKeys.declared`).
         normalizers: the classes of wrappers that keep statistics in each env (`collectx.env.wrappers`).
-        device: where the group takes and writes tensors in place of arrays (`collectx.env.tensor_vector`), with its
-            index; None: it takes and writes arrays.
+        device: the device, with its index, of a group that takes and writes tensors instead of arrays
+            (`collectx.env.tensor_vector`); None: it takes and writes arrays.
     """
 
     num_envs: int
@@ -101,32 +103,32 @@ class EnvSpec:
 
     @property
     def next_only_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves that a batch contains below `next` only."""
+        """The leaves that a batch contains only below `next`."""
         return (*self.rewards, *self.deltas)
 
     @property
     def agents_cuts(self) -> list[int]:
-        """The indices in `observation` of the agents' ends that are set where their trajectory is truncated."""
+        """The indices in `observation` of those `agents_ends` that are set in a frame that truncates the trajectory."""
         cuts = [leaf for leaf in self.agents_ends if leaf.key[-1] != "terminated"]
         return [index for index, leaf in enumerate(self.observation) if leaf in cuts]
 
     @property
     def policy_shape(self) -> tuple[int, ...]:
-        """The dimensions of the envs: the batch size of the observations that a user's policy is called with."""
+        """The batch size of the observations with which a user's policy is called: the dimensions of the envs."""
         return () if self.is_single else self.batch_shape or (self.num_envs,)
 
 
 @dataclass(slots=True)
 class StepArrays:
-    """The output arrays of one step: numpy views owned by the rollout, written by `Env.step`.
+    """The arrays into which `Env.step` writes one step. The rollout owns them.
 
     Attributes:
-        observation: one array `[E, *shape]` for each leaf of `EnvSpec.observation`, in that order.
-        reward: `[E]` float32; the sum of all rewards where `next_only` is not empty.
+        observation: an array `[E, *shape]` for each leaf of `EnvSpec.observation`, in that order.
+        reward: `[E]` float32; the sum of all rewards if `next_only` is not empty.
         terminated, truncated: `[E]` bool, all False before the call.
         frame: `[E]` bool, all True before the call; only a ragged env writes it.
-        next_only: one array `[E, *shape]` for each leaf of `EnvSpec.next_only_leaves`; empty if the usual reward is the
-            only one.
+        next_only: an array `[E, *shape]` for each leaf of `EnvSpec.next_only_leaves`; empty if that is only the usual
+            reward.
     """
 
     observation: Sequence[np.ndarray]
@@ -141,10 +143,11 @@ class Env(ABC):
     """A group of envs; see the module's docstring.
 
     Attributes:
-        user_envs: the user's env objects, where there are any. A worker that resumes replaces its env objects.
-        metrics: the sums of `env.metrics`; None without these.
-        reset_options: the options of every reset; empty: resets get none.
-        unsaved: why checkpoints cannot contain the state of the envs, if a group that was not reset does not show it.
+        user_envs: the user's env objects, if there are any. When a worker resumes, others replace them.
+        metrics: the sums of `env.metrics`; None without metrics.
+        reset_options: the options of every reset; empty: none.
+        unsaved: why checkpoints cannot contain the state of the envs, if the kind of env excludes it; None if it does
+            not.
     """
 
     spec: EnvSpec
@@ -160,28 +163,29 @@ class Env(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
-        """Resets every env, env e with `seeds[e]`, or without a seed; writes the observations into `out`.
+        """Resets every env: env e with `seeds[e]`, or with None without seeds. Writes the observations into `out`.
 
         A group that takes a single seed uses `seeds[0]`.
         """
 
     @abstractmethod
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
-        """Steps every env with `action`, one array `[E, *shape]` per action leaf; blocks until all have stepped.
+        """Steps every env with `action`, an array `[E, *shape]` per action leaf, and writes into `out`. Blocks until
+        all have stepped.
 
         Returns:
-            Whether any env's episode ended in this step (any terminated or truncated).
+            Whether the episode of any env ended in this step (terminated or truncated).
         """
 
     @abstractmethod
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Starts a new episode in every env with `ended[e]` (`[E]` bool); writes only their part of `out`.
+        """Begins a new episode in every env with `ended[e]`, `[E]` bool; writes only their part of `out`.
 
         With `EnvSpec.can_restart_early`, `ended` may include envs whose episode did not end.
         """
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
-        """Sets `reset_options`; None: there are none.
+        """Sets `reset_options`; None: no options.
 
         Raises:
             NotImplementedError: these envs take no options.
@@ -189,7 +193,8 @@ class Env(ABC):
         raise NotImplementedError(f"{type(self).__name__}: only the resets of Gymnasium's envs take options")
 
     def reset_kwargs(self, **options: Any) -> dict[str, Any]:
-        """The keyword arguments of a reset, with these options too. New dicts, as an env may change them."""
+        """Returns the keyword arguments of a reset: `reset_options` and these options. The dicts are new, because an
+        env may change them."""
         options = {**self.reset_options, **options}
         return {"options": options} if options else {}
 
@@ -198,7 +203,7 @@ class Env(ABC):
 
 
 def first_observations(env: Env, seeds: Sequence[int]) -> dict[Key, torch.Tensor]:
-    """Resets `env` with `seeds`. Returns its observations, `[E, *shape]` by leaf; owned by the caller."""
+    """Resets `env` with `seeds`; returns its observations, `[E, *shape]`, by key. The caller owns them."""
     spec = env.spec
     first = {
         leaf.key: torch.zeros((spec.num_envs, *leaf.shape), dtype=leaf.dtype, device=spec.device)
@@ -211,17 +216,18 @@ def first_observations(env: Env, seeds: Sequence[int]) -> dict[Key, torch.Tensor
 
 
 def steps_per_draw(num_elements: int) -> int:
-    """Returns for how many steps random actions are drawn at once, as one draw costs more than the step of a small env.
+    """Returns the number of steps whose random actions are drawn together, because a draw takes longer than the step of
+    a small env.
 
     Args:
-        num_elements: elements of one step's actions.
+        num_elements: number of elements of the actions of one step.
     """
     return max(1, min(256, 65536 // max(1, num_elements)))
 
 
 @contextlib.contextmanager
 def closed_on_error(env: Env) -> Iterator[None]:
-    """Closes `env` if the block raises; an error in `close` does not hide that of the block."""
+    """Closes `env` if the block raises. Ignores an error of `close`."""
     try:
         yield
     except BaseException:

@@ -5,8 +5,8 @@ For tests and for measurements without a simulator.
     observation = (global env index, episode, step, filler ...)      int64
     reward = step (of the observation that follows), action ignored, Discrete(2)
 
-The filler is a function of the first three, so that a mixture of two frames is detected. Env i's episodes last
-`episode_length + i % 3` steps and terminate, so that envs do not end in lockstep.
+The filler is a function of the first three numbers, so a mixture of two frames is noticed. The episodes of env i
+terminate after `episode_length + i % 3` steps, so envs do not end in lockstep.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collectx.config.schema.env import CountingEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays
 from collectx.env.numbers import EnvNumbers
 
-# The number of an env's first episode is this, times the incarnation of the env's worker.
+# The first episode in incarnation n of a worker has the number n times this.
 EPISODES_PER_INCARNATION = 2**32
 _MIX = np.array([1_000_003, 10_007, 101], np.int64)
 
@@ -31,8 +31,8 @@ _MIX = np.array([1_000_003, 10_007, 101], np.int64)
 class CountingEnv(Env):
     """`cfg.num_envs` counters with the global indices `first_index`, `first_index + 1`, ...
 
-    `reset` returns to the first episode, whatever the seeds. One call of `step` keeps the processor busy for
-    `cfg.step_s` seconds, for all envs of the group together.
+    `reset` returns to the first episode, whatever the seeds are. A `step` of the whole group keeps the processor busy
+    for `cfg.step_s` seconds.
     """
 
     def __init__(self, cfg: CountingEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers):
@@ -73,12 +73,13 @@ class CountingEnv(Env):
 
 
 def frame(index: np.ndarray, episode: np.ndarray, step: np.ndarray, size: int) -> np.ndarray:
-    """The observations `[N, size]` of `[N]` indices, episodes and steps."""
+    """Returns the observations `[N, size]` of `[N]` indices, episodes and steps."""
     head = np.stack([index, episode, step], axis=-1).astype(np.int64)
     filler = (head @ _MIX)[:, None] + 7 * np.arange(size - 3, dtype=np.int64)
     return np.concatenate([head, filler], axis=-1)
 
 
 def episode_length(index: np.ndarray, shortest: int) -> np.ndarray:
-    """Steps in each episode of the envs with these global indices, where `env.episode_length` is `shortest`."""
+    """Returns the number of steps per episode of the envs with these global indices; `shortest` is
+    `env.episode_length`."""
     return shortest + index % 3

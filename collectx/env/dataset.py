@@ -1,4 +1,4 @@
-"""Kind `dataset`: replays the episodes of a recorded data set (`trainer=record`), whatever the actions.
+"""Kind `dataset`: replays the episodes of a recorded data set (`trainer=record`), whatever the actions are.
 
 Observations, kept infos, rewards and ends are as recorded, so you can test a trainer or a pipeline with the data of a
 slow env, at full speed and without its packages. A policy that learns from it does not see the effect of its actions.
@@ -20,10 +20,12 @@ from collectx.errors import ConfigError
 
 class DatasetEnv(Env):
     """`cfg.num_envs` envs with the global indices `first_index`, `first_index + 1`, ... Env i begins with episode i,
-    modulo the number of episodes, and continues with the next one; `reset` returns to the first, whatever the seeds.
+    modulo the number of episodes, and continues with the following ones. `reset` returns to its first episode, whatever
+    the seeds are.
 
     Raises:
-        ConfigError: there is no data set, `collectx.data.load` cannot read it, or its rewards are not one number each.
+        ConfigError: the data set does not exist, `collectx.data.load` cannot read it, or its frames do not have one
+            reward each.
     """
 
     def __init__(self, cfg: DatasetEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers):
@@ -42,7 +44,7 @@ class DatasetEnv(Env):
         self._frame = self._starts[self._episode]
 
     def __getstate__(self) -> dict:
-        """Leaves out the frames: the process that restores an env reads them from the data set."""
+        """Omits the frames, which the process that restores the env reads from the data set."""
         frames = ("_run", "_starts", "_last", "_now", "_next", "_rewards", "_terminated", "_truncated")
         return {name: value for name, value in vars(self).items() if name not in frames}
 

@@ -1,15 +1,15 @@
 """Kind `envpool`: EnvPool's C++ envs, all stepped at once by EnvPool's threads.
 
-EnvPool resets an ended env in its following step, which is then not a transition; a separate reset call costs half a
-step. So the pool has more members (EnvPool's envs) than the group has envs. The others are spares, each at its first
-observation. If env 5 ends at step t:
+EnvPool resets an ended env in the env's next step, which is then not a transition; a separate reset call takes half as
+long as a step. So the pool has more members (EnvPool's envs) than the group has envs; the others are spares, which wait
+at their first observations. If env 5 ends at step t:
 
     1. `restart` makes a spare env 5.
     2. Step t + 1 also steps the ended member, after the members of the group. EnvPool resets it in this step.
     3. The member is then at its first observation, and becomes a spare.
 
-The member that represents an env depends on when the others ended. The same seeds and actions give the same frames for
-the group, but the frames of one env are not independent of the others.
+Which member represents an env depends on when the other envs ended. So the same seeds and actions give the same frames
+of the group, but the frames of one env depend on the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collectx.env.observation import ObservationLeaves
 from collectx.env.spaces import SpaceLeaves, checked_values, numpy_dtype
 from collectx.errors import CollectxError, ConfigError, SpaceError
 
-# Arguments that the adapter sets: a batch_size below num_envs would make steps asynchronous.
+# Arguments that the adapter itself sets. (A batch_size below num_envs would make steps asynchronous.)
 _RESERVED_ARGUMENTS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "env_type")
 _MAX_SEED = 2**31
 
@@ -37,8 +37,8 @@ _MAX_SEED = 2**31
 class EnvPoolEnv(Env):
     """`cfg.num_envs` envs of one EnvPool, in its synchronous mode.
 
-    EnvPool takes seeds only when it is made, so `reset(seeds)` makes a new pool: its first members get `seeds`, modulo
-    2**31; the spares get seeds derived from these.
+    EnvPool takes seeds only in its constructor, so `reset(seeds)` makes a new pool. Its first members get `seeds`,
+    modulo 2**31; the spares get seeds derived from them.
     """
 
     unsaved = "EnvPool does not expose the state of its envs"
@@ -59,7 +59,8 @@ class EnvPoolEnv(Env):
         if cfg.id not in self._envpool.list_all_envs():
             raise ConfigError(f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them")
         self._id = cfg.id
-        # One spare for eight envs suffices for a random policy's short CartPole episodes. `restart` does without.
+        # One spare for eight envs suffices even for the short episodes of a random policy on CartPole. If there is
+        # none, `restart` calls reset.
         self._num_members = num_members = cfg.num_envs + max(1, cfg.num_envs // 8)
         self._arguments = {**numbers.filled(cfg.kwargs), "num_envs": num_members, "num_threads": cfg.num_threads}
         with _without_precision_warnings():
@@ -79,9 +80,9 @@ class EnvPoolEnv(Env):
         # The first observations of the spares, by member; the spares in the order in which they became ready.
         self._first = [np.empty((num_members, *leaf.shape), numpy_dtype(leaf)) for leaf in leaves]
         self._ready: deque[int] = deque()
-        # Members that ended and were replaced; the next step resets them.
+        # Members that ended and were replaced by spares; the next step resets them.
         self._retired: list[int] = []
-        # The member of each env, and whether its episode has ended.
+        # For each env, its member, and whether its episode has ended.
         self._member = np.arange(cfg.num_envs, dtype=np.int32)
         self._ended = np.zeros(cfg.num_envs, bool)
 

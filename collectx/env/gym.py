@@ -1,7 +1,7 @@
 """Kind `gym`: a group of Gymnasium envs, stepped one after the other in a plain Python loop.
 
-The constructor resolves everything that does not change between steps, so that a step of the group calls each env's
-`step` and little else.
+The constructor computes what does not change between steps, so that a step of the group calls each env's `step` and
+little else.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def build(cfg: GymEnvConfig, first_index: int, incarnation: int, numbers: EnvNum
 
 
 def group_class(num_envs: int) -> type[GymEnv]:
-    """The class of a group of that many envs."""
+    """Returns the class for a group of `num_envs` envs."""
     return OneGymEnv if num_envs == 1 else GymEnv
 
 
 class GymEnv(Env):
-    """Gymnasium envs, each with a seed.
+    """A group of Gymnasium envs, each with its own seed.
 
-    Discrete actions are passed as Python integers, all others as views of a copy, so that an env may keep or change its
+    Discrete actions are passed as Python integers, all others as views of a copy, so an env may keep or change its
     action. Actions are not clipped.
 
     Args:
-        envs: at least one. If making one raises, the envs made before are closed.
+        envs: yields the envs, at least one. If it raises, the envs before are closed.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class GymEnv(Env):
         if metrics:
             self.metrics = InfoMetrics(metrics)
             self._steps = [partial(self.metrics.step, step) for step in self._steps]
-        # Whether an observation is the value of the only leaf.
+        # Whether the observation itself is the value of the only leaf.
         self._is_array = self._observation.single and not self._observation.has_text and not info_keys
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
@@ -110,7 +110,7 @@ class GymEnv(Env):
             except Exception as error:
                 self._explain(error, e)
                 raise
-            # Before the next env steps, as envs may return the same array.
+            # Written before the next env steps, because envs may return the same array.
             if values is not None:
                 write_env(leaves, out.observation, e, values)
             elif type(observation) is ndarray and observation.shape == shape and observation.dtype is dtype:
@@ -155,7 +155,7 @@ class GymEnv(Env):
 
 
 class OneGymEnv(GymEnv):
-    """A group of one env; its step makes no lists or arrays of the values of several envs."""
+    """A group of one env, whose step makes no lists or arrays of several envs' values."""
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         try:

@@ -19,12 +19,12 @@ from collectx.user_objects import extra_advice, named_call, place_of, raise_miss
 
 
 def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers], gymnasium.Env]:
-    """A function that makes one env of `cfg`, wrapped."""
+    """Returns a function that makes a single env of `cfg`, with its wrappers."""
     entry_point = resolve_source(cfg)
     show_once()
     wrappers = [wrapper(item, f"env.wrappers[{i}]") for i, item in enumerate(cfg.wrappers)]
     made_by, kwargs = entry_point or constructor(cfg), dict(cfg.kwargs)
-    # Its process may not have registered the id.
+    # The process of an async env may not have registered the id.
     source: Any = gymnasium.spec(_registered(cfg)) if isinstance(cfg, GymVectorEnvConfig) else cfg.id
     make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, source)
 
@@ -39,20 +39,20 @@ def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers]
 
 
 def constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]:
-    """What makes an env of `cfg.id`. Where that cannot be imported, a function without parameters, as making the env
-    says why."""
+    """Returns the function or class that makes an env of `cfg.id`. If it cannot be imported, returns a function without
+    parameters; making the env then raises the reason."""
     with contextlib.suppress(Exception):
         return _call_of(cfg)[0]
     return lambda: None
 
 
 def _registered(cfg: GymEnvConfig | GymVectorEnvConfig) -> str:
-    """The id without the module that registers it."""
+    """Returns the id without the module that registers it."""
     return str(cfg.id).rpartition(":")[2]
 
 
 def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any] | None:
-    """The callable of `cfg.entry_point`, or None for `cfg.id`; registers the ids of ALE."""
+    """Returns the callable of `cfg.entry_point`, or None for `cfg.id`; registers the ids of ALE."""
     if cfg.id is None:
         return resolve(cfg.entry_point, "env.entry_point")
     if cfg.id.startswith("ALE/"):
@@ -65,7 +65,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
         if module:
             importlib.import_module(module)
         if "mujoco" in str(gymnasium.spec(name).entry_point):
-            # Before the first env is made. Making it says what to install where MuJoCo is missing.
+            # Imported before the first env is made. If MuJoCo is missing, making the env says what to install.
             with contextlib.suppress(ImportError):
                 importlib.import_module("mujoco")
     except SyntaxError as error:
@@ -76,7 +76,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
 
 
 def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env, EnvNumbers], gymnasium.Env]:
-    """A function that wraps an env.
+    """Returns a function that wraps an env.
 
     Args:
         item: see `named_call`.
@@ -96,8 +96,8 @@ def _wrap(
     env: gymnasium.Env,
     numbers: EnvNumbers,
 ) -> gymnasium.Env:
-    """Wraps an env. Gymnasium's wrappers refuse envs that do not fit them by errors of many types; a user's own wrapper
-    may have a bug, whose traceback is needed."""
+    """Wraps an env. If a wrapper of Gymnasium refuses the env, by errors of many types, raises `ConfigError`. Errors of
+    a user's own wrapper are not changed, because a bug needs its traceback."""
     kwargs = numbers.arguments(make, arguments)
     if not str(getattr(make, "__module__", "")).startswith("gymnasium.wrappers"):
         return make(env, **kwargs)
@@ -112,8 +112,8 @@ def _wrap(
 
 @contextlib.contextmanager
 def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
-    """Raises `ConfigError` if the block, which makes envs, lacks a package (naming the extra to install) or an argument
-    of an env's constructor."""
+    """Raises `ConfigError` if the block, which makes envs, fails because a package (the message names the extra to
+    install) or an argument of the env's constructor is missing."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:

@@ -37,7 +37,7 @@ from collectx.env.tensor_vector import TensorVectorEnv, device_of
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
 
-# How long the processes of an async env may take to finish a step before they are killed, in seconds.
+# Seconds that the processes of an async env may take to finish a step before they are killed.
 _CLOSE_S = 2.0
 _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
@@ -55,7 +55,7 @@ def adapter(
     autoreset_mode: str | None = None,
     metrics: Sequence[str] = (),
 ) -> Env:
-    """The adapter of a vector env, by whether it returns arrays or tensors."""
+    """Returns the adapter for a vector env, which returns arrays or tensors."""
     device = device_of(env)
     if device is None:
         return GymVectorEnv(env, info_keys, exclude_keys, autoreset_mode, metrics)
@@ -64,14 +64,14 @@ def adapter(
 
 
 class GymVectorEnv(Env):
-    """The envs of a VectorEnv.
+    """The envs of a Gymnasium VectorEnv.
 
-    `reset(seeds)` seeds each env of Gymnasium's VectorEnvs (sync, async); the `reset` of any other VectorEnv takes one
-    integer, `seeds[0]`.
+    `reset(seeds)` seeds each env of Gymnasium's SyncVectorEnv and AsyncVectorEnv. The `reset` of other VectorEnvs gets
+    one integer, `seeds[0]`.
 
     Args:
-        env: closed where the constructor raises.
-        autoreset_mode: needed if the env's metadata names none.
+        env: closed if the constructor raises.
+        autoreset_mode: the mode; needed if the env's metadata names none.
     """
 
     def __init__(
@@ -106,14 +106,15 @@ class GymVectorEnv(Env):
             self._observation.space,
             env.single_action_space,
             ragged=self._mode is AutoresetMode.NEXT_STEP,
-            # In SAME_STEP mode, only Gymnasium's VectorEnvs are known to accept a reset mask.
+            # In SAME_STEP mode, only SyncVectorEnv and AsyncVectorEnv are known to accept a reset mask.
             can_restart_early=self._mode is AutoresetMode.DISABLED
             or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
             inputs=self._observation.leaves,
             infos=self._infos.declared,
         )
         self._seeds_each = is_gymnasiums
-        # NEXT_STEP: the envs whose next step is a reset. SAME_STEP: the envs with a first observation in `_first`.
+        # In NEXT_STEP mode, the envs whose next step is a reset; in SAME_STEP mode, those whose first observation is in
+        # `_first`.
         self._ended = np.zeros(env.num_envs, bool)
         self._first: list[np.ndarray] = []
 
@@ -130,7 +131,7 @@ class GymVectorEnv(Env):
         self._write(out, self._values(observation, info))
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
-        # A copy, as the env may keep its actions and the caller overwrites its arrays.
+        # Copied, because the env may keep its actions, and the caller overwrites its arrays.
         actions = self._action.nest([a.astype(dtype) for a, dtype in zip(action, self._action_dtypes, strict=True)])
         try:
             observation, reward, terminated, truncated, info = self._env.step(actions)
@@ -170,8 +171,8 @@ class GymVectorEnv(Env):
         """See `Env.restart`.
 
         Raises:
-            CollectxError: an env cannot be restarted: any in NEXT_STEP mode; in SAME_STEP mode, an env whose episode
-                did not end in the last step, unless `can_restart_early`.
+            CollectxError: an env cannot be restarted: in NEXT_STEP mode, any env; in SAME_STEP mode without
+                `can_restart_early`, an env whose episode did not end in the last step.
         """
         due = ended & self._ended if self._mode is AutoresetMode.SAME_STEP else np.zeros_like(ended)
         early = ended & ~due
@@ -200,12 +201,12 @@ class GymVectorEnv(Env):
         self.reset_options = options or {}
 
     def close(self) -> None:
-        # Without a timeout Gymnasium waits for ever for the results of a step that an error has interrupted.
+        # Without a timeout, Gymnasium would wait without end for the results of a step that an error has interrupted.
         is_async = isinstance(self._env.unwrapped, AsyncVectorEnv)
         self._env.close(**({"timeout": _CLOSE_S} if is_async else {}))
 
     def _values(self, observation: Any, info: Mapping) -> list[np.ndarray]:
-        """One `[E, *shape]` array per leaf."""
+        """Returns one `[E, *shape]` array per leaf."""
         return [*self._observation.flatten(observation), *self._infos.batched_values(info, self._env.num_envs)]
 
     def _write(self, out: Sequence[np.ndarray], values: Sequence[Any]) -> None:
@@ -231,13 +232,13 @@ class GymVectorEnv(Env):
 
 
 class CheckedEnv(gymnasium.Wrapper):
-    """Raises ShapeError for an observation that differs in shape from its space, or whose values the space's dtype
-    cannot represent, and for a reward that is not one number. Returns copies of the observations.
-    For Gymnasium's vector envs, which store observations later and convert what they store: a sync one when all envs
-    have stepped, where envs may share an array, or when an env that ended has been reset.
+    """Raises `ShapeError` for an observation whose shape differs from its space, or whose values the dtype of the space
+    cannot represent, and for a reward that is not one number. Returns copies of the observations. For envs in
+    Gymnasium's vector envs, which convert and store observations only after all envs have stepped, or after an ended
+    env was reset. Until then, envs that share an array may have changed it.
 
     Args:
-        index: the env's in a sync vector env; None: that of the AsyncVectorEnv's process.
+        index: the env's index in a sync vector env; None: the index of the AsyncVectorEnv's process.
     """
 
     def __init__(self, env: gymnasium.Env, exclude_keys: Sequence[str] = (), index: int | None = None):
@@ -245,7 +246,7 @@ class CheckedEnv(gymnasium.Wrapper):
         number = multiprocessing.current_process().name.rpartition("-")[2]  # of an AsyncVectorEnv's process
         self._index = int(number) if index is None and number.isdigit() else index
         self._observation: ObservationLeaves | None = None
-        # The worker reports an observation that cannot be stored, as it knows the name of the option.
+        # The worker reports a space that cannot be stored, because it knows the name of the option.
         with contextlib.suppress(CollectxError):
             self._observation = ObservationLeaves(env.observation_space, exclude_keys)
             self._leaves = [(leaf, numpy_dtype(leaf)) for leaf in self._observation.leaves]
@@ -254,7 +255,7 @@ class CheckedEnv(gymnasium.Wrapper):
         self._array = (self._leaves[0][0].shape, self._leaves[0][1]) if is_array else None
 
     def __getattr__(self, name: str) -> Any:
-        # A user's sync vector env forwards the attributes of its own envs.
+        # A user's sync vector env may read attributes of its own envs.
         if name == "env":
             raise AttributeError(name)
         return getattr(self.env, name)
@@ -300,7 +301,8 @@ def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the rewards of an AsyncVectorEnv, which keeps their dimension; each must contain one element."""
+    """Returns rewards `[E, 1]` as `[E]`, because an AsyncVectorEnv keeps a dimension of 1. Raises `ShapeError` for
+    other shapes."""
     if name != "reward" or np.shape(value) != (*shape, 1):
         raise ShapeError(
             f"{name}: expected shape {shape}, one value for each env, got shape {np.shape(value)}: the vector env must "
@@ -310,7 +312,8 @@ def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _explain(error: Exception) -> None:
-    """Raises ShapeError if a Gymnasium VectorEnv could not store a reward, which its own message does not say."""
+    """Raises `ShapeError` if Gymnasium's VectorEnv could not store a reward, because its own message does not say
+    so."""
     *_, place = traceback.extract_tb(error.__traceback__)
     if "gymnasium" in place.filename and "rewards" in (place.line or ""):
         raise ShapeError(
@@ -328,14 +331,14 @@ def _make(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
     if is_async:
         make = partial(_make_checked, make, cfg.exclude_keys)
     envs = [partial(make, numbers.of(e)) for e in range(cfg.num_envs)]
-    # Observations are copied into the caller's arrays at once, so the env need not copy them.
+    # The adapter copies observations into the caller's arrays at once, so the env need not copy them.
     if is_async:
         return AsyncVectorEnv(envs, autoreset_mode=mode, copy=False, context=_context(cfg.context))
     return SyncVectorEnv(envs, autoreset_mode=mode, copy=False)
 
 
 def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
-    """What one call makes; it may name the numbers of the first env."""
+    """Returns the vector env that one call makes. The call may take the env numbers of the first env."""
     entry_point = resolve_source(cfg)
     show_once()
     with numbers.explained():
@@ -353,12 +356,13 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
 def _make_checked(
     make: Callable[[EnvNumbers], gymnasium.Env], exclude_keys: Sequence[str], numbers: EnvNumbers
 ) -> gymnasium.Env:
-    """An env in a process of its own."""
+    """Returns an env for a process of an AsyncVectorEnv."""
     return ProcessState(CheckedEnv(make(numbers), exclude_keys=exclude_keys))
 
 
 def _context(name: str | None) -> str:
-    """The start method of an AsyncVectorEnv's processes. A new fork server imports this module once for all of them."""
+    """Returns the start method of an AsyncVectorEnv's processes. A new fork server imports this module once for all of
+    them."""
     name = name or next(each for each in ("forkserver", "spawn") if each in multiprocessing.get_all_start_methods())
     if name == "forkserver":
         multiprocessing.get_context(name).set_forkserver_preload([__name__])

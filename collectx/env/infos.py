@@ -1,8 +1,8 @@
-"""The kept entries of `info`, as leaves `("info", name)`. A mask `("info", "_name")` marks the frames that contain one,
-as in Gymnasium's vector envs.
+"""The kept entries of `info`, as leaves `("info", name)`. A mask `("info", "_name")` tells which frames contain the
+entry, as in Gymnasium's vector envs.
 
-Gymnasium declares no space for infos. Shapes and dtypes that the user does not declare are taken from the infos of one
-episode at most, of an env that the trainer makes for that and closes; workers get them declared (`declare`).
+Gymnasium declares no space for infos. If the user does not declare shapes and dtypes, the trainer reads them from up to
+one episode of an env that it makes and closes; workers then get them declared (`declare`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collectx.env.legal import sample
 from collectx.env.spaces import Leaves, Path, numpy_dtype, torch_dtype
 from collectx.errors import SpaceError
 
-# Steps of a longer episode in which the entries are searched.
+# Maximum number of steps in which entries are searched.
 _PROBED_STEPS = 10_000
 _EXAMPLE = "env.info_keys=[{NAME: float32}], or [float32, 3] for an array of 3"
 
@@ -30,21 +30,22 @@ _EXAMPLE = "env.info_keys=[{NAME: float32}], or [float32, 3] for an array of 3"
 class InfoKeys:
     """The kept info entries of one env, or of a vector of envs.
 
-    An entry is a number, an array, or a dict of numbers and arrays. If `info` lacks it (mostly at a reset,
-    or before an episode's last step), zeros are stored and its mask is False.
+    An entry is a number, an array, or a dict of numbers and arrays. If `info` lacks the entry (often at a reset, or
+    before the last step of an episode), zeros are stored, and its mask is False.
 
     Args:
-        keys: top-level keys of `info`, or mappings that declare them: the form of a number is its dtype, `float32`;
-            of an array its dtype and sizes, `[float32, 2, 3]`; of a dict a mapping of the forms of its parts.
-        env: used only for undeclared entries; it is reset and stepped with random actions until each has occurred.
+        keys: top-level keys of `info`, or mappings from keys to declared forms. The form of a number is its dtype,
+            `float32`; of an array, its dtype and shape, `[float32, 2, 3]`; of a dict, a mapping from its keys to forms.
+        env: the env in which undeclared entries are searched: it is reset, and stepped with random actions until each
+            has occurred.
 
     Attributes:
-        declared: the form of each entry.
+        declared: the form of each entry, by name.
         leaves: `("info", name)` of each name, or `("info", name, part)` of each part of a dict, then
             `("info", "_name")`, [] bool.
 
     Raises:
-        SpaceError: an entry does not occur in an episode, is not numeric, or is declared in another way.
+        SpaceError: an entry does not occur in an episode, is not numeric, or its declaration is wrong.
     """
 
     def __init__(self, keys: Sequence[str | Mapping[str, Any]], env: gymnasium.Env | VectorEnv):
@@ -66,7 +67,7 @@ class InfoKeys:
         )
 
     def values(self, info: Mapping) -> list[Any]:
-        """One value for each of `leaves`, from one env's info."""
+        """Returns one value for each of `leaves`, from one env's info."""
         values: list[Any] = []
         for name, entry in self._entries.items():
             zeros = (np.zeros(leaf.shape, bool) for leaf in entry.leaves)
@@ -75,7 +76,8 @@ class InfoKeys:
         return values
 
     def batched_values(self, info: Mapping, num_envs: int) -> list[np.ndarray]:
-        """One array `[num_envs, *shape]` for each of `leaves`, from a vector env's info; owned by the caller."""
+        """Returns an array `[num_envs, *shape]` for each of `leaves`, from the info of a vector env. The caller owns
+        them."""
         values: list[np.ndarray] = []
         for name, entry in self._entries.items():
             is_present = np.full(num_envs, name in info)
@@ -91,9 +93,9 @@ class InfoKeys:
         return values
 
     def first_and_final_values(self, info: Mapping, ended: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The entries of the first and of the final infos, as `batched_values`, of a vector env in SAME_STEP mode. An
-        entry of an ended env that is in `info` but not in `info["final_info"]` was added by a wrapper of the vector
-        env, and belongs to the final info."""
+        """For a vector env in SAME_STEP mode: returns the entries of the first infos of new episodes, and those of the
+        final infos, in the form of `batched_values`. An entry of an ended env that is in `info`, but not in
+        `info["final_info"]`, counts as final, because a wrapper of the vector env has added it."""
         first = self.batched_values(info, len(ended))
         final = self.batched_values(info.get("final_info", {}), len(ended))
         start = 0
@@ -108,24 +110,24 @@ class InfoKeys:
 
 
 def undeclared(keys: Sequence[str | Mapping[str, Any]]) -> list[str]:
-    """The entries of `env.info_keys` without a declared form."""
+    """Returns the entries of `env.info_keys` without a declared form."""
     return [key for key in keys if not isinstance(key, Mapping)]
 
 
 def declare(cfg: EnvConfig, infos: Mapping[str, Any]) -> EnvConfig:
-    """The configuration with the forms of `InfoKeys.declared`, so that no env is stepped to learn them."""
+    """Returns the configuration with declared infos (`InfoKeys.declared`), so that no env is stepped to find them."""
     return dataclasses.replace(cfg, info_keys=[infos]) if infos else cfg  # type: ignore[call-arg]
 
 
 def shown(form: Any) -> str:
-    """A form as YAML on one line, which is also a value on the command line."""
+    """Returns a form as YAML on one line, which the command line accepts too."""
     if isinstance(form, Mapping):
         return "{" + ", ".join(f"{name}: {shown(part)}" for name, part in form.items()) + "}"
     return form if isinstance(form, str) else f"[{', '.join(map(str, form))}]"
 
 
 def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str, Any]:
-    """The first value of each entry in an episode."""
+    """Returns the first value of each entry in one episode."""
     examples: dict[str, Any] = {}
     known: dict[str, None] = {}
     for info in _episode(env):
@@ -141,7 +143,7 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
 
 
 def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
-    """The infos of each env, with random actions, until an episode ends; then the infos of the reset."""
+    """Yields the infos of each env, with random actions, until an episode ends; then the infos of the reset."""
 
     def of_each(info: Mapping) -> Iterable[Mapping]:
         return (_of_env(info, e) for e in range(env.num_envs)) if isinstance(env, VectorEnv) else (info,)
@@ -160,7 +162,7 @@ def _episode(env: gymnasium.Env | VectorEnv) -> Iterator[Mapping]:
 
 
 def _of_env(info: Mapping, e: int) -> dict[str, Any]:
-    """The info of one env, from a vector env's info."""
+    """Returns the info of one env, from a vector env's info."""
     one = {}
     for key, value in info.items():
         mask = info.get(f"_{key}")
@@ -174,7 +176,7 @@ def _of_env(info: Mapping, e: int) -> dict[str, Any]:
 
 
 def _form(name: str, value: Any, path: Path) -> Any:
-    """The form of the part of an info entry at `path`; see `InfoKeys`."""
+    """Returns the form of the part of an info entry at `path`; see `InfoKeys`."""
     if isinstance(value, Mapping):
         return {part: _form(name, inner, (*path, part)) for part, inner in value.items()}
     try:

@@ -1,13 +1,14 @@
-"""Masks of legal actions: which actions an env allows for the observation that it has returned.
+"""Masks of legal actions, which tell the actions that an env allows for the observation that it has returned.
 
-An env says so by an entry `action_mask` of its Dict observation, as PettingZoo's and TorchRL's envs do, or of `info` if
-`env.info_keys` keeps it. A mask contains a number for each value of the action; zero: this value is illegal.
+An env returns a mask as the entry `action_mask` of its Dict observation, as PettingZoo's and TorchRL's envs do, or of
+`info`, if `env.info_keys` keeps it. A mask contains a number for each value of the action; zero means that the value is
+illegal.
 
     action space     mask
     Discrete(n)      [n]
     MultiDiscrete    [sum(nvec)]: the values of the first choice, then those of the second, and so on
 
-A batch contains the masks like any other observation, so that trainers compute with the masks that the policy saw.
+A batch contains the masks like any other observation, so trainers use the masks that the policy saw.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError, SpaceError
 
 _NAME = "action_mask"
-# The first one that an env has is its mask.
+# The possible keys of the mask; the first one in the observation counts.
 MASK_KEYS: tuple[Key, ...] = ((_NAME,), ("info", _NAME))
 
 
 class LegalActions(nn.Module):
-    """Reads masks. Moved to a device like any module; it has no entries in a state dict.
+    """Reads masks of legal actions. It moves to a device like any module, and adds no entries to a state dict.
 
     Args:
-        mask: the leaf of `spec.observation` with the masks.
+        mask: the leaf of `spec.observation` that contains the masks.
 
     Attributes:
         key: the key of the masks.
@@ -59,14 +60,16 @@ class LegalActions(nn.Module):
         self._action = spec.action[0]
         self._choices, self._width = len(counts), int(counts.max())
         self.register_buffer("_start", torch.as_tensor(start, dtype=torch.int64), persistent=False)
-        # The columns of a mask in a table whose rows have the width of the widest choice; None: it is this table.
+        # Where the numbers of a mask go in a table of choices, whose rows have the width of the widest choice; None:
+        # the mask has the form of this table.
         inside = torch.arange(self._width) < torch.as_tensor(counts)[:, None]
         self.register_buffer("_columns", None if inside.all() else inside.flatten().nonzero()[:, 0], persistent=False)
-        # The policy also acts for final observations of a ragged group, whose actions are not used.
+        # In a ragged group, the policy also acts for final observations, whose actions are ignored.
         self._is_checked = not spec.ragged
 
     def forward(self, mask: torch.Tensor) -> torch.Tensor:
-        """Masks `[..., size]` to whether each value of each choice is legal, `[..., choices, width]` bool."""
+        """Returns, for masks `[..., size]`, whether each value of each choice is legal: `[..., choices, width]`
+        bool."""
         legal = mask.bool()
         if self._columns is not None:
             table = legal.new_zeros((*legal.shape[:-1], self._choices * self._width))
@@ -74,11 +77,11 @@ class LegalActions(nn.Module):
         return legal.unflatten(-1, (self._choices, self._width))
 
     def check(self, legal: torch.Tensor) -> torch.Tensor:
-        """Returns the result of `forward` if each choice of each env has a legal value. Checks on the CPU alone, as it
-        would wait for another device in each step.
+        """Returns `legal`, a result of `forward`, if each choice of each env has a legal value. Only checks on the CPU,
+        because a check on another device would wait for it in every step.
 
         Raises:
-            ShapeError: names the first env that allows no action.
+            ShapeError: an env allows no action; the message names the first one.
         """
         if self._is_checked and legal.device.type == "cpu" and not legal.any(-1).all():
             possible = legal.any(-1).all(-1).flatten()
@@ -90,12 +93,13 @@ class LegalActions(nn.Module):
         return legal
 
     def or_all(self, legal: torch.Tensor) -> torch.Tensor:
-        """The result of `forward`, with all values of a choice without a legal one, as after an episode's end."""
+        """Returns `legal`, a result of `forward`, with all values of a choice legal if none is, as after the end of an
+        episode."""
         return legal | ~legal.any(-1, keepdim=True)
 
     def restrict(self, raw: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
-        """Logits or action values `[..., choices * width]`, with the lowest number for illegal actions, which then have
-        probability zero.
+        """Returns logits or action values `[..., choices * width]`, with the lowest number for illegal actions, whose
+        probability is then zero.
 
         Args:
             legal: the result of `forward`.
@@ -103,13 +107,13 @@ class LegalActions(nn.Module):
         return raw.masked_fill(~legal.flatten(-2), torch.finfo(raw.dtype).min)
 
     def draw(self, mask: torch.Tensor) -> torch.Tensor:
-        """For masks `[E, size]`, random legal actions `[E, *shape]`. Raises `ShapeError` where there are none."""
+        """Returns random legal actions `[E, *shape]` for masks `[E, size]`. Raises `ShapeError` if an env has none."""
         chosen = uniform(self.check(self(mask))) + self._start
         return chosen.to(self._action.dtype).reshape(-1, *self._action.shape)
 
 
 def mask_of(spec: EnvSpec) -> Leaf | None:
-    """The leaf of the observation with the masks; None if the env has no masks."""
+    """Returns the leaf of the observation with the masks; None if the env has no masks."""
     found = (leaf for key in MASK_KEYS for leaf in spec.observation if leaf.key[: len(key)] == key)
     return next(found, None)
 
@@ -125,24 +129,25 @@ def network_inputs(spec: EnvSpec) -> tuple[Leaf, ...]:
 
 
 def legal_actions(spec: EnvSpec) -> LegalActions | None:
-    """The masks of an env; None if it has none. Raises `SpaceError`, see `LegalActions`."""
+    """Returns the reader of an env's masks; None if the env has no masks. Raises `SpaceError`, see `LegalActions`."""
     mask = mask_of(spec)
     return None if mask is None else LegalActions(spec, mask)
 
 
 def is_legal(raw: torch.Tensor) -> torch.Tensor:
-    """Which entries of a result of `LegalActions.restrict` belong to legal actions, bool."""
+    """Returns which entries of a result of `LegalActions.restrict` belong to legal actions, bool."""
     return raw > torch.finfo(raw.dtype).min
 
 
 def uniform(legal: torch.Tensor) -> torch.Tensor:
-    """The indices of random true entries along the last dimension, int64, from torch's generator; 0 if none is true."""
+    """Returns the index of a random true entry along the last dimension, int64, drawn with torch's generator; 0 if none
+    is true."""
     return torch.rand(legal.shape, device=legal.device).masked_fill_(~legal, -1.0).argmax(-1)
 
 
 def sample(space: Space, observation: Any, info: Mapping) -> Any:
-    """A random action for a Gymnasium env, or actions for a vector of envs, as `space.sample()` returns them; legal if
-    each env has one Discrete action, or a MultiDiscrete one of one dimension."""
+    """Returns a random action for a Gymnasium env, or actions for a vector env, in the form of `space.sample()`. They
+    are legal if the action of an env is Discrete, or MultiDiscrete with one dimension."""
     found = [entry[_NAME] for entry in (observation, info) if isinstance(entry, Mapping) and _NAME in entry]
     mask = (np.asarray(found[0]) != 0).astype(np.int8).reshape(-1) if found else None
     if mask is not None and mask.size != _counts(space)[0].sum():
@@ -153,7 +158,7 @@ def sample(space: Space, observation: Any, info: Mapping) -> Any:
 
 
 def _counts(space: Space) -> tuple[np.ndarray, np.ndarray]:
-    """The number of values of each choice, and its first value; empty for other spaces."""
+    """Returns the number of values of each choice, and the first value of each; empty arrays for other spaces."""
     counts, start = np.zeros(0, np.int64), np.zeros(0)
     if isinstance(space, spaces.Discrete):
         counts, start = np.array([space.n]), np.array([space.start])

@@ -1,5 +1,5 @@
-"""Means of entries of `info` (`env.metrics`), which a batch does not contain. A worker adds up the entries of each
-step, and reports the sums with each batch.
+"""Means of `info` entries (`env.metrics`), which batches do not contain. A worker adds up the entries of each step, and
+reports the sums with each batch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collectx.errors import ShapeError
 
 
 class InfoMetrics:
-    """Sums and counts of entries of `info` in the frames of an env group.
+    """Sums and counts of `info` entries over the frames of an env group.
 
-    A frame counts if its `info` contains the entry as a finite number, or as an array whose mean is taken. The info
-    returned by `reset` is not counted.
+    A frame counts if its `info` contains the entry as a finite number, or as an array, of which the mean counts. Infos
+    of `reset` do not count.
 
     Args:
         names: keys of `info`; `episode.l` is `info["episode"]["l"]`.
@@ -28,13 +28,13 @@ class InfoMetrics:
         self._totals = np.zeros((2, len(names)))
 
     def step(self, step: Callable[[Any], tuple[Any, ...]], action: Any) -> tuple[Any, ...]:
-        """Calls the `step` of a single env, and adds its info."""
+        """Calls the `step` of a single env, adds its info, and returns its result."""
         result = step(action)
         self.add(result[-1])
         return result
 
     def add(self, info: Mapping[str, Any]) -> None:
-        """Adds a frame of one env."""
+        """Adds the info of a frame of one env."""
         for i, (name, path) in enumerate(self._paths):
             value: Any = info
             for part in path:
@@ -45,7 +45,7 @@ class InfoMetrics:
                 self._add(i, name, value)
 
     def add_vector(self, info: Mapping[str, Any], frames: np.ndarray) -> None:
-        """Adds a step of a vector env.
+        """Adds the info of a step of a vector env.
 
         Args:
             frames: `[E]` bool, the envs for which the step was a frame.
@@ -56,8 +56,9 @@ class InfoMetrics:
                 self._add(i, name, np.asarray(value)[mask].tolist(), per_env=True)
 
     def add_same_step(self, info: Mapping[str, Any], ended: np.ndarray) -> None:
-        """Adds a step of a vector env in SAME_STEP mode in which envs have ended, `[E]` bool. The entry of such an env
-        is in its final info, or was added to `info` by a wrapper of all (`InfoKeys.first_and_final_values`)."""
+        """Adds the info of a step of a vector env in SAME_STEP mode in which envs have ended, `[E]` bool. The entry of
+        an ended env is in its final info; or in `info`, if a wrapper of the vector env has added it
+        (`InfoKeys.first_and_final_values`)."""
         final = info.get("final_info", {})
         self.add_vector(final, ended)
         for i, (name, path) in enumerate(self._paths):
@@ -67,12 +68,12 @@ class InfoMetrics:
                 self._add(i, name, np.asarray(value)[mask].tolist(), per_env=True)
 
     def take(self) -> np.ndarray:
-        """Sums and counts since the last call, `[2, metrics]` float64; owned by the caller."""
+        """Returns the sums and counts since the last call, `[2, metrics]` float64. The caller owns them."""
         totals, self._totals = self._totals, np.zeros_like(self._totals)
         return totals
 
     def means(self) -> dict[str, float]:
-        """The mean of each entry that has occurred since the last `take`."""
+        """Returns the mean of each entry that occurred since the last `take`, by name."""
         sums, counts = self._totals.tolist()
         names = (name for name, _ in self._paths)
         return {name: total / count for name, total, count in zip(names, sums, counts, strict=True) if count}
@@ -109,7 +110,7 @@ class CountedEpisodes(gymnasium.Wrapper):
 
 
 def _entry(info: Mapping[str, Any], path: Sequence[str], envs: np.ndarray) -> tuple[Any, np.ndarray]:
-    """The part of a vector env's info at `path`, and which of `envs` have it, `[E]` bool."""
+    """Returns the part of a vector env's info at `path`, and which of `envs` have it, `[E]` bool."""
     value: Any = info
     mask = envs.copy()
     for part in path:

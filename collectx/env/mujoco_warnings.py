@@ -1,7 +1,8 @@
-"""MuJoCo's warnings, each once per process: MuJoCo repeats them for every model that it loads and every unstable step.
+"""Shows each of MuJoCo's warnings once per process. MuJoCo repeats them for every model that it loads, and every
+unstable step.
 
-The processes of an async vector env inherit the handler and the warnings that were shown; so do workers that write to
-the same terminal (`launcher/local.py`).
+The processes of an async vector env inherit the handler and the list of warnings that were shown, as do workers that
+write to the same terminal (`place/local_launcher.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# The texts that were shown, without numbers.
+# The texts of the warnings that were shown, without numbers.
 shown: set[str] = set()
 
 
 def show_once() -> None:
-    """Installs the handler unless the user has set one, and as soon as MuJoCo is imported. Idempotent.
+    """Installs the handler, unless the user has set one. If MuJoCo is not imported yet, does so at its import.
+    Idempotent.
 
     The function that makes the envs may import MuJoCo, which shows its first warnings before that function returns.
     """
@@ -32,7 +34,7 @@ def show_once() -> None:
 
 
 def _show(text: str) -> None:
-    # The same warning at another time, or for another degree of freedom.
+    # Without numbers: the same warning may name another time or degree of freedom.
     kind = re.sub(r"\d[\d.e+-]*", "", text)
     if kind not in shown:
         shown.add(kind)
@@ -40,7 +42,7 @@ def _show(text: str) -> None:
 
 
 class _AtImport(MetaPathFinder):
-    """Finds MuJoCo as without it, once, and installs the handler after the import."""
+    """Finds MuJoCo as usual, once, and installs the handler after the import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "mujoco":

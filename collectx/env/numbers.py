@@ -1,7 +1,8 @@
-"""The numbers of an env, for whatever makes it: an entry point, a constructor, a factory, a wrapper.
+"""The numbers of an env, which the code that makes it can use: an entry point, a constructor, a factory, a wrapper.
 
-A parameter named `env_index` or `worker_index` gets the number, unless the user passes a value. Strings of a
-configuration may contain the names in braces: "videos/{env_index}"; a string that is nothing else becomes the number.
+A parameter named `env_index` or `worker_index` gets the number, unless the user passes a value. In strings of a
+configuration, the number replaces the name in braces: "videos/{env_index}". The string "{env_index}" alone becomes the
+number.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from collectx.errors import CollectxError
 
 @dataclass(frozen=True)
 class EnvNumbers:
-    """The numbers of one env. No two envs of a run share an `env_index` at the same time; a replaced or resumed worker
-    has those of the worker before.
+    """The numbers of one env. At any time, no two envs of a run have the same `env_index`. The envs of a replaced or
+    resumed worker keep their numbers.
 
     Attributes:
-        env_index: 0 to N - 1 over all workers; -1 for the env that shows its spaces; below -1 for envs that evaluate.
-        worker_index: 0 to W - 1 over all worker processes of the run; negative likewise.
+        env_index: from 0 over all workers of the run; -1 for the env that is made to read its spaces; below -1 for envs
+            of an evaluation.
+        worker_index: from 0 over all worker processes of the run; negative in the same cases.
     """
 
     env_index: int = 0
     worker_index: int = 0
 
     def of(self, e: int) -> EnvNumbers:
-        """The numbers of env `e` of the group whose first env has these."""
+        """Returns the numbers of env `e` of the group whose first env has these."""
         return replace(self, env_index=self.env_index + e)
 
     def filled(self, value: Any) -> Any:
-        """`value` with numbers in place of the names in its strings."""
-        # Not a space of Gymnasium, which is a mapping too.
+        """Returns `value` with the numbers in place of the names in its strings."""
+        # Not any Mapping: Gymnasium's Dict space is one.
         if isinstance(value, dict):
             return {key: self.filled(each) for key, each in value.items()}
         if isinstance(value, list):
@@ -48,7 +50,7 @@ class EnvNumbers:
         return value
 
     def named_by(self, target: Callable[..., Any]) -> dict[str, int]:
-        """The numbers that are parameters of `target`, and that no `functools.partial` has set."""
+        """Returns the numbers that are parameters of `target`, and that no `functools.partial` has set."""
         try:
             parameters = inspect.signature(target).parameters
         except (TypeError, ValueError):  # a builtin may have no signature
@@ -57,7 +59,8 @@ class EnvNumbers:
         return {name: number for name, number in vars(self).items() if name in parameters and name not in is_set}
 
     def arguments(self, target: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments of a call of `target` that a configuration describes by `kwargs`."""
+        """Returns the keyword arguments of a call of `target`: `kwargs` of a configuration, and the numbers that it
+        takes."""
         return {**self.named_by(target), **{str(key): self.filled(value) for key, value in kwargs.items()}}
 
     @contextmanager
@@ -74,10 +77,10 @@ class EnvNumbers:
             raise
 
 
-# Of the env that is made only to read the spaces.
+# The numbers of the env that is made only to read its spaces.
 SPACES = EnvNumbers(-1, -1)
 
 
 def of_evaluation(num_envs: int) -> EnvNumbers:
-    """Of the first of as many envs that evaluate a policy."""
+    """Returns the numbers of the first of `num_envs` envs that evaluate a policy."""
     return EnvNumbers(-1 - num_envs, -2)

@@ -1,4 +1,4 @@
-"""Converts Gymnasium's observations to leaves of a batch, with the keys that TorchRL's `GymWrapper` gives them.
+"""Converts Gymnasium's observations to leaves of a batch, with the keys of TorchRL's `GymWrapper`.
 
 observation space     keys
 Dict                  the keys of its parts, at the root: `("camera",)`, `("pose", "arm")`; a part "state" is
@@ -24,7 +24,7 @@ from collectx.config.problem import Problem, Refusal
 from collectx.env.spaces import Path, SpaceLeaves, leave_out, parts_of
 from collectx.errors import SpaceError
 
-# Keys of every batch, which no part of an observation can use.
+# Keys that every batch contains, so that no part of an observation can have them.
 _TAKEN = ("action", *REWARD.key, "next", TRAJ_IDS[0], *(name for (name,) in DONE_KEYS))
 _STATE, _OBSERVATION = "state", "observation"
 
@@ -33,15 +33,15 @@ class ObservationLeaves(SpaceLeaves):
     """The leaves of an observation space; see the module's docstring.
 
     Args:
-        exclude: parts to omit; see `exclude_parts`.
-        info_keys: kept entries of `info`, which a batch has below "info".
+        exclude: names of parts to omit; see `exclude_parts`.
+        info_keys: the kept entries of `info`, which batches contain below "info".
 
     Attributes:
-        space: the space by the keys of the leaves, without the omitted parts.
+        space: the space with the keys of the leaves, without the omitted parts.
 
     Raises:
-        ConfigError: a name in `exclude` is that of no part.
-        SpaceError: a part lacks a fixed shape and numeric dtype, or is named like another key of the batch.
+        ConfigError: a name in `exclude` matches no part.
+        SpaceError: a part lacks a fixed shape and numeric dtype, or its name is a key that every batch contains.
     """
 
     def __init__(self, space: Space, exclude: Sequence[str] = (), info_keys: Sequence[Any] = ()):
@@ -65,7 +65,7 @@ class ObservationLeaves(SpaceLeaves):
     def _flatten_with_tuples(self, value: Any) -> list[Any]:
         flat = self._flatten_with_texts(value) if self.has_text else super().flatten(value)
         for i in self._tuples:
-            # Values of unequal shapes are left to the check of every value.
+            # Values of unequal shapes: the check of all values reports them.
             with contextlib.suppress(ValueError):
                 flat[i] = _stack(flat[i], self.leaves[i].shape)
         return flat
@@ -81,7 +81,7 @@ def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
 
 
 def _stacked(space: Space) -> Space:
-    """`space` with one space in place of each Tuple of equal parts."""
+    """Returns `space` with one space in place of each Tuple of equal parts."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict(OrderedDict((name, _stacked(part)) for name, part in parts_of(space)))
     if not isinstance(space, spaces.Tuple):
@@ -104,7 +104,7 @@ def _stacked(space: Space) -> Space:
 
 
 def _stack(value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The stacked values of a Tuple of one env, `shape`, or of a batched one, `[E, *shape]`."""
+    """Returns the stacked values of a Tuple of one env, `shape`, or of a batched one, `[E, *shape]`."""
     parts = [_stack(part, shape[1:]) if isinstance(part, tuple) else part for part in value]
     return np.stack(parts, axis=-len(shape))
 
@@ -116,11 +116,12 @@ def _part(space: Space, path: Path) -> Space:
 
 
 def exclude_parts(space: Space, names: Sequence[str]) -> Space:
-    """`space` without some of its parts. In a Tuple an empty Dict replaces a part, so that the others keep their index;
-    an empty Dict replaces a space of which every part is left out.
+    """Returns `space` without some of its parts. In a Tuple, an empty Dict replaces a part, so that the others keep
+    their indices. An empty Dict also replaces a space without any part left.
 
     Args:
-        names: paths of the parts, joined by dots: `mission`, `inner.text`; "observation" is a space that is no Dict.
+        names: paths of the parts, joined by dots, such as `mission` or `inner.text`; "observation" for a space that is
+            not a Dict.
     """
     if not names:
         return space

@@ -1,4 +1,4 @@
-"""Recognises the API of Gym before 0.26, which an env may still use, when its `step` or `reset` fails."""
+"""Recognises the API of Gym before 0.26, when the `step` or `reset` of an env fails."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collectx.errors import ShapeError
 
 
 def refuse(error: Exception, method: str, where: str, result: Any = None) -> None:
-    """Raises a `ShapeError` from `error` if the env uses the old API.
+    """Raises a `ShapeError` if the env uses the old API; otherwise does nothing.
 
     Args:
         method: the env's method that was called, "step" or "reset".
-        where: which env, for the message.
+        where: the name of the env, for the message.
         result: what `reset` returned; None if it raised.
     """
     text = str(error)

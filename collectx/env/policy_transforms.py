@@ -17,8 +17,8 @@ from collectx.env.torchrl import is_torchrl_env
 
 @dataclass
 class WithPolicyTransforms:
-    """Makes the envs of `create`, with `InitTracker` and with the primers of the policy's modules
-    (`make_tensordict_primer`), unless their keys are in the env's specs. Envs that are not TorchRL's stay as they are.
+    """Calls `create`, and appends `InitTracker` and the primers of the policy's modules (`make_tensordict_primer`) to
+    the env, unless its specs contain their keys. Envs that are not TorchRL's stay unchanged.
     """
 
     create: Callable[..., Any]
@@ -30,7 +30,7 @@ class WithPolicyTransforms:
 
 
 def with_policy_transforms(env: Any, policy: nn.Module) -> Any:
-    """The env of TorchRL with the transforms that it lacks."""
+    """Returns a TorchRL env with those of the transforms that it lacks."""
     from torchrl.envs.transforms import InitTracker
 
     if "is_init" not in {key[-1] for key in _keys(env)}:

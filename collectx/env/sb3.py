@@ -1,10 +1,9 @@
-"""A VecEnv of Stable-Baselines3 as a VectorEnv of Gymnasium with autoreset mode SAME_STEP. It is recognised by its
-methods; stable_baselines3 is not imported.
+"""Adapts a VecEnv of Stable-Baselines3 to a Gymnasium VectorEnv with autoreset mode SAME_STEP. A VecEnv is recognised
+by its methods; stable_baselines3 is not imported.
 
-    VecEnv.step_wait                                 VectorEnv.step
-    observation after the reset of ended envs        observation
-    infos[e]["terminal_observation"]                 info["final_obs"][e]
-    dones[e], infos[e]["TimeLimit.truncated"]        truncated[e] where both are set, otherwise terminated[e]
+    VecEnv.step_wait VectorEnv.step observation after the reset of ended envs observation
+    infos[e]["terminal_observation"] info["final_obs"][e] dones[e], infos[e]["TimeLimit.truncated"] truncated[e] where
+    both are set, otherwise terminated[e]
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ _METHODS = ("step_async", "step_wait", "reset", "seed", "env_is_wrapped")
 
 
 def is_vec_env(value: Any) -> bool:
-    """Whether `value` is a VecEnv, and not a class or a function that makes one."""
-    # Looks in the class, as envs of TorchRL look for unknown attributes in the envs below.
+    """Whether `value` is a VecEnv; False for a class or function that makes one."""
+    # Looks in the class, because TorchRL's envs look up unknown attributes in the envs below them.
     has_methods = all(callable(getattr(type(value), name, None)) for name in _METHODS)
     return has_methods and not isinstance(value, type | VectorEnv)
 
 
 class VecEnvAdapter(VectorEnv):
-    """See the module's docstring. Infos are not passed on."""
+    """A VecEnv as a VectorEnv; see the module's docstring. Other infos are dropped."""
 
     def __init__(self, env: Any):
         self._env = env
@@ -61,10 +60,10 @@ class VecEnvAdapter(VectorEnv):
 
 
 def as_vector_env(env: Any, info_keys: Any = ()) -> Any:
-    """`env`, or the adapter of a VecEnv.
+    """Returns `env`; for a VecEnv, its adapter.
 
     Raises:
-        ConfigError: `info_keys` names infos of a VecEnv.
+        ConfigError: `env` is a VecEnv, and `info_keys` is not empty.
     """
     if not is_vec_env(env):
         return env

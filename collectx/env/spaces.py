@@ -26,14 +26,18 @@ Path = tuple[Any, ...]
 
 
 class Leaves:
-    """Leaves and the path of each in a nested value; `single` where the value is the one leaf's value."""
+    """Leaves, and the path of each in a nested value.
+
+    Attributes:
+        single: whether the nested value itself is the value of the only leaf.
+    """
 
     def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
         self.leaves, self._paths = tuple(zip(*parts, strict=True)) or ((), ())
         self.single = self._paths == ((),)
 
     def flatten(self, value: Any) -> list[Any]:
-        """The leaf values of one nested value, or of one batched nested value; nothing is copied.
+        """Returns the values of the leaves in a nested value, batched or not. Copies nothing.
 
         Raises:
             ShapeError: a part of the value is missing.
@@ -53,14 +57,14 @@ class Leaves:
 
 
 class SpaceLeaves(Leaves):
-    """The leaves of a space, and the conversion of its nested values.
+    """The leaves of a space; converts its nested values to and from leaf values.
 
     Args:
-        root: the key below which the leaves are; if the space is neither a Dict nor a Tuple, the key of its only leaf.
-        may_be_empty: whether it may have no leaves.
+        root: the key above all leaves; if the space is neither a Dict nor a Tuple, the key of its only leaf.
+        may_be_empty: whether a space without leaves is allowed.
 
     Attributes:
-        has_text: whether a part is a Text.
+        has_text: whether the space contains a Text.
 
     Raises:
         SpaceError: a part of the space lacks a fixed shape and numeric dtype.
@@ -91,19 +95,18 @@ class SpaceLeaves(Leaves):
         return flat
 
     def nest(self, values: Sequence[Any]) -> Any:
-        """The nested value that Gymnasium expects, from one value per leaf; nothing is copied."""
+        """Returns the nested value that Gymnasium expects, from a value per leaf. Copies nothing."""
         return values[0] if self.single else _nest(self.space, iter(values))
 
     @property
     def dtypes(self) -> list[np.dtype]:
-        """The dtypes of the parts' spaces: also of a Discrete, whose leaf is int64."""
+        """The dtypes of the parts of the space; that of a Discrete may differ from its leaf, which is int64."""
         return [np.dtype(part.dtype) for part in self._part_spaces]
 
     def element_splitter(self) -> Callable[[Sequence[np.ndarray]], list[Any]]:
-        """A function from batched leaf arrays `[E, *shape]` to a list of E nested values.
+        """Returns a function that splits batched leaf arrays `[E, *shape]` into a list of E nested values.
 
-        The values are Python integers for Discrete, otherwise views of one copy, so that an env may keep or change
-        them.
+        The values are Python integers for Discrete, otherwise views of a copy, so an env may keep or change them.
         """
         splitters = [_split_integers if isinstance(part, spaces.Discrete) else _split for part in self._part_spaces]
 
@@ -115,7 +118,7 @@ class SpaceLeaves(Leaves):
 
 
 def parts_of(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, Space]]:
-    """The parts with their names, or indices."""
+    """Returns the parts of a space with their names or indices."""
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
 
@@ -131,33 +134,33 @@ def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
 
 
 def write_env(leaves: Sequence[Leaf], out: Sequence[np.ndarray], e: int, values: Sequence[Any]) -> None:
-    """Copies one env's leaf values into `array[e]` of each of `out`, after checking their shape and dtype.
+    """Checks shape and dtype of the leaf values of env `e`, and copies them into `array[e]` of each array of `out`.
 
     Raises:
-        ShapeError: names the leaf, its shape and dtype, and the value's shape and dtype.
+        ShapeError: a value does not fit; the message names the leaf, and both shapes and dtypes.
     """
     for leaf, array, value in zip(leaves, out, values, strict=True):
         write_leaf(leaf, array, e, value)
 
 
 def write_leaf(leaf: Leaf, array: np.ndarray, e: int, value: Any) -> None:
-    """Copies one env's value of a leaf into `array[e]`; see `write_env`."""
+    """Copies the value of env `e` into `array[e]`; see `write_env`."""
     if type(value) is not np.ndarray or value.shape != leaf.shape or value.dtype is not array.dtype:
         check_value(leaf, value, array.dtype, e)
     array[e] = value
 
 
 def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
-    """The values of a group's envs as an array that can be assigned to `array` without changing a value.
+    """Returns the values of a leaf for all envs as an array that can be assigned to `array` without changing a value.
 
-    Called in every step; it costs two comparisons where shape and dtype equal those of `array`.
+    Called in every step: if shape and dtype equal those of `array`, it only makes two comparisons.
 
     Args:
-        values: an array `[E, *shape]`, or a sequence of one value for each env. The result may share its memory.
+        values: an array `[E, *shape]`, or a sequence with a value per env. The result may share its memory.
         array: `[E, *shape]`; not written.
 
     Raises:
-        ShapeError: names the leaf, the first env whose value does not fit, and both shapes and dtypes.
+        ShapeError: a value does not fit; the message names the leaf, the first such env, and both shapes and dtypes.
     """
     try:
         fitting = np.asarray(values)
@@ -177,7 +180,7 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
 
 
 def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
-    """Raises ShapeError if the shape of `value` is not the leaf's, or `dtype` cannot represent it.
+    """Raises `ShapeError` if `value` does not have the shape of the leaf, or `dtype` cannot represent its numbers.
 
     Floats may lose precision. Integers must be in the range of an integer `dtype`, whatever their type; floats are not
     converted to integers.
@@ -208,19 +211,19 @@ def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
 
 @lru_cache(maxsize=256)
 def _dtype_fits(source: np.dtype, stored: np.dtype) -> bool | None:
-    """Whether `stored` can represent values of dtype `source`; None where that depends on the values."""
+    """Returns whether `stored` can represent values of dtype `source`; None if that depends on the values."""
     if source.kind in "iu" and stored.kind in "iu" and not np.can_cast(source, stored):
         return None
     return np.can_cast(source, stored, "same_kind")
 
 
 def numpy_dtype(leaf: Leaf) -> np.dtype:
-    """The leaf's dtype in numpy."""
+    """Returns the leaf's dtype in numpy."""
     return torch.empty(0, dtype=leaf.dtype).numpy().dtype
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    """The torch dtype of the same name. Raises TypeError where there is none."""
+    """Returns the torch dtype of the same name. Raises TypeError where there is none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -249,7 +252,7 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
 
 
 def leave_out(*names: str) -> str:
-    """The advice to omit parts of the observation."""
+    """Returns the advice to omit parts of the observation."""
     what = "it" if len(names) == 1 else "them"
     return f"leave {what} out with env.exclude_keys=[{', '.join(names)}], in Python exclude_keys={[*names]}"
 

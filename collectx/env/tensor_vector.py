@@ -1,9 +1,9 @@
-"""A Gymnasium VectorEnv whose `reset` and `step` return torch tensors on one device, and take such actions, as the
-simulators that run on a GPU do. Its attribute `device` tells it from other vector envs.
+"""The adapter of a Gymnasium VectorEnv that returns and takes torch tensors on one device, as simulators on a GPU do.
+Its attribute `device` distinguishes it from other vector envs.
 
-The adapter takes and writes tensors on that device where `collectx.env.base` says arrays, and never waits for the
-device within a step. So it cannot know whether an episode has ended, and the env must reset by itself, in autoreset
-mode SAME_STEP: its step returns the first observation of the next episode, and `info` contains the final one.
+Where `collectx.env.base` says arrays, this adapter takes and writes tensors on that device, and never waits for the
+device within a step. So it cannot know whether an episode has ended, and the env must reset itself, in autoreset mode
+SAME_STEP: its step returns the first observation of the next episode, and `info` contains the final one.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves
 from collectx.errors import CollectxError, ConfigError, ShapeError
 
-# Gymnasium's key of the final observations, and its key before 1.0, which simulators keep.
+# Gymnasium's key of the final observations, and the key before Gymnasium 1.0, which simulators still use.
 _FINAL = ("final_obs", "final_observation")
 
 
 def device_of(env: VectorEnv) -> torch.device | None:
-    """The device of the tensors that `env` returns, with its index; None if it returns arrays."""
+    """Returns the device of the tensors that `env` returns, with its index; None if it returns arrays."""
     device = getattr(env, "device", None)
     return with_index(torch.device(device)) if isinstance(device, str | torch.device) else None
 
 
 def with_index(device: torch.device) -> torch.device:
-    """`device` as tensors on it report it: "cuda" is the current GPU."""
+    """Returns `device` with its index, as tensors report it; "cuda" means the current GPU."""
     return torch.empty(0, device=device).device if device.type == "cuda" else torch.device(device.type)
 
 
 class TensorVectorEnv(Env):
-    """The envs of a VectorEnv on `device`; see the module's docstring. `reset` takes one integer, `seeds[0]`.
+    """The envs of a VectorEnv on `device`; see the module's docstring. `reset` passes one integer, `seeds[0]`.
 
     Args:
-        env: closed where the constructor raises.
+        env: closed if the constructor raises.
 
     Raises:
         ConfigError: the env uses another autoreset mode, or `info_keys` is not empty.
@@ -78,7 +78,7 @@ class TensorVectorEnv(Env):
             can_restart_early=False,
             device=device,
         )
-        # The observations that the last step returned: the first ones of the envs whose episode has ended.
+        # The observations that the last step returned; for envs whose episode has ended, first observations.
         self._first: list[torch.Tensor] = []
         # The envs whose episode has ended in a step without final observations.
         self._lost: torch.Tensor | None = None
@@ -94,11 +94,11 @@ class TensorVectorEnv(Env):
             target.copy_(value)
 
     def step(self, action: Sequence[Any], out: Any) -> bool:
-        """See `Env.step`. Returns True, as the device alone knows whether an episode has ended."""
+        """See `Env.step`. Always returns True, because only the device knows whether an episode has ended."""
         try:
-            # Tensors of inference mode could not be changed by a later reset, or by the user.
+            # Neither a later reset nor the user could change tensors of inference mode.
             with torch.inference_mode(False), torch.no_grad():
-                # A copy, as the env may keep or change its actions.
+                # Copied, because the env may keep or change its actions.
                 actions = self._action.nest([value.clone() for value in action])
                 observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
@@ -123,15 +123,15 @@ class TensorVectorEnv(Env):
         return True
 
     def restart(self, ended: Any, out: Sequence[Any]) -> None:
-        """Writes what the last step returned. If no episode ended, `out` contains these observations already."""
+        """Writes the observations that the last step returned. If no episode has ended, `out` contains them already."""
         for target, first in zip(out, self._first, strict=True):
             target.copy_(first)
 
     def check_final(self) -> None:
-        """Waits for the device if steps came without final observations.
+        """Checks that all ended episodes had final observations. Waits for the device if steps lacked them.
 
         Raises:
-            CollectxError: an episode has ended in such a step since the last call.
+            CollectxError: since the last call, an episode has ended in a step without final observations.
         """
         lost, self._lost = self._lost, None
         if lost is not None and lost.any():
@@ -144,7 +144,7 @@ class TensorVectorEnv(Env):
         self._env.close()
 
     def _values(self, observation: Any) -> list[torch.Tensor]:
-        """One `[E, *shape]` tensor per leaf."""
+        """Returns one `[E, *shape]` tensor per leaf."""
         leaves = self._observation.leaves
         values = zip(leaves, self._observation.flatten(observation), strict=True)
         return [
@@ -153,7 +153,8 @@ class TensorVectorEnv(Env):
         ]
 
     def _checked(self, name: str, value: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """`value`, if it is a tensor of this shape on the device, and `dtype` can hold its values."""
+        """Returns `value`. Raises `ShapeError` unless it is a tensor of this shape on the device, and `dtype` can
+        represent its numbers."""
         if not isinstance(value, torch.Tensor):
             raise ShapeError(
                 f"{name}: expected a tensor on {self._device}, got {type(value).__name__}: a vector env with an "

@@ -1,4 +1,4 @@
-"""Makes envs by a user's callable and chooses the adapter by what it returns."""
+"""Makes envs by a user's callable, and the adapter for what it returns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from collectx.user_objects import UserEnvConfig
 
 
 def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
-    """The group of envs that `cfg.create` makes: the envs of a VectorEnv, of a VecEnv of Stable-Baselines3 or of a
-    batched env of TorchRL, or `cfg.num_envs` single envs (0: one), each made by one call. `cfg.create` may be an env,
-    which is not closed.
+    """Returns the env group that `cfg.create` makes: the envs of a VectorEnv, of a VecEnv of Stable-Baselines3 or of a
+    batched TorchRL env; or `cfg.num_envs` single envs (0: one), each made by a call. If `cfg.create` is itself an env,
+    the group does not close it.
     """
     is_users = is_env(cfg.create)
     show_once()

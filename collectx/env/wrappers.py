@@ -17,14 +17,14 @@ _INSTEAD = {
 
 
 def layers(env: Any) -> Iterator[Any]:
-    """The outermost wrapper of an env, the one within, and so on; the env itself is the last."""
+    """Yields the outermost wrapper of an env, the one within, and so on; the env itself is the last."""
     while env is not None:
         yield env
         env = next((inner for name in _INNER if (inner := getattr(env, name, None)) is not None), None)
 
 
 def normalizers_of(envs: Sequence[Any]) -> tuple[str, ...]:
-    """The classes of running normalisers around the first of a worker's envs, and in its TorchRL transforms."""
+    """Returns the classes of running normalisers around the first of a worker's envs, and in its TorchRL transforms."""
     found: dict[str, None] = {}
     for layer in (each for env in envs[:1] for each in layers(env)):
         transform = getattr(layer, "transform", None)

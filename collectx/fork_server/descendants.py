@@ -56,17 +56,17 @@ def _given(process: int) -> tuple[range, Iterator[int], Iterator[int]]:
 
 
 def marks_from(first: int) -> range:
-    """The marks that a process gives, of which `first` is its fork server's."""
+    """Returns the marks that a process gives, of which `first` is its fork server's."""
     return range(first, first + _NUM_MARKS)
 
 
 def own_marks() -> range:
-    """The marks that this process gives."""
+    """Returns the marks that this process gives."""
     return _given(os.getpid())[0]
 
 
 def new_mark() -> int:
-    """A mark for a worker of this process."""
+    """Returns a mark for a worker of this process."""
     return next(_given(os.getpid())[1])
 
 
@@ -78,7 +78,7 @@ def mark_process(mark: int) -> None:
 
 
 def _priority(thread: int = 0) -> int:
-    """The I/O priority of a thread, or of a process's main thread; 0: this thread. -1: it cannot be read."""
+    """Returns the I/O priority of a thread, or of a process's main thread; 0: this thread. -1: it cannot be read."""
     return -1 if _IOPRIO_GET is None else _system_call(_IOPRIO_GET, 1, thread)
 
 
@@ -164,7 +164,8 @@ def hosted() -> Iterator[None]:
 
 @functools.cache
 def _ended_at_exit(process: int) -> list[list[int]]:
-    """The marks that this process ends when it exits. A process that was forked from it may run its exit handlers."""
+    """Returns the marks that this process ends when it exits. A process that was forked from it may run its exit
+    handlers."""
     marks: list[list[int]] = []
     atexit.register(lambda: end(marks) if os.getpid() == process else None)
     return marks
@@ -197,7 +198,7 @@ def end(marks: Sequence[Container[int]], groups: Collection[int] = ()) -> None:
 
 
 def with_mark(marks: Sequence[Container[int]]) -> set[int]:
-    """The processes with these marks that have not ended. Takes 3 us for each process of the machine."""
+    """Returns the processes with these marks that have not ended. Takes 3 us for each process of the machine."""
     server: Any = forkserver._forkserver
     tracker: Any = resource_tracker._resource_tracker
     spared, found = (os.getpid(), server._forkserver_pid, tracker._pid), set()

@@ -1,5 +1,4 @@
-"""Runs as seen from outside: submitted, watched, cancelled, and their states; the processes of a job, and workers that
-are jobs.
+"""Submits, watches and cancels runs, and tells their states; the processes of a job, and workers that are jobs.
 
     submit.run_jobs(runs, ...)     submits runs as SLURM jobs and watches them           (submit.py)
     status.status_of(run, ...)     the state of a run, from its folder and from SLURM    (status.py)

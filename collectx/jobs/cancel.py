@@ -28,13 +28,13 @@ _MARGIN_S = 60.0
 
 
 def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
-    """Ends runs; blocks until they have ended, or take too long. Prints how each run ended.
+    """Ends runs, and prints how each one ended; blocks until they have ended, or take too long.
 
     Args:
         is_now: whether to end them at once, without a checkpoint.
 
     Returns:
-        Whether this process may end each of the runs, and whether those that it may end have ended.
+        (may, have): whether this process may end all of the runs, and whether those that it may end have ended.
     """
     # Everything is read before the first signal, which may end a run before it writes its configuration.
     living = [run for run, status in zip(runs, statuses(runs), strict=True) if not status.has_ended]

@@ -19,12 +19,12 @@ _LABELS = 7
 def chart(
     title: str, points: Sequence[tuple[float, float]], width: int, height: int, style: str, low: float | None = None
 ) -> Text:
-    """Draws a curve with its title and newest value, and the limits of both axes.
+    """Returns the drawing of a curve with its title and newest value, and the limits of both axes.
 
     Args:
-        points: at least two pairs of an ascending time in seconds and a value.
-        width, height: size of the whole chart, in characters; two rows contain text.
-        low: where the axis begins; None: at the minimum.
+        points: at least two pairs (time, value), with ascending times in seconds.
+        width, height: the size of the whole chart, in characters; two rows contain text.
+        low: the value at which the vertical axis begins; None: the minimum.
     """
     times, values = np.array(points, float).T
     width, rows = width - _LABELS - 1, height - 2
@@ -47,7 +47,7 @@ def chart(
 
 
 def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int) -> Table | None:
-    """Draws mean return and frames per second beside each other; None before there is a curve.
+    """Returns the drawing of mean return and frames per second beside each other; None before there is a curve.
 
     Args:
         curve: `MetricsTail.curve`.
@@ -62,7 +62,7 @@ def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int) -
 
 
 def rates(curve: Sequence[tuple[float, int, float]], most: int = 40) -> list[tuple[float, float]]:
-    """Returns frames per second for at most `most` parts of the time."""
+    """Returns pairs (end in seconds, frames per second) for at most `most` equal parts of the time."""
     if len(curve) < 3:
         return []
     times, frames, _ = np.array(curve, float).T

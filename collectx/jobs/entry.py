@@ -1,8 +1,8 @@
 """`python -m collectx.jobs.entry [--wait S] [--worker INDEX] RUN`: the process of a job, trainer or worker.
 
-    RUN              a run folder that contains `jobs/task.json`, on a file system that all nodes share
-    --wait S         how long that file may take to appear, in seconds
-    --worker INDEX   index of this worker; without it, srun's rank decides: 0 is the trainer, r is worker r - 1
+    RUN a run folder that contains `jobs/task.json`, on a file system that all nodes share --wait S how long that file
+    may take to appear, in seconds --worker INDEX the worker's index; without it, srun's rank decides: 0 is the trainer,
+    r is worker r - 1
 
 Exit status: the run's (trainer), 0 after the trainer closed its workers, 1 for a worker that failed or found no
 trainer, 2 for a wrong configuration.
@@ -43,7 +43,7 @@ from collectx.user_objects import Sealed, UserObjects
 
 _POLL_S = 0.25
 _ASK_S = 5.0
-# Errors of workers whose node may be lost.
+# The errors that a worker causes whose node is lost; other causes are possible.
 _SILENT_ENDS = {f"{kind.__module__}.{kind.__qualname__}" for kind in (WorkerDied, WorkerTimeout)}
 
 
@@ -137,8 +137,8 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
 
 
 def _cancel_job(files: RunFolder) -> None:
-    """Cancels this process's job, so SLURM does not record it as failed; but not an allocation in which the run is a
-    step, without a batch script."""
+    """Cancels this process's job, so that SLURM does not record it as failed. Does nothing if the run is a step of an
+    allocation, which has no batch script."""
     job = requeue.job_id(os.environ)
     if not files.node_note(job).exists():
         return
@@ -149,15 +149,14 @@ def _cancel_job(files: RunFolder) -> None:
 
 
 def _report(files: RunFolder, name: str, reason: str) -> None:
-    """Writes the event "requeued" or "cancelled" of the job, which SLURM ends meanwhile."""
+    """Writes the event "requeued" or "cancelled", while SLURM is ending the job."""
     print(f"collectx: the job is {name}: {reason}", file=sys.stderr)
     with closing(EventLog(files)) as events:
         events(name, reason=reason)
 
 
 def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
-    """Returns the reason if a run failed because a worker's node is lost, otherwise an empty string. Blocks until SLURM
-    knows."""
+    """Returns the reason if a run failed because a worker's node is lost, otherwise "". Blocks until SLURM knows."""
     failure = result.failures[0] if result.status is Status.FAILED and result.failures else None
     # A worker that reported an error is on a live node.
     if failure is None or failure.worker is None or failure.type not in _SILENT_ENDS:
@@ -173,7 +172,8 @@ def _lost_node(result: Result, launcher: JobTasksLauncher) -> str:
 def _run_worker(
     cfg: RunConfig, files: RunFolder, worker: int, token: str, objects: Sealed[UserObjects] | None = None
 ) -> int:
-    """Runs a worker until the trainer closes it; writes its output to its log in the run folder."""
+    """Runs a worker until the trainer closes it; returns the exit status. Redirects the output of this process to the
+    worker's log in the run folder."""
     log = files.worker_log(worker)
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -236,8 +236,8 @@ def _end_without_result(files: RunFolder, signum: int) -> None:
 
 
 def _end_job(files: RunFolder) -> None:
-    """Handles SIGTERM in a worker's job: raises the reason, which the worker's loop reports. Also writes it to a file,
-    for a worker that has not joined."""
+    """Handles SIGTERM in a worker's job: raises `JobEnded`, which the worker's loop reports to the trainer. Also leaves
+    a file that says so, for a worker that has not joined."""
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         with suppress(OSError):
             note_of_end(files.jobs, requeue.job_id(os.environ)).touch()

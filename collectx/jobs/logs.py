@@ -17,17 +17,18 @@ _STATUS_S = 2.0
 
 
 def roles(run: RunFolder) -> list[str]:
-    """Returns the roles of a run, from its configuration and its logs. A role without output has no log."""
+    """Returns the roles of a run, such as "trainer" and "worker-0", also those that have not written a log."""
     workers = [f"worker-{worker}" for worker in range(place_of(named_run(run).cfg).num_tasks - 1)]
     job = ["job"] if run.job_note.exists() else []
     return list(dict.fromkeys([*job, "trainer", *workers, *(path.stem for path in _paths(run, None))]))
 
 
 def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
-    """Prints the log of a role, or of all roles with the role before each line. Returns whether it printed a line.
+    """Prints the log of a role or, with None, of all roles, with the role before each line. Returns whether it printed
+    a line.
 
     Args:
-        follows: whether to print new lines until the run ends; blocks.
+        follows: whether to go on printing new lines until the run ends.
     """
     tails: dict[Path, LinesTail] = {}
     has_printed = False

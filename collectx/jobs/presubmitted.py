@@ -35,7 +35,7 @@ _MAX_PAUSE_S = 10.0
 
 @dataclass(frozen=True)
 class PresubmittedJobs:
-    """Describes the submitted worker jobs to the trainer's job, in an environment variable.
+    """What the trainer's job must know about the submitted worker jobs; passed in an environment variable.
 
     Attributes:
         folder: the run folder in which the workers wait for `jobs/task.json`.
@@ -55,7 +55,7 @@ class PresubmittedJobs:
 
     @classmethod
     def from_environment(cls) -> PresubmittedJobs | None:
-        """Reads the environment variable of this process; None if it is not set."""
+        """Returns the content of the environment variable; None if it is not set."""
         text = os.environ.get(_VARIABLE)
         return None if text is None else cls(**json.loads(text))
 
@@ -79,10 +79,10 @@ def submit_and_follow(
     files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
 ) -> None:
     """Submits the trainer's job, which runs this process's script, and the worker jobs. Copies the trainer's output to
-    standard output, and returns when its job has completed. Cancels all jobs at the end.
+    standard output; blocks until the trainer's job has completed. Cancels all jobs at the end.
 
     Args:
-        trainer, workers: resources of the jobs.
+        trainer, workers: the resources of the trainer's job, and of each worker's.
 
     Raises:
         LauncherError: SLURM refused a job; or the trainer's job failed, or a worker's before any worker had joined.

@@ -34,7 +34,7 @@ class JobSpec:
     """`jobs/task.json`: what the processes of a SLURM job run.
 
     Attributes:
-        argv: the typed command line, for the snapshot.
+        argv: the command line as typed, which the snapshot records.
         token: identifies this attempt of the run, see `announce_trainer`; None in a job that runs trainer and workers,
             whose job id identifies it.
     """
@@ -44,7 +44,7 @@ class JobSpec:
     token: str | None = None
 
     def write(self, files: RunFolder, objects: Sequence[UserObjects] | None = None) -> None:
-        """Writes the file. Pickles `objects`, one for each worker, into a file beside it that only the user can
+        """Writes the file, and pickles `objects`, one for each worker, into a file beside it that only this user can
         read."""
         cfg = self.cfg
         files.jobs.mkdir(parents=True, exist_ok=True)
@@ -55,13 +55,14 @@ class JobSpec:
 
     @classmethod
     def read(cls, files: RunFolder) -> JobSpec:
-        """Reads the file. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` if that fails."""
+        """Returns the content of the file. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` if it cannot be
+        read."""
         content = json.loads(files.job_spec.read_text())
         return cls(from_dict(content["cfg"]), tuple(content["argv"]), content["token"])
 
 
 def read_objects(files: RunFolder, worker: int) -> Sealed[UserObjects] | None:
-    """Returns the objects of a worker; None if its configuration is plain data. See `read_private`."""
+    """Returns the objects of a worker; None if its configuration is plain data. Raises as `read_private` does."""
     return pickle.loads(read_private(files.job_objects))[worker] if files.job_objects.exists() else None
 
 
@@ -77,7 +78,7 @@ def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: flo
     """Blocks until the trainer listens; returns its address.
 
     Args:
-        timeout_name: the option of `timeout_s`, for the message.
+        timeout_name: what the message calls `timeout_s`.
 
     Raises:
         RendezvousError: no address appeared within `timeout_s`.

@@ -55,7 +55,7 @@ _END_REASONS = {
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run. `detail` is the reason or the host; it may be empty, or several lines."""
+    """The status of a run. `detail` gives the reason or the host; it may be empty, or several lines."""
 
     status: Status
     detail: str = ""
@@ -75,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run: its name within the sweep, absolute folder and configuration."""
+    """A run: its name within the sweep, its absolute folder and its configuration."""
 
     name: str
     folder: Path
@@ -88,18 +88,18 @@ class NamedRun:
 
     @property
     def launcher(self) -> SlurmLauncherConfig:
-        """The launcher of a run that is a job."""
+        """The launcher's options; only for a run that is a job."""
         assert isinstance(self.cfg.launcher, SlurmLauncherConfig)
         return self.cfg.launcher
 
     @property
     def grace_s(self) -> float:
-        """How long the run may take to end after its first signal, in seconds."""
+        """How many seconds the run may take to end after its first signal."""
         return self.cfg.checkpoint.grace_s + self.cfg.collector.close_timeout_s
 
     @property
     def workers_grace_s(self) -> float:
-        """How long workers may take to end after their trainer, in seconds."""
+        """How many seconds workers may take to end after their trainer."""
         return self.cfg.collector.close_timeout_s + _EXIT_S
 
 
@@ -125,12 +125,12 @@ def begin_submitted(run: NamedRun, argv: Sequence[str]) -> None:
 
 
 def write_job(files: RunFolder, job: str) -> None:
-    """Records the job that runs in the folder."""
+    """Writes the id of the job that will run in the folder, for `read_job`."""
     write_json(files.job_note, {"job": job, "host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
 
 
 def read_job(files: RunFolder) -> str | None:
-    """Returns the job of a run, submitted by collectx or by submitit; None if the run is no job."""
+    """Returns the id of a run's job, which collectx or submitit submitted; None if the run is not a job."""
     for path in (files.job_note, files.meta):
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(path.read_text())["job"])
@@ -138,7 +138,7 @@ def read_job(files: RunFolder) -> str | None:
 
 
 def query_slurm(jobs: Iterable[str]) -> JobStates:
-    """Asks SLURM for the states of jobs, if there are any."""
+    """Returns the states of jobs. Asks SLURM if there are any; blocks for its answer."""
     try:
         return commands.states(list(jobs))
     except LauncherError as error:
@@ -151,7 +151,7 @@ def query_workers(files: RunFolder) -> JobStates:
 
 
 def _worker_jobs(files: RunFolder) -> dict[str, str]:
-    """Returns the worker's index by job."""
+    """Returns the worker's index, as text, for each worker job of the run."""
     lines = files.worker_jobs.read_text().splitlines() if files.worker_jobs.exists() else []
     jobs = (line.partition(" ") for line in lines)
     # Earlier versions wrote the job alone, which ends with the index.
@@ -159,14 +159,14 @@ def _worker_jobs(files: RunFolder) -> dict[str, str]:
 
 
 def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
-    """Returns the status of each run. Asks SLURM if some are jobs."""
+    """Returns the status of each run. Asks SLURM, once, if some are jobs."""
     jobs = [read_job(run) for run in runs]
     states = query_slurm(job for job in jobs if job is not None)
     return [status_of(run, job, states) for run, job in zip(runs, jobs, strict=True)]
 
 
 def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus:
-    """Returns the status of a run, with `job` of `read_job` and `states` of `query_slurm`."""
+    """Returns the status of a run. `job` is what `read_job` returned, `states` what `query_slurm` returned."""
     try:
         return status_of_process(files) if job is None else status_of_job(files, job, states)
     except DamagedFile as error:
@@ -174,7 +174,7 @@ def status_of(files: RunFolder, job: str | None, states: JobStates) -> RunStatus
 
 
 def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
-    """Returns the status of a run that is a job, with `states` of `query_slurm`."""
+    """Returns the status of a run that is a job. `states` is what `query_slurm` returned."""
     result = files.read_result()
     state = None if isinstance(states, LauncherError) else states.get(job)
     if state is not None and not state.is_over and not state.has_started:
@@ -212,7 +212,7 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
 
 
 def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
-    """Returns the trainer's node if it no longer belongs to the job, otherwise an empty string."""
+    """Returns the trainer's node if it no longer belongs to the job, otherwise ""."""
     try:
         node = files.node_note(job).read_text().strip()
         return "" if node in commands.hostnames(state.node) else node
@@ -221,7 +221,7 @@ def _lost_node(files: RunFolder, job: str, state: JobState) -> str:
 
 
 def _requeue_reason(files: RunFolder) -> str:
-    """Returns why the run requeued its job last; an empty string if it did not."""
+    """Returns why the run requeued its job, if that was its last event, otherwise ""."""
     *_, last = ({}, *files.read_events())
     return f"requeued ({last['reason']})" if last.get("event") == "requeued" else ""
 
@@ -239,8 +239,8 @@ def _down_nodes(state: JobState) -> list[str]:
 
 
 def status_of_process(files: RunFolder) -> RunStatus:
-    """Returns the status of a run that is no job. Only its host knows whether its process is alive; on other hosts, the
-    run counts as running while it has unfinished worker jobs."""
+    """Returns the status of a run that is not a job. Only the run's host knows whether its process is alive; on other
+    hosts, a run counts as running while its worker jobs have not ended."""
     if (result := files.read_result()) is not None:
         return _from_result(result)
     if (host := files.read_meta().get("host")) is None:
@@ -262,8 +262,8 @@ def status_of_process(files: RunFolder) -> RunStatus:
 
 
 def where_running(files: RunFolder) -> str:
-    """Returns where an unfinished run is, such as "queued as job 7" or "running as process 8 on n1"; an empty string if
-    it has ended, or is unknown."""
+    """Returns where an unfinished run is, such as "queued as job 7" or "running as process 8 on n1"; "" if it has
+    ended, or its state is unknown."""
     job, (status,) = read_job(files), statuses([files])
     if status.has_ended or status.status is Status.UNKNOWN:
         return ""
@@ -287,7 +287,7 @@ def waiting_workers(files: RunFolder) -> list[str]:
 
 
 def numbers_of(files: RunFolder) -> dict[str, Any] | None:
-    """Returns the numbers of a run, by their names in `result.json`; None before its first batch."""
+    """Returns the numbers of a run, named as in `result.json`; None before the first batch."""
     if (result := files.read_result()) is not None:
         return result
     numbers = MetricsTail(files.metrics, -1)

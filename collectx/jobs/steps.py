@@ -27,11 +27,11 @@ _POLL_S = 0.1
 
 
 def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: list[Outcome]) -> None:
-    """Runs all runs as steps of the allocation `job`. Blocks until all have ended or one was interrupted. Appends to
-    `results`.
+    """Runs the runs, one after another, as steps of the allocation `job`. Blocks until all have ended or one was
+    interrupted. Appends the outcomes to `results`.
 
     Args:
-        argv: the typed command line, for the snapshot.
+        argv: the command line as typed, which the snapshots record.
 
     Raises:
         ConfigError: the allocation is too small; nothing was started.
@@ -51,7 +51,7 @@ def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: 
 
 
 class _Step:
-    """One run as a step, which the constructor starts; for `Watcher`, the step stands for its job."""
+    """One run as a step, which the constructor starts. `Watcher` watches it like a job."""
 
     def __init__(self, run: NamedRun, job: str, argv: Sequence[str]):
         launcher, files = run.launcher, run.files

@@ -36,12 +36,12 @@ from collectx.run.terminal import printing
 
 
 def run_jobs(runs: Sequence[NamedRun], argv: Sequence[str], sweep: Path | None, results: list[Outcome]) -> bool:
-    """Submits runs, and watches them to their end unless `launcher.wait=false`. Appends to `results`. Returns whether
-    jobs continue after the end of the command.
+    """Submits runs and, unless `launcher.wait=false`, watches them; blocks until they have ended or the user leaves.
+    Appends the outcomes to `results`. Returns whether jobs continue after the command.
 
     Args:
-        argv: the typed command line, for the snapshot.
-        sweep: folder of the sweep of these runs.
+        argv: the command line as typed, which the snapshots record.
+        sweep: the folder of the sweep that contains these runs; None: a single run.
 
     Raises:
         ConfigError: SLURM refused all jobs (the message quotes SLURM), or a folder already contains a run. Nothing was
@@ -109,8 +109,8 @@ def _submit_and_watch(
 
 
 def with_requeue(runs: Sequence[NamedRun], is_inside: bool) -> list[NamedRun]:
-    """Returns the runs with `launcher.requeue` as true or false. Null stands for false if the command `is_inside` an
-    allocation."""
+    """Returns the runs with `launcher.requeue` decided: null becomes true or false, and false for a run that is a step,
+    because the command `is_inside` an allocation. May ask SLURM."""
     preempts = functools.cache(commands.preempts)
     decided = []
     for run in runs:
@@ -153,7 +153,7 @@ def _has_same_config(files: RunFolder, cfg: RunConfig) -> bool:
 
 
 def _folder_problems(run: NamedRun) -> Sequence[str]:
-    """Returns reasons why the run's folder cannot be written."""
+    """Returns the reasons why the run's folder cannot be used."""
     try:
         with locked(run.files, run.cfg.run.overwrite or run.cfg.run.resume == "auto"):
             return ()
@@ -164,8 +164,8 @@ def _folder_problems(run: NamedRun) -> Sequence[str]:
 def _submit(
     runs: Sequence[NamedRun], argv: Sequence[str], jobs: dict[Path, str], unfinished: Collection[str]
 ) -> dict[Path, str]:
-    """Submits all runs; adds to `jobs`. Returns refusals by run folder. A job is held until its folder is begun, so a
-    refusal leaves an earlier run unchanged. `unfinished` are jobs of the same sweep."""
+    """Submits all runs; adds their jobs to `jobs`, and returns SLURM's refusals, both by run folder. A job is held
+    until its folder is begun, so a refusal leaves an earlier run unchanged. `unfinished` are jobs of the same sweep."""
     refusals: dict[Path, str] = {}
     limits: dict[int | None, ParallelLimit] = {}
     for group in arrays(runs):
@@ -200,13 +200,13 @@ def _remove_traces(runs: Iterable[NamedRun]) -> None:
 
 
 class ParallelLimit:
-    """Limits all arrays of a sweep together to `launcher.max_parallel` concurrent runs; SLURM limits each array alone.
-    There are that many places, for one run each. An array takes a place for each of its concurrent tasks, and depends
-    on the jobs that held these places before.
+    """Limits all arrays of a sweep together to `launcher.max_parallel` concurrent runs, as SLURM limits only each
+    array. There are that many places, for one run each. An array takes a place for each of its concurrent tasks, and
+    depends on the jobs that held these places before.
 
     Args:
-        limit: number of places; None: no limit.
-        unfinished: jobs of an earlier submission of the sweep.
+        limit: the number of places; None: no limit.
+        unfinished: the jobs of an earlier submission of the sweep.
     """
 
     def __init__(self, limit: int | None, unfinished: Collection[str]):
@@ -236,7 +236,7 @@ def script_text(group: Sequence[NamedRun], after: Collection[str]) -> str:
 
 
 def headers(runs: Sequence[NamedRun]) -> list[list[str]]:
-    """The `#SBATCH` lines of every script of these runs; runs that are steps of an allocation have none."""
+    """Returns the `#SBATCH` lines of every script of these runs; runs that are steps of an allocation have none."""
     if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
         largest = commands.largest_array()
         return [

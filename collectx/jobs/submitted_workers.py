@@ -31,7 +31,7 @@ def submitted_workers(
 
     Args:
         show: called with messages for the user, from any thread.
-        objects: env, policy and hooks of each worker, if they are no plain data.
+        objects: env, policy and hooks of each worker; None if `cfg` describes them as plain data.
     """
     from collectx.place.slurm.array import JobArray
     from collectx.place.slurm.job_watcher import JobWatcher

@@ -18,7 +18,7 @@ from collectx.run.statistics import MetricsTail, Sampler
 from collectx.run.terminal.display import NUM_WORKERS_SHOWN, PLAIN_S, clock, format_line, number, render_panel
 from collectx.run.terminal.printing import print_line, table
 
-# Maximum width and height of both charts together, their minimum height, and the number of other lines of a panel.
+# The maximum width and height of both charts together, their minimum height, and the number of the panel's other lines.
 _CHART = 120, 9
 _LEAST_HEIGHT = 5
 _MOST_LINES = 8
@@ -30,9 +30,9 @@ class WatchedRun:
     Attributes:
         shows_events: whether the user sees events, such as a restarted worker, at once.
         may_requeue: whether SLURM may restart the job.
-        since_s: when the run last began to wait or to run.
-        ended_s: when its end was first seen; None before.
-        result_ns: modification time of the result at the last query; None before.
+        since_s: when the run last began to wait or to run, by `time.monotonic`.
+        ended_s: when its end was first seen, by `time.monotonic`; None before.
+        result_ns: when `result.json` was last written, at the last query; None before there is one.
     """
 
     def __init__(self, run: NamedRun, job: str | None):
@@ -49,7 +49,7 @@ class WatchedRun:
         self.begin(time.monotonic())
 
     def begin(self, now_s: float) -> None:
-        """Restarts time and rate at `now_s`, without earlier batches."""
+        """Restarts time and rate at `now_s`; earlier batches no longer count in the rate."""
         self.statistics.update()
         self.statistics.rate = None  # of the last batch before
         self.since_s = now_s

@@ -1,7 +1,7 @@
 """Watches runs: their state in the queue, then their live progress, read from the run folders.
 
-Ctrl-C in a terminal asks once whether to end the jobs. Without a terminal it ends them, as SIGTERM does: they write a
-checkpoint. The second time, or if they take too long, it cancels them.
+The first Ctrl-C in a terminal asks whether to end the jobs. Without a terminal it ends them, as SIGTERM does: they
+write a checkpoint. A second one cancels them, as this module does if they take too long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collectx.run.terminal import printing
 from collectx.run.terminal.display import REFRESH_S
 from collectx.run.terminal.notices import Notices
 
-# Seconds between two queries: short at first, longer the longer a job waits or runs.
+# The interval between two queries: short at first, and growing while a job waits or runs.
 _MIN_QUERY_S = 1.0
 _MAX_QUERY_S = 10.0
 # How long after a job's end its result may take to appear on this host, and SLURM to report its state.
@@ -58,9 +58,10 @@ class Watcher:
     """Watches some runs until all have ended.
 
     Args:
-        runs: each run with its job id; None for a process.
-        states: returns the states of jobs.
-        interrupt, cancel: end jobs, with and without a checkpoint.
+        runs: each run with the id of its job; None for a run that is a process.
+        states: returns the states of jobs, by id.
+        interrupt: ends jobs, which write a checkpoint first.
+        cancel: ends jobs without a checkpoint.
         may_leave: whether the jobs may outlive this process.
         is_owner: whether this command started the jobs, so Ctrl-C may end them.
 
@@ -211,7 +212,7 @@ class Watcher:
         return False
 
     def _interrupt_or_cancel(self) -> None:
-        """Ends the jobs with a checkpoint, the second time without."""
+        """Ends the jobs: the first time with a checkpoint, the second time without."""
         if self._interrupted_s is not None:
             self._cancel()
             return

@@ -1,4 +1,4 @@
-"""The readable part of a collector: TorchRL's attributes, counters, and attributes of the workers' envs.
+"""What can be read from a collector: TorchRL's attributes, counters, and attributes of the workers' envs.
 
 Base class of `collectx.library.base.BaseCollector`, which adds the methods.
 """
@@ -31,7 +31,7 @@ from collectx.worker.spec import ConfigOverrides
 
 
 def _keywords(collector: Any) -> set[str]:
-    """Returns the names of the constructor's keywords; none before the constructor has read them."""
+    """Returns the names of the constructor's keywords; an empty set before the constructor has parsed them."""
     keywords = vars(collector).get("_keywords")
     return set() if keywords is None else {field.name for field in dataclasses.fields(keywords)}
 
@@ -41,25 +41,27 @@ def _kwargs(value: Any) -> dict[str, Any]:
 
 
 def _passed(name: str) -> Any:
-    """Makes a property that returns a keyword as passed; None if the constructor does not take it."""
+    """Returns a property for a keyword's value as passed; None if this class's constructor does not take the
+    keyword."""
     return property(lambda collector: getattr(collector._keywords, name, None), doc="As passed to the constructor.")
 
 
 class ReadableCollector(EnvMethods):
     """The attributes of a collector, and queries of its workers.
 
-    A device property is one device if the collector has no workers, a tuple with a device per worker on this machine,
-    otherwise a list of them. Every other keyword of the constructor is an attribute too, as passed or with its default.
+    A device property is one device without workers, a tuple with a device per worker for workers of this machine, and a
+    list for workers on other hosts. Every other keyword of the constructor is an attribute too: its value as passed, or
+    its default.
 
-    Workers answer queries between two of their batches; an async worker first completes its granted batches. Queries of
-    workers over torch.distributed raise `NotImplementedError`.
+    Workers answer queries between two of their batches, so a query blocks until then; an async worker first completes
+    its granted batches. Workers over torch.distributed cannot be queried: these calls raise `NotImplementedError`.
     """
 
     _stream: Stream
     _background: Background
     _keywords: Keywords
     _cfg: RunConfig
-    # For each worker, what differs from `_cfg`.
+    # The differences of each worker's configuration from `_cfg`.
     _overrides: list[ConfigOverrides]
     _frames_per_batch: int
     _spec: EnvSpec
@@ -92,7 +94,7 @@ class ReadableCollector(EnvMethods):
 
     @property
     def _core(self) -> CollectorCore:
-        """The core of the collector; raises `RuntimeError` in a forked process."""
+        """The core that collects the batches. Raises `RuntimeError` in a forked process."""
         self._check_process()
         return self._stream.core
 
@@ -120,30 +122,30 @@ class ReadableCollector(EnvMethods):
 
     @property
     def device(self) -> Any:
-        """The default of the other devices; None if none was passed."""
+        """The keyword `device`, the default of the other devices."""
         return self._per_worker(self._cfg.devices.device)
 
     @property
     def storing_device(self) -> Any:
-        """The device of the batches; None: batches stay on the device that made them."""
+        """The device of the delivered batches; None: the device on which they were collected."""
         return self._per_worker(resolve_devices(self._cfg.devices).storing_device)
 
     @property
     def env_device(self) -> Any:
-        """The device on which envs take actions and return observations; None: the env's own."""
+        """The device of the actions that envs get and of the observations that they return; None: the env's own."""
         return self._per_worker(resolve_devices(self._cfg.devices).env_device)
 
     @property
     def policy_device(self) -> Any:
-        """The device of each worker's policy; None if none was passed, which stands for the CPU."""
+        """The device of each worker's policy; None, if no device was passed, means the CPU."""
         return self._per_worker(
             [resolve_devices(each.devices or self._cfg.devices).policy_device for each in self._overrides]
         )
 
     @property
     def env_path(self) -> str:
-        """How a TorchRL env is stepped: "gymnasium", the env below it, or "torchrl: " and the reason, its own `_step`.
-        Empty for other envs."""
+        """How a TorchRL env is stepped. "gymnasium": by the Gymnasium env below it; "torchrl: " and a reason: by its
+        own `_step`. Empty for other envs."""
         return self._spec.path
 
     def _per_worker(self, names: str | list[str | None] | None) -> Any:
@@ -183,7 +185,7 @@ class ReadableCollector(EnvMethods):
 
     @property
     def requested_frames_per_batch(self) -> int:
-        """Frames of one batch as passed to the constructor."""
+        """`frames_per_batch` as passed to the constructor; the sum of a list."""
         return self._keywords.requested_frames
 
     @property
@@ -208,22 +210,22 @@ class ReadableCollector(EnvMethods):
 
     @property
     def compiled_policy(self) -> bool:
-        """Whether workers compile the policy."""
+        """Whether the policy is compiled (`compile_policy`)."""
         return bool(self._keywords.compile_policy)
 
     @property
     def cudagraphed_policy(self) -> bool:
-        """Whether workers record the policy as CUDA graphs."""
+        """Whether the policy's calls are recorded as CUDA graphs (`cudagraph_policy`)."""
         return bool(self._keywords.cudagraph_policy)
 
     @property
     def compiled_policy_kwargs(self) -> dict[str, Any]:
-        """The keyword arguments of `compile_policy`."""
+        """`compile_policy`, if it is a dict; otherwise empty."""
         return _kwargs(self._keywords.compile_policy)
 
     @property
     def cudagraphed_policy_kwargs(self) -> dict[str, Any]:
-        """The keyword arguments of `cudagraph_policy`."""
+        """`cudagraph_policy`, if it is a dict; otherwise empty."""
         return _kwargs(self._keywords.cudagraph_policy)
 
     @property
@@ -245,12 +247,12 @@ class ReadableCollector(EnvMethods):
 
     @property
     def num_threads(self) -> int:
-        """torch's intra-op threads of this process."""
+        """The keyword `num_threads`; by default, torch's number of threads in this process."""
         return getattr(self._keywords, "num_threads", None) or torch.get_num_threads()
 
     @property
     def preemptive_threshold(self) -> float:
-        """The fraction of workers that a batch waits for."""
+        """The fraction of workers whose parts a batch waits for; by default 1.0."""
         threshold = self._cfg.collector.preemptive_threshold
         return 1.0 if threshold is None else threshold
 
@@ -262,17 +264,19 @@ class ReadableCollector(EnvMethods):
 
     @property
     def policy_weights(self) -> TensorDict:
-        """The parameters and buffers of `collector.policy`, not copied; empty if the policy is no module."""
+        """The parameters and buffers of `collector.policy`, which share its memory; empty if the policy is not a
+        module."""
         return TensorDict.from_module(self.policy).data if isinstance(self.policy, nn.Module) else TensorDict({}, [])
 
     @property
     def traj_format(self) -> str:
-        """ "padded" or "cat"."""
+        """The layout of batches with `trajs_per_batch`: "padded" or "cat"."""
         return self._cfg.collector.traj_format
 
     @property
     def policy_version(self) -> int:
-        """The version of the newest published weights, from 0. `load_state_dict` restores it."""
+        """The version of the newest published weights. The first version is 0; `load_state_dict` restores a saved
+        one."""
         return self._core.policy_version + self._stream.version_offset
 
     def get_policy_version(self) -> int:
@@ -280,7 +284,7 @@ class ReadableCollector(EnvMethods):
         return self.policy_version
 
     def __len__(self) -> int:
-        """The number of batches of the whole run.
+        """The number of batches until `total_frames`, including delivered ones.
 
         Raises:
             TypeError: `total_frames` is -1, or batches consist of whole trajectories.
@@ -291,26 +295,30 @@ class ReadableCollector(EnvMethods):
         return -(-total // frames)
 
     def getattr_env(self, attr: str) -> Any:
-        """Returns an attribute of the first worker's env; a list if the worker steps several envs. Worker processes
-        send a copy, so the attribute must be data: numbers, text, arrays, spaces, specs, or containers of these.
+        """Returns an attribute of the first worker's env, or a list of its envs' attributes if it steps several. A
+        worker process sends a copy, so the attribute must be data: numbers, text, arrays, spaces, specs, or containers
+        of these.
 
         Args:
             attr: name of the attribute, or a path such as `transform[0].shape`.
 
         Raises:
             AttributeError: the env has no such attribute.
-            TypeError: in a worker process, the attribute is a method or another object that is no data.
+            TypeError: the env is in a worker process, and the attribute is a method or another object that is not data.
         """
         return self._ask("getattr_env", per_worker={min(self._core.workers, default=0): (attr,)}).popitem()[1]
 
     def get_distant_attr(self, attr: str) -> Any:
-        """Returns a list with an attribute of each worker: a copy of an attribute of its env for a path that begins
-        with `env.` (data, as for `getattr_env`), its index for `worker_idx`, or an attribute of the shared replay
-        buffer for a path that begins with `replay_buffer.`. Without workers, returns an attribute of this collector.
+        """Returns a list with a value per worker; without workers, an attribute of this collector.
+
+
+        Args:
+            attr: `env.PATH`: an attribute of each worker's env, see `getattr_env`; `worker_idx`: the worker's index;
+                `replay_buffer.PATH`: an attribute of the replay buffer, the same for all workers.
 
         Raises:
-            AttributeError: the attribute does not exist; or there are workers and the path begins otherwise.
-            TypeError: as by `getattr_env`.
+            AttributeError: the attribute does not exist; or there are workers, and the path begins in another way.
+            TypeError: an env's attribute is not data, see `getattr_env`.
         """
         if not self._keywords.has_workers:
             return resolve(self, attr)
@@ -344,20 +352,21 @@ class ReadableCollector(EnvMethods):
         return self.policy
 
     def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:
-        """Returns counters of this process, without a query to workers.
+        """Returns counters. Does not block, as this process keeps all of them:
 
-        - `workers`, `workers_alive`
-        - `frames`, `batches`, `completed`, `requested_frames_per_batch`, `policy_version`, and `total_frames` unless it
-          is -1; `worker_frames`, the sum over the workers
-        - for each worker `worker_<index>/frames`, `.../batches` and `.../requested_frames_per_batch` of its parts of
-          delivered batches
+        - `workers`, including lost ones, and `workers_alive`
+        - `frames` and `batches` that were delivered, `worker_frames` (the sum of `frames` over the workers),
+          `completed` (whether `total_frames` are delivered), `requested_frames_per_batch`, `policy_version`, and
+          `total_frames` unless it is -1
+        - for each worker `worker_<index>/frames`, `.../batches` and `.../requested_frames_per_batch`: the frames,
+          number and size of its parts of delivered batches
 
         Args:
-            workers: "aggregate": the first two groups; "per_worker": the first and the third; "both": all.
-            timeout: ignored (accepted for TorchRL compatibility), as the call does not block.
+            workers: "aggregate": the first and second group; "per_worker": the first and third; "both": all three.
+            timeout: ignored (accepted for TorchRL compatibility).
 
         Raises:
-            ValueError: another value of `workers`.
+            ValueError: `workers` is none of the three.
         """
         if workers not in ("aggregate", "per_worker", "both"):
             raise ValueError(f"workers={workers!r}: must be 'aggregate', 'per_worker' or 'both'")
@@ -386,5 +395,6 @@ class ReadableCollector(EnvMethods):
         return counters
 
     def fake_tensordict(self) -> TensorDictBase:
-        """Returns a batch of zeros with the keys, shapes, dtypes and names of the batches of `next`. Steps no env."""
+        """Returns a batch of zeros with the keys, shapes, dtypes and dimension names of delivered batches. Steps no
+        env."""
         return self._delivery.zeros([each.steps for each in self._overrides])

@@ -1,4 +1,4 @@
-"""Collects in a background thread. Other threads use the collector between two batches, within `hold()`."""
+"""Collects in a background thread. Other threads use the collector between two of its batches, within `hold()`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collectx.transport.connections import LONGEST_WAIT_S
 
 
 class Background:
-    """Calls a function repeatedly in a thread, from `start` on."""
+    """Calls a function again and again in a thread, from `start` until `stop` or an error."""
 
     def __init__(self, thread: StepThread) -> None:
         self._thread = thread
         self._changed = threading.Condition()
         self._num_holders = 0
         self._is_stepping = False
-        # Whether the thread waits for the end of a block of `hold`.
+        # Whether the thread is waiting in `_may_step`.
         self._is_waiting = False
         self._stopping = False
         self._error: BaseException | None = None
@@ -28,8 +28,8 @@ class Background:
         self._has_begun = threading.Event()
 
     def start(self, step: Callable[[], object]) -> None:
-        """Starts to call `step`, which collects one batch and raises `StopIteration` after the last one. Raises
-        `RuntimeError` if it was called before."""
+        """Starts to call `step`, which collects one batch and raises `StopIteration` after the last one. Returns when
+        the thread has begun its first step. Raises `RuntimeError` at a second call."""
         if self._running is not None:
             raise RuntimeError("start() was called before")
         self._running = self._thread.submit(partial(self._run, step))
@@ -37,25 +37,26 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        """Whether more steps may come."""
+        """Whether the thread was started and has not ended."""
         return self._running is not None and not self._running.done()
 
     def ends_within(self, timeout_s: float | None) -> bool:
-        """Waits up to `timeout_s` seconds for the last step; returns whether no step is left. True before `start`."""
+        """Waits up to `timeout_s` seconds until the thread ends; returns whether it has ended. True before `start`."""
         if self._running is not None:
             wait([self._running], None if timeout_s is None else min(timeout_s, LONGEST_WAIT_S))
         return not self.is_running
 
     @contextmanager
     def hold(self, timeout_s: float | None = None) -> Iterator[None]:
-        """Waits for the current step; the thread takes no step within the block.
+        """Waits for the end of the current step; the thread begins no other step within the block. Several threads may
+        be in such a block at once.
 
         Raises:
             TimeoutError: on entry, if the current step takes longer than `timeout_s`.
             Exception: on entry, the error that ended the thread, once.
         """
         with self._changed:
-            # Between two blocks, the thread takes a step.
+            # A block that follows another lets the thread take a step in between.
             self._changed.wait_for(lambda: self._num_holders or not self._is_waiting, timeout_s)
             self._num_holders += 1
         try:
@@ -104,7 +105,7 @@ class Background:
             self._changed.notify_all()
 
     def _may_step(self) -> bool:
-        """Waits while the thread is held; returns False if it is to end."""
+        """Waits while the thread is held; returns whether to take another step."""
         with self._changed:
             self._is_stepping = False
             self._changed.notify_all()

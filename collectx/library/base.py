@@ -2,7 +2,7 @@
 
     arguments --parse--> keywords --> RunConfig --rules--> overrides per worker --> collector.compose.build --> batches
 
-`delivery` converts batches to the requested form.
+`delivery` then converts the batches to the requested form.
 """
 
 from __future__ import annotations
@@ -56,29 +56,37 @@ from collectx.worker.profiling import ProfileConfig
 from collectx.worker.requests import load_into, resolve
 from collectx.worker.spec import env_seed
 
-# How often `shutdown` kills the workers if the background thread does not end.
+# `shutdown` kills the workers at most this many times, until the background thread ends.
 _MOST_KILLS = 5
+# What `next` returns after the last batch.
 _END: Any = object()
 
 
 class BaseCollector(ReadableCollector):
-    """Base class of the library's collectors, for `isinstance`; it has no instances itself.
+    """Base class of all collectors, for `isinstance`; construct one of its subclasses.
 
-    Iterate over a collector to get TensorDicts of `frames_per_batch` frames (see docs/explanation/concepts.md, "A
-    batch"), until `total_frames` are delivered. Use it from one thread, and only in the process that made it. As a
-    context manager, it stops its workers at the end of the block.
+    Iterate over a collector to get batches until `total_frames` are delivered. A batch is a TensorDict of
+    `frames_per_batch` frames, whose last dimension is time: `observation`, `action`, `("next", "reward")`,
+    `("next", "done")` and others; docs/explanation/concepts.md, "A batch", lists the keys. Each batch owns its memory,
+    unless `zero_copy` or `return_same_td` is True.
 
-    The constructor waits up to `start_timeout_s` until worker processes on this machine have made their envs and
-    policies. Jobs and Ray actors start in the background; the first batch waits for them.
+    Use a collector from one thread, and only in the process that made it. The end of a `with` block stops its workers.
+
+    The constructor blocks, for up to `start_timeout_s`, until the worker processes of this machine have made their envs
+    and policies. SLURM jobs and Ray actors start in the background; the first batch waits for them.
+
+    Attributes:
+        policy: the policy in this process, whose weights are published; None for random actions of workers.
+        closed: whether `shutdown` was called.
 
     Raises:
-        ConfigError: arguments of the constructor are wrong. The message lists all problems; nothing was started.
+        ConfigError: the constructor's arguments are wrong. The message lists all problems; nothing was started.
         TypeError: the constructor does not take a keyword.
-        Exception: in the constructor as in `next`, what an env or a policy raised in a worker.
+        Exception: an env or a policy raised this in a worker; from the constructor or from `next`.
     """
 
     _profile_config: ProfileConfig | None = None
-    # The batch that `async for` waits for. It belongs to no event loop, as a cancelled task's loop may be closed.
+    # The batch that `async for` is waiting for. It belongs to no event loop, as a cancelled task's loop may be closed.
     _ahead: concurrent.futures.Future[Any] | None = None
 
     def __init__(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]):
@@ -103,7 +111,8 @@ class BaseCollector(ReadableCollector):
             self._weights.updater.register_collector(self)
 
     def _configure(self, keywords_class: type[Keywords], arguments: tuple, passed: dict[str, Any]) -> None:
-        """Makes the configuration, and the overrides of each worker, from the constructor's arguments."""
+        """Sets the keywords, the configuration, and the overrides of each worker, from the constructor's arguments.
+        Raises `ConfigError` with all problems."""
         passed, conflicts = lift_shared(passed)
         keywords, problems = parse(type(self).__name__, keywords_class, arguments, passed)
         problems += conflicts
@@ -115,7 +124,8 @@ class BaseCollector(ReadableCollector):
         cfg.env, cfg.policy = env, trainers_policy(keywords, cfg.collector.num_workers)
 
     def _read_spec(self) -> EnvSpec:
-        """Returns the spec of one worker's envs. Makes an env, a copy if the collector itself steps another."""
+        """Returns the spec of one worker's envs, read from an env that this makes. If the user passed an env object,
+        copies it for workers, and where the reading would step it."""
         env, has_workers = self._cfg.env, self._keywords.has_workers
         assert isinstance(env, UserEnvConfig)
         has_users_policy = policies.is_user_policy(self._cfg.policy)
@@ -124,14 +134,15 @@ class BaseCollector(ReadableCollector):
         return envs.read_spec(env, has_users_policy)
 
     def _warn_of_surplus(self, stacklevel: int) -> None:
-        """Warns if `total_frames` is rounded up, unless the remainder only comes from rounding up to the envs."""
+        """Warns if `total_frames` is not a multiple of the requested `frames_per_batch`, so more frames are
+        collected."""
         if self.total_frames % self._keywords.requested_frames:
             note = surplus_note(self.total_frames, self._frames_per_batch)
             if note is not None:
                 warnings.warn(note, stacklevel=stacklevel)
 
     def _make_policy(self) -> Any:
-        """Makes `self.policy`; returns the trainer's policy, None for random actions."""
+        """Sets `self.policy`; returns the policy to publish, None for random actions."""
         spec = self._spec
         policy: Any = policies.build(self._cfg.policy, spec, self._cfg.seed)
         self.policy = RandomPolicy() if policy is None and not self._keywords.has_workers else policy
@@ -140,7 +151,7 @@ class BaseCollector(ReadableCollector):
         return policy
 
     def _start_core(self, policy: Any) -> CollectorCore:
-        """Returns the started core. Waits for workers of this machine."""
+        """Starts the workers; returns their core. Blocks until workers of this machine are ready."""
         keywords, cfg = self._keywords, self._cfg
         with contextlib.ExitStack() as stack:
             launcher, events = open_launcher(stack, cfg, self._overrides, keywords)
@@ -165,9 +176,9 @@ class BaseCollector(ReadableCollector):
         return self
 
     def __next__(self) -> TensorDictBase:
-        """Returns the next batch; blocks until it is complete. Returns None if batches go to `replay_buffer`; the
-        annotation omits None, so other loops need no check. After Ctrl-C, the next call returns the batch that was
-        awaited; without workers, it collects that batch again, with new episodes."""
+        """Returns the next batch; blocks until it is complete. With `replay_buffer`, writes it there and returns None
+        (which the annotation omits, so that other loops need no check). After Ctrl-C, the next call returns the batch
+        that was awaited; without workers, it collects that batch again, from new episodes."""
         self._check_process()
         if self.is_running():
             raise RuntimeError("start() made this collector collect in the background: sample from its replay buffer")
@@ -177,8 +188,8 @@ class BaseCollector(ReadableCollector):
         return self
 
     async def __anext__(self) -> TensorDictBase:
-        """Collects like `__next__`, in a thread, so the event loop continues. If the waiting task is cancelled, the
-        next call returns its batch. Do not use the collector otherwise meanwhile."""
+        """Returns the next batch like `__next__`, collected in a thread, so the event loop continues. If the waiting
+        task is cancelled, the next call returns its batch. Call no other method of the collector meanwhile."""
         if self._ahead is None:
             step = partial(contextvars.copy_context().run, next, self, _END)
             self._ahead = self._thread.submit(step)
@@ -198,9 +209,8 @@ class BaseCollector(ReadableCollector):
         return batch
 
     def fill(self, frames: int = 1) -> int:
-        """Collects whole batches into `replay_buffer`; blocks until they contain at least `frames` frames. Returns the
-        number of collected frames, 0 after `total_frames`. `while collector.fill():` replaces iteration, which returns
-        None for each of these batches, as TorchRL does.
+        """Collects batches into `replay_buffer` until they contain at least `frames` frames; blocks until then. Returns
+        the number of frames collected, 0 after `total_frames`, so `while collector.fill():` is a loop over batches.
 
         Raises:
             RuntimeError: the collector has no replay buffer, or collects in the background.
@@ -213,14 +223,15 @@ class BaseCollector(ReadableCollector):
         return collected
 
     def _collect(self) -> TensorDictBase | None:
-        """Publishes the weights if they are due, then collects a batch; see `Delivery.next`."""
+        """Publishes the policy's weights if an update interval has passed, then returns the next batch; see
+        `Delivery.next`."""
         interval, num_collected = self._keywords.publish_interval, self._delivery.num_collected
         if interval > 0 and num_collected and num_collected % interval == 0:
             self._weights.publish(self.policy, {None: None}, self.num_workers)
         return self._delivery.next()
 
     def next(self) -> TensorDictBase | None:
-        """Returns the next batch, or None after the last one. Blocks until it is complete."""
+        """Returns the next batch, or None after the last one. Blocks until the batch is complete."""
         return next(self, None)
 
     def iterator(self) -> Iterator[TensorDictBase]:
@@ -228,8 +239,8 @@ class BaseCollector(ReadableCollector):
         return iter(self)
 
     def start(self) -> None:
-        """Starts to collect into `replay_buffer` in a background thread, until `total_frames` or `shutdown`. Returns at
-        once. You may publish weights meanwhile.
+        """Starts a background thread, which collects into `replay_buffer` until `total_frames` or `shutdown`. Does not
+        wait for a batch. Meanwhile you may sample from the buffer and publish weights.
 
         Raises:
             RuntimeError: the collector has no replay buffer, or was started before.
@@ -245,13 +256,13 @@ class BaseCollector(ReadableCollector):
 
     @contextlib.contextmanager
     def pause(self, timeout: float | None = None, *, resume: bool = True) -> Iterator[None]:
-        """Within `with collector.pause():`, the replay buffer gets no frames. The entry blocks until the current batch
-        is complete. Workers that write to the buffer themselves are idle within the block; others fill their free
-        slots.
+        """Stops the writes to `replay_buffer` within a block, `with collector.pause():`. Its entry blocks until the
+        current batch is complete. Within the block, workers that write to the buffer themselves are idle; other workers
+        go on until their slots are full.
 
         Args:
             timeout: seconds to wait for the current batch; None: as long as `worker_timeout_s` allows.
-            resume: must be True; `shutdown` ends the collecting.
+            resume: must be True; call `shutdown` to end the collecting.
 
         Raises:
             ValueError: `resume=False`.
@@ -266,8 +277,8 @@ class BaseCollector(ReadableCollector):
             yield
 
     def _before_publishing(self) -> contextlib.AbstractContextManager[None]:
-        """Waits for the background thread's current batch, unless weights are in shared memory and no next batch is
-        being filled with older ones."""
+        """Waits for the background thread's current batch, unless weights are in shared memory and `overlap` is 0: then
+        a publish may happen at any time."""
         self._check_process()
         if not place_of(self._cfg).shares_memory or self._cfg.collector.overlap:
             return self._exclusive()
@@ -287,30 +298,30 @@ class BaseCollector(ReadableCollector):
         wait: bool = True,
         strict: bool = False,
     ) -> None:
-        """Publishes a copy of weights. Workers act with them from their next batch on, with `overlap=1` from the batch
-        after it. Only blocks after `start()` without shared memory or with `overlap=1`: then it waits for the current
-        batch.
+        """Publishes a copy of weights as a new version. Workers act with it from their next batch on, with `overlap=1`
+        from the batch after that. Does not wait for workers; after `start()` over a network or with `overlap=1`, it
+        waits for the current batch.
 
         Args:
-            policy_or_weights: a module with the architecture of the policy, or weights by name (a state dict, or a
-                TensorDict of parameters): copied into `collector.policy` and sent to all workers. None publishes
-                `collector.policy` as it is, or the weights that `weight_updater` returns. A dict from worker indices to
-                any of these sets individual weights of those workers, until newer weights for them or for all are
-                published; the other workers and `collector.policy` keep theirs.
+            policy_or_weights: the weights: a module with the policy's architecture, a state dict, or a TensorDict of
+                parameters. They are copied into `collector.policy` and sent to all workers. None: the current weights
+                of `collector.policy`, or those that `weight_updater` returns. A dict from worker indices to any of
+                these sets weights of single workers, which act with them until you publish newer weights for them or
+                for all; the other workers and `collector.policy` keep theirs.
             weights, policy_weights, policy: alternatives to `policy_or_weights`.
-            weights_dict: weights by model, see `model_id`; only the policy's may be None.
-            model_id: the model of the other arguments: None or "policy"; or the path of a module, such as
-                "env.transform[0].module" (in each worker; waits until it is between two batches) or
-                "replay_buffer.transform[0].module" (in this process).
-            worker_ids: indices of the workers that get the weights, as with a dict; None: all.
-            wait: ignored; accepted for TorchRL compatibility.
-            strict: whether unknown names of weights are an error.
+            weights_dict: weights by the model ids that `model_id` lists; only the policy's weights may be None.
+            model_id: what the weights belong to. None or "policy": the policy. A path such as
+                "env.transform[0].module": that module in each worker, which gets them between two batches; the call
+                blocks until then. A path such as "replay_buffer.transform[0].module": that module in this process.
+            worker_ids: indices of the workers that get the weights, like the keys of a dict; None: all.
+            wait: ignored (accepted for TorchRL compatibility).
+            strict: whether weights whose names the policy lacks raise an error.
 
-        Names may begin with the prefixes of wrappers, `_orig_mod.` of `torch.compile` and `module.` of data
-        parallelism.
+        Names of weights may contain the prefixes of wrappers: `_orig_mod.` (`torch.compile`) and `module.` (data
+        parallelism).
 
         Raises:
-            KeyError: weights of the policy are missing, or, if `strict`, names are unknown.
+            KeyError: weights of the policy are missing; or, with `strict`, weights have unknown names.
             TypeError, ValueError: weights were passed twice, have a wrong type or shape, or belong to models or workers
                 that do not exist. Nothing is published then.
         """
@@ -334,14 +345,14 @@ class BaseCollector(ReadableCollector):
         with self._exclusive():
             load_into(self.replay_buffer, path, next(iter(states.values())))
 
-    # TorchRL's workers receive weights by this method; here all weights come from the trainer's policy.
+    # TorchRL's name of the method by which a worker receives weights.
     receive_weights = update_policy_weights_
 
     def increment_version(self) -> int:
-        """Publishes `collector.policy` to all workers as a new version; returns the version.
+        """Publishes the weights of `collector.policy` to all workers as a new version; returns its number.
 
         Raises:
-            RuntimeError: workers have individual weights, which would be overwritten.
+            RuntimeError: workers act with individual weights, which this would overwrite.
         """
         if individual := self._weights.individual:
             raise RuntimeError(
@@ -357,14 +368,17 @@ class BaseCollector(ReadableCollector):
         list_of_args: Sequence[tuple] | None = None,
         list_of_kwargs: Sequence[dict] | None = None,
     ) -> list[Any]:
-        """Calls a method of the envs of each worker, `env.set_level`, with the entry of the lists for this worker, or
-        without arguments; returns the results by worker, a list for several envs. It is a setting, see `EnvMethods`.
+        """Calls `env.NAME`, a method of the envs of each worker, with that worker's entry of the lists, or without
+        arguments. Returns a result per worker; a list of results if a worker steps several envs. The call is a setting,
+        see `EnvMethods`.
 
-        Any other method is one of this collector, which is called once per entry. Without workers, the lists may be
-        missing for a single call.
+        Any other method is this collector's, which is called once per entry of the lists. Without workers, and without
+        lists, it is called once.
+
 
         Args:
-            method_name: name of the method, or a path to it as for `get_distant_attr`.
+            method_name: the method, or a path to it, such as "env.set_level".
+            list_of_args, list_of_kwargs: positional and keyword arguments of each call; None: none.
 
         Raises:
             ValueError: the lists have different lengths, or not one entry per worker; or there are workers, the method
@@ -399,8 +413,8 @@ class BaseCollector(ReadableCollector):
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:
-        """Called in the worker before every batch. Assignment replaces it in all workers from their next batch on; a
-        restarted worker uses the constructor's hook."""
+        """Called without arguments in every worker before each of its batches. An assignment replaces the hook in all
+        workers from their next batch on; a restarted worker uses the constructor's hook."""
         return self._hooks.pre_collect_hook
 
     @pre_collect_hook.setter
@@ -409,7 +423,7 @@ class BaseCollector(ReadableCollector):
 
     @property
     def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
-        """Called in the worker with every batch. Assignment replaces it as for `pre_collect_hook`."""
+        """Called in every worker with each batch that it collected. Assign it like `pre_collect_hook`."""
         return self._hooks.post_collect_hook
 
     @post_collect_hook.setter
@@ -429,15 +443,15 @@ class BaseCollector(ReadableCollector):
         self._hooks = replace(self._hooks, **{name: hook})
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
-        """Resets envs before the next batch that a worker begins. An async collector first delivers up to `num_slots`
-        earlier batches of each worker, a collector with `overlap=1` the batch that is being filled.
+        """Resets envs before the next batch that each worker begins. Batches that workers have already begun are still
+        delivered: of an async collector, up to `num_slots` of each worker; with `overlap=1`, one. Does not wait for the
+        reset.
 
         Args:
             reset_idx: for each worker, whether to reset its envs; None: all.
 
         Raises:
-            ValueError: the length is not the number of workers, or only some are selected and batches consist of whole
-                trajectories.
+            ValueError: `reset_idx` lacks an entry for each worker; or it selects some workers with `trajs_per_batch`.
         """
         workers = None
         if reset_idx is not None:
@@ -446,7 +460,7 @@ class BaseCollector(ReadableCollector):
         self._reset(Reset(), workers)
 
     def _reset(self, reset: Reset, workers: Sequence[int] | None = None) -> None:
-        """Requests a reset of workers; None: of all, which also drops unfinished trajectories."""
+        """Requests a reset of these workers. None: of all workers, which also drops unfinished trajectories."""
         with self._exclusive():
             self._core.request_reset(reset, workers)
             if workers is None:
@@ -460,14 +474,18 @@ class BaseCollector(ReadableCollector):
             raise ValueError(f"{name}={list(selection)} with trajs_per_batch={self.trajs_per_batch}: reset all or none")
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds envs and random actions like the constructor, and resets the envs like `reset`.
+        """Seeds the envs and the random numbers of policies like the constructor's `seed`, and resets the envs like
+        `reset`.
 
         Args:
-            seed: at least 0, below 2**61.
-            static_seed: True: every env gets `seed`. False: every env gets another seed, derived from `seed`.
+            seed: an integer from 0 to 2**61 - 1.
+            static_seed: True: every env gets `seed`. False: every env gets its own seed, derived from `seed`.
 
         Returns:
-            A seed for the next call: `seed` if `static_seed`, otherwise another.
+            A seed for the next call: `seed` with `static_seed`, otherwise a new one.
+
+        Raises:
+            ValueError: `seed` is out of range, or not an integer.
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
             raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
@@ -476,11 +494,11 @@ class BaseCollector(ReadableCollector):
 
     @signature_of(ProfileConfig)
     def enable_profile(self, *arguments: Any, **options: Any) -> None:
-        """Profiles the next batches of some workers, in their processes, with `torch.profiler`.
+        """Profiles the next batches of the selected workers, in their processes, with `torch.profiler`.
 
         Raises:
-            NotImplementedError: the workers are on other hosts, or may be.
-            ValueError: no batch is left to record, or a worker or an activity does not exist.
+            NotImplementedError: workers of this class may be on other hosts.
+            ValueError: no batch would be left to record, or a worker or an activity does not exist.
         """
         self._core.check_can_ask("profile")
         config = ProfileConfig(*arguments, **options).complete(min(self._core.workers))
@@ -495,16 +513,16 @@ class BaseCollector(ReadableCollector):
         return self._profile_config
 
     def disable_profile(self) -> None:
-        """Ends profiling, and writes the recorded trace, if any batch after the warm-up was recorded. Does nothing
-        without `enable_profile`."""
+        """Ends profiling, and writes the trace if a batch after the warm-up was recorded. Does nothing before
+        `enable_profile`."""
         config, self._profile_config = self._profile_config, None
         if config is not None:
             self._ask("end_profile", per_worker=dict.fromkeys(config.workers or (), ()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the state: the policy's weights, counts of frames and batches and, for each worker, its
-        trajectory ids, the state of its envs and, on this machine, its weights and their version. Blocks until the
-        workers have filled the granted slots; the state does not contain these frames."""
+        """Returns a copy of the collector's state: the policy's weights, the counts of frames and batches and, for each
+        worker, its trajectory ids and the state of its envs, for workers of this machine also their weights and
+        version. Blocks until the workers have filled their granted slots, whose frames the state does not contain."""
         weights = self.policy.state_dict() if isinstance(self.policy, nn.Module) else {}
         with self._exclusive():
             saved = self._core.state()
@@ -528,16 +546,23 @@ class BaseCollector(ReadableCollector):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Restores a state: loads and publishes the weights, sets their version and the counts, restores the envs. The
-        collector must have been constructed with the same arguments. Workers whose individual weights the state lacks
-        keep theirs.
+        """Restores a state of a collector that was constructed with the same arguments: loads and publishes the
+        weights, sets their version and the counts, and restores the envs. Workers with individual weights that the
+        state lacks keep them.
 
-        Envs resume within their episodes if their state can be saved (`collectx.state`): envs with `state_dict` and
-        `load_state_dict`, and picklable envs, which are replaced. Pickles execute code: load only states that you
-        trust. All other envs begin new episodes with unused seeds. Async workers first complete their granted batches.
+        Envs continue within their episodes if their state can be saved: by their own `state_dict` and
+        `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds.
+        Pickles execute code: load only states that you trust. Blocks until async workers have completed their granted
+        batches.
+
+
+        Args:
+            state_dict: what `state_dict` returned.
+            strict: whether missing and unknown names of the policy's weights raise an error.
 
         Raises:
-            KeyError: the dict is no state of a collector.
+            KeyError: the dict is not the state of a collector.
+            RuntimeError: the weights do not fit the policy.
         """
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}: pass the result of state_dict()")
@@ -576,12 +601,13 @@ class BaseCollector(ReadableCollector):
             self._core.load(saved_state, self._cfg.seed)
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
-        """Stops the workers, and kills those that do not stop within `close_timeout_s`. Idempotent.
+        """Stops the workers, and kills those that do not stop within `close_timeout_s`. Blocks until they have ended.
+        Further calls do nothing.
 
         Args:
-            timeout: after `start()`, seconds to wait for the current batch; None: `close_timeout_s`.
-            close_env: whether to close an env that was passed to a collector without workers. Envs that the collector
-                made are always closed; the end of a `with` block leaves a passed env open.
+            timeout: seconds to wait for the current batch of the background thread; None: `close_timeout_s`.
+            close_env: whether to close the env object that you passed to a `Collector`. The end of a `with` block does
+                not close it. Envs that the collector made are always closed.
             raise_on_error: whether to raise the error that ended the background thread.
         """
         self._check_process()
@@ -600,7 +626,7 @@ class BaseCollector(ReadableCollector):
                 self._abort(background, limit_s)
 
     def _close(self, thread: StepThread, background: Background, close_env: bool) -> None:
-        """Closes everything, in the thread that stepped the envs, unless that thread hangs."""
+        """Closes everything, in the thread that stepped the envs; in this one, if that thread hangs."""
         with contextlib.ExitStack() as ends:
             if close_env:
                 ends.callback(self._close_users_env)
@@ -614,8 +640,8 @@ class BaseCollector(ReadableCollector):
             env.close()
 
     def _abort(self, background: Background, limit_s: float) -> None:
-        """Interrupts the current batch if the background thread is still alive, which uses what is about to be
-        closed."""
+        """If the background thread is still collecting, interrupts its batch and, if that does not end it, kills the
+        workers."""
         if background.is_running:
             self._core.interrupt()
             num_kills = 0
@@ -626,7 +652,7 @@ class BaseCollector(ReadableCollector):
                 num_kills += 1
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """The same as `shutdown`."""
+        """The same as `shutdown`; blocks too."""
         self.shutdown(timeout, close_env)
 
     def rollout(self) -> TensorDictBase | None:
@@ -645,7 +671,7 @@ class BaseCollector(ReadableCollector):
 
 
 def _write(extend: Callable[[TensorDictBase], Any], version_offset: int, batch: TensorDictBase) -> None:
-    """Runs in a worker: calls `extend` with the batch, whose policy versions are increased by the offset."""
+    """Calls `extend` with a copy of the batch, whose policy versions are increased by the offset. Runs in a worker."""
     batch = batch.clone(recurse=False)
     batch[POLICY_VERSION] = batch[POLICY_VERSION] + version_offset
     extend(batch)

@@ -1,5 +1,5 @@
-"""The collector classes, with TorchRL's names and keywords. Base classes: `attributes.py`, what can be read; `base.py`,
-the methods.
+"""The collector classes, with TorchRL's names and keywords. `base.py` contains their methods, `attributes.py` their
+attributes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,18 @@ from collectx.library.rules import worker_problems
 
 
 class Collector(BaseCollector):
-    """Collects in this process, without workers (TorchRL's `Collector` or `SyncDataCollector`). Acts with the policy
-    object itself, so its weights need not be published.
+    """Collects in this process, without workers. A batch is `[time]`, or `[envs, time]` for several envs. The collector
+    acts with the policy object itself, so its weights need not be published.
 
-    With `num_collectors`, `backend` or `collectx.service_backend`, the result is a collector of another class.
+    With `num_collectors` or `backend`, or within `collectx.service_backend`, `Collector(...)` makes a collector of
+    another class, which those keywords select.
+
+    Examples:
+        >>> make_env = lambda: gymnasium.make("CartPole-v1")
+        >>> with Collector(make_env, frames_per_batch=64, total_frames=128) as collector:
+        ...     shapes = [batch.shape for batch in collector]
+        >>> shapes
+        [torch.Size([64]), torch.Size([64])]
     """
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
@@ -47,7 +55,7 @@ class Collector(BaseCollector):
 
     def __init_subclass__(cls, **keywords: Any):
         super().__init_subclass__(**keywords)
-        # Otherwise the signature would be that of `__new__`.
+        # By default, `inspect` shows the signature of `__new__`.
         cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     @signature_of(SingleKeywords)
@@ -56,20 +64,21 @@ class Collector(BaseCollector):
 
     @property
     def env(self) -> Any:
-        """The env; a list for several envs. If you step or reset it, the collected frames change."""
+        """The env that the collector steps; a list for several. If you step or reset it yourself, the collected frames
+        change."""
         return self._ask("envs")[0]
 
     def reset(self, index: Any = None, **keywords: Any) -> None:  # type: ignore[override]
-        """Resets envs before the next batch.
+        """Resets the envs, or some of them, before the next batch.
 
         Args:
-            index: which of the vector env's envs: a mask, indices or a slice; None: all.
+            index: the envs to reset: a mask, indices or a slice of them; None: all.
             keywords: not supported.
 
         Raises:
-            ValueError: keywords were passed; or only some envs are selected, but the env resets its envs itself, or
-                batches consist of whole trajectories.
-            IndexError: an env does not exist.
+            ValueError: keywords were passed; or `index` selects some envs with `trajs_per_batch`, or of a vector env
+                that resets its envs itself.
+            IndexError: `index` selects an env that does not exist.
         """
         if keywords:
             raise ValueError(
@@ -87,10 +96,9 @@ class Collector(BaseCollector):
 
 
 class MultiCollector(BaseCollector):
-    """Collects in worker processes of this machine, over shared memory. Every worker has a copy of the policy.
+    """Collects in worker processes of this machine, over shared memory. Every worker acts with a copy of the policy.
 
-    `sync=True`: a batch stacks one part of equal size per worker, `[workers, ...]`, collected with the newest weights.
-    `sync=False`: a batch comes from a single worker, the first that is ready.
+    `sync=True` gives the batches of `MultiSyncCollector`, `sync=False` those of `MultiAsyncCollector`.
     """
 
     @signature_of(MultiKeywords)
@@ -99,9 +107,18 @@ class MultiCollector(BaseCollector):
 
 
 class MultiSyncCollector(MultiCollector):
-    """Collects in worker processes of this machine, over shared memory. A batch stacks one part of equal size per
-    worker, `[workers, ...]`, collected with the newest weights. Workers wait while this process learns, unless
-    `overlap=1`. The same as `MultiCollector(sync=True)`."""
+    """Collects in worker processes of this machine, over shared memory. A batch stacks one part of every worker,
+    `[workers, time]`, or `[workers, envs, time]` for several envs per worker. All parts are collected with the newest
+    weights. Workers wait while this process learns, unless `overlap=1`.
+
+    Examples:
+        >>> make_env, policy = lambda: gymnasium.make("Pendulum-v1"), torch.nn.Linear(3, 1)
+        >>> with MultiSyncCollector([make_env] * 2, policy, frames_per_batch=64, total_frames=128) as collector:
+        ...     for batch in collector:  # learn from the batch, then publish the new weights
+        ...         collector.update_policy_weights_()
+        >>> batch.shape
+        torch.Size([2, 32])
+    """
 
     @signature_of(MultiSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -110,8 +127,17 @@ class MultiSyncCollector(MultiCollector):
 
 class MultiAsyncCollector(MultiCollector):
     """Collects in worker processes of this machine that do not wait for each other, over shared memory. A batch comes
-    from a single worker, the first that is ready; its weights may be some versions old. The same as
-    `MultiCollector(sync=False)`."""
+    from the first worker that has filled one, `[time]`, or `[envs, time]` for several envs per worker. Workers collect
+    while this process learns, so the weights of a batch may be some versions old; `("collector", "policy_version")`
+    contains their version.
+
+    Examples:
+        >>> make_env = lambda: gymnasium.make("CartPole-v1")
+        >>> with MultiAsyncCollector([make_env] * 2, frames_per_batch=64, total_frames=128) as collector:
+        ...     shapes = [batch.shape for batch in collector]
+        >>> shapes
+        [torch.Size([64]), torch.Size([64])]
+    """
 
     @signature_of(MultiAsyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -119,9 +145,10 @@ class MultiAsyncCollector(MultiCollector):
 
 
 class AsyncBatchedCollector(BaseCollector):
-    """Collects in worker processes of this machine that only step envs. One more process calls the policy, for all envs
-    that wait for actions at a time. A batch comes from a single worker, the first that is ready. Published weights act
-    from the next call of the policy on; `("collector", "policy_version")` contains the version of each frame."""
+    """Collects in worker processes of this machine that only step envs. One more process calls the policy, with a batch
+    of the observations that are waiting for actions. Batches are those of `MultiAsyncCollector`. Published weights act
+    from the next call of the policy on, so `("collector", "policy_version")` may differ between the frames of a
+    batch."""
 
     policy: Any = None
 
@@ -136,8 +163,8 @@ class AsyncBatchedCollector(BaseCollector):
 
 
 class AsyncCollector(MultiAsyncCollector):
-    """Collects in one worker process of this machine, while this process learns: `MultiAsyncCollector` with one
-    worker."""
+    """Collects in one worker process of this machine, while this process learns. The same as `MultiAsyncCollector` with
+    one worker; `create_env_fn` is a single callable."""
 
     @signature_of(MultiAsyncKeywords)
     def __init__(self, create_env_fn: Any, *arguments: Any, **keywords: Any):
@@ -145,8 +172,16 @@ class AsyncCollector(MultiAsyncCollector):
 
 
 class DistributedCollector(BaseCollector):
-    """Collects in workers on any host, over torch.distributed. A batch comes from a single worker, the first that is
-    ready; with `sync=True` it stacks one part of every worker."""
+    """Collects in workers on any host, over torch.distributed: by default SLURM jobs (`launcher`). Batches are those of
+    `MultiAsyncCollector`, with `sync=True` those of `MultiSyncCollector`.
+
+    Examples:
+        >>> make_env = lambda: gymnasium.make("CartPole-v1")
+        >>> with DistributedCollector([make_env] * 2, launcher="mp", frames_per_batch=64, total_frames=64) as collector:
+        ...     shapes = [batch.shape for batch in collector]
+        >>> shapes
+        [torch.Size([64])]
+    """
 
     @signature_of(DistributedKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -154,9 +189,8 @@ class DistributedCollector(BaseCollector):
 
 
 class DistributedSyncCollector(DistributedCollector):
-    """Collects in workers on any host, over torch.distributed. A batch stacks one part of every worker,
-    `[workers, ...]`. By default publishes the policy's weights after every batch, unless workers have individual
-    policies."""
+    """Collects in workers on any host, over torch.distributed. Batches are those of `MultiSyncCollector`. By default,
+    the collector publishes the policy's weights after every batch, unless workers have individual policies."""
 
     @signature_of(DistributedSyncKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -169,10 +203,11 @@ class DistributedSyncCollector(DistributedCollector):
 
 
 class RPCCollector(BaseCollector):
-    """Collects in workers on any host, over torch RPC. A batch comes from a single worker, the first that is ready;
-    with `sync=True` it stacks one part of every worker.
+    """Collects in workers on any host, over torch RPC. Batches are those of `MultiAsyncCollector`, with `sync=True`
+    those of `MultiSyncCollector`.
 
-    Torch RPC exchanges pickles and does not check the run's secret: a peer that can reach its ports can run code.
+    Torch RPC exchanges pickles and checks no secret: whoever can reach its ports can run code. Use it in trusted
+    networks only.
     """
 
     @signature_of(RpcKeywords)
@@ -181,9 +216,9 @@ class RPCCollector(BaseCollector):
 
 
 class RayCollector(BaseCollector):
-    """Collects in actors of a Ray cluster, over gloo. A batch comes from a single worker, the first that is ready; with
-    `sync=True` it stacks one part of every worker. The first collector connects this process to Ray, until the process
-    ends or calls `ray.shutdown()`. Ray exchanges pickles."""
+    """Collects in actors of a Ray cluster, over gloo. Batches are those of `MultiAsyncCollector`, or with `sync=True`
+    those of `MultiSyncCollector`. The first `RayCollector` connects this process to Ray, until the process ends or
+    calls `ray.shutdown()`. Ray exchanges pickles: whoever can reach its ports can run code."""
 
     @signature_of(RayKeywords)
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -197,20 +232,19 @@ class RayCollector(BaseCollector):
         collector_kwargs: dict[str, Any] | None = None,
         remote_configs: dict[str, Any] | None = None,
     ) -> None:
-        """Starts more workers, with new seeds and trajectory ids; does not wait for them. Batches of a sync collector
-        grow by their parts, so the next batch waits for them.
+        """Starts more workers, with new seeds and trajectory ids. Waits for the background thread's current batch, not
+        for the workers. Batches of a sync collector grow by their parts, so the next batch waits for them.
 
         Args:
-            create_env_fn: a callable per new worker, which makes as many envs, with the same spaces, as for other
-                workers.
+            create_env_fn: a callable per new worker. It must make the same number of envs, with the same spaces, as for
+                the other workers.
             num_envs, policy: ignored (accepted for TorchRL compatibility); new workers use the collector's policy.
-            collector_kwargs, remote_configs: as for the constructor, for every new worker; None: the first worker's
-                `remote_configs`.
+            collector_kwargs, remote_configs: as in the constructor, for every new worker. `remote_configs=None`: those
+                of the first worker.
 
         Raises:
-            ConfigError: `collector_kwargs` or `remote_configs` are wrong, or a callable cannot be pickled. Nothing has
-                changed then.
-            LauncherError: the cluster is too small for the new workers, even when idle.
+            ConfigError: `collector_kwargs` or `remote_configs` are wrong. Nothing has changed.
+            LauncherError: the cluster is too small for the new workers, even if it were idle.
         """
         from collectx.place.ray_actors import objections
         from collectx.place.ray_cluster import check_resources
@@ -270,7 +304,8 @@ class RayCollector(BaseCollector):
         """See `BaseCollector.shutdown`.
 
         Args:
-            shutdown_ray: whether to disconnect this process from Ray, which ends a cluster that it started.
+            shutdown_ray: whether to disconnect this process from Ray, which ends the cluster if this process started
+                it.
         """
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
@@ -290,7 +325,7 @@ class RayCollector(BaseCollector):
 
 
 def _signature(cls: type) -> inspect.Signature:
-    """Returns the constructor's signature, for the class."""
+    """Returns the signature of the class: its constructor's, without `self`."""
     parameters = [*inspect.signature(cls.__init__).parameters.values()]  # type: ignore[misc]
     return inspect.Signature(parameters[1:])
 

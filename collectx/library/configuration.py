@@ -1,5 +1,6 @@
-"""Translates the constructor's keywords into the run's configuration, and back, for messages. Most keywords name their
-option (`keyword_fields.option`); this module sets options that depend on several keywords or on the class.
+"""Translates the constructor's keywords into the run's configuration, and the problems of a configuration into messages
+about keywords. Most keywords name their option (`keyword_fields.option`); this module sets the options that depend on
+several keywords or on the class.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from collectx.worker.spec import ConfigOverrides
 
 
 def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
-    """Returns the configuration; adds the problems of `slurm_kwargs` to `problems`. `collectx.library.overrides` fills
-    the groups `env` and `policy`."""
+    """Returns the configuration; appends the problems of `slurm_kwargs` to `problems`. `collectx.library.overrides`
+    fills the groups `env` and `policy` later."""
     options: dict[str, dict[str, Any]] = defaultdict(dict)
     for field in dataclasses.fields(keywords):
         if "path" in field.metadata:
@@ -65,7 +66,7 @@ def to_config(keywords: Keywords, problems: list[str]) -> RunConfig:
 
 
 def as_message(problem: Problem, keywords: Keywords) -> str:
-    """Returns the message of a problem, with Python's names and values of options."""
+    """Returns the message of a problem, with keywords and their values in place of options."""
     language = names_of(keywords)
     if problem.value is not ABSENT:
         problem = dataclasses.replace(
@@ -76,7 +77,7 @@ def as_message(problem: Problem, keywords: Keywords) -> str:
 
 @contextlib.contextmanager
 def named_in_python(keywords: Keywords) -> Iterator[None]:
-    """Within the block, problems of options are raised with Python's names."""
+    """Re-raises a `Refusal` of the block as a `ConfigError`, with keywords in place of options."""
     try:
         yield
     except Refusal as error:
@@ -84,7 +85,7 @@ def named_in_python(keywords: Keywords) -> Iterator[None]:
 
 
 def _group(group: str, kind: str, options: dict[str, dict[str, Any]]) -> Any:
-    """Returns a group, with defaults for options that no keyword sets."""
+    """Returns the configuration of a group, with defaults for options that no keyword sets."""
     return KINDS[group][kind].schema(**{"kind": kind} | options.get(group, {}))
 
 
@@ -106,22 +107,22 @@ def _launcher(keywords: Keywords, options: dict[str, dict[str, Any]], problems: 
 
 
 def _inner(keywords: Keywords) -> str:
-    """Returns `collector.inner`, from `collector_class` or the number of a worker's processes."""
+    """Returns `collector.inner`, which `collector_class` selects, or the number of processes of a worker."""
     if not isinstance(keywords, RemoteKeywords):
         return "single"
     return kind_of_class(keywords.collector_class) or ("sync" if keywords.num_workers_per_collector > 1 else "single")
 
 
 def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[ConfigOverrides], spec: EnvSpec) -> int:
-    """Rounds the frames of a batch in `cfg` and `overrides` up to whole steps of all envs, as TorchRL does; returns the
+    """Rounds `frames_per_batch` in `cfg` and `overrides` up to whole steps of all envs, as TorchRL does; returns the
     frames of a batch.
 
     Args:
         spec: the envs of one worker process.
 
     Raises:
-        ConfigError: `cat_results` is no dimension of a worker's part, or would concatenate parts of different lengths
-            along another dimension than time.
+        ConfigError: `cat_results` is not a dimension of a worker's part; or parts of different lengths are concatenated
+            along a dimension other than time.
     """
     collector, per_worker = cfg.collector, keywords.frames_per_worker
     stacked, num_envs = collector.schedule == "sync", spec.num_envs
@@ -136,7 +137,7 @@ def fit_frames(keywords: Keywords, cfg: RunConfig, overrides: list[ConfigOverrid
     steps = [-(-frames // num_envs) for frames in per_worker]
     for fields, count in zip(overrides, steps, strict=True):
         fields.steps = count
-    # The longest part fits into every slot.
+    # All slots are of equal size, that of the longest part.
     collector.frames_per_batch = max(steps) * unit
     frames = sum(steps) * num_envs
     if collector.init_random_frames is not None:

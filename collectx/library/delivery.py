@@ -1,4 +1,5 @@
-"""Delivers batches in the requested form, or writes them to a replay buffer, in the thread that iterates."""
+"""Converts batches to the form that the keywords request, and writes them to a replay buffer. Runs in the thread that
+iterates."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from collectx.trajectories import split_trajectories
 
 
 class Delivery:
-    """Delivers the batches of a stream in TorchRL's form.
+    """Delivers the batches of a stream in TorchRL's form, to the caller or to `replay_buffer`.
 
     Attributes:
         num_collected: number of collected batches.
-        post_collect_hook: called with every delivered batch; None if worker processes call it.
+        post_collect_hook: called with every delivered batch; None if the worker processes call the hook.
     """
 
     def __init__(self, keywords: Keywords, options: CollectorConfig, stream: Stream, spec: EnvSpec):
@@ -32,16 +33,16 @@ class Delivery:
         self._keywords = keywords
         self._stream, self._core = stream, stream.core
         self._cuts = [("truncated",), ("done",), *(spec.observation[index].key for index in spec.agents_cuts)]
-        # Whether the first dimension of a batch is the workers.
+        # Whether a batch is `[workers, ...]`.
         self._stacked = options.schedule == "sync"
-        # The TensorDict into which every batch is copied, with `return_same_td`.
+        # With `return_same_td`: the TensorDict into which every batch is copied.
         self._reused: TensorDictBase | None = None
 
     def next(self) -> Any:
-        """Collects a batch and returns what is delivered; None if it went to the replay buffer.
+        """Collects a batch, and returns it in the requested form; None if it went to the replay buffer. Blocks.
 
         Raises:
-            StopIteration: `total_frames` are collected.
+            StopIteration: `total_frames` were delivered before.
         """
         keywords = self._keywords
         if keywords.replay_buffer is not None:
@@ -66,7 +67,8 @@ class Delivery:
         return self.convert(self._collect(), self._core.steps, self._stacked)
 
     def _add(self, batch: TensorDict, parts: Sequence[dict[Key, torch.Tensor]]) -> None:
-        """Adds to the batch what the workers' hooks added to its parts."""
+        """Adds the entries that the workers' `post_collect_hook` added to the parts of the batch; zeros in unfilled
+        steps."""
         forms = [{key: (*value.shape[2:], value.dtype) for key, value in added.items()} for added in parts]
         if any(form != forms[0] for form in forms):
             raise ShapeError(f"the post_collect_hook of the workers adds different keys, shapes or dtypes: {forms}")
@@ -79,10 +81,10 @@ class Delivery:
             batch[key] = whole
 
     def zeros(self, steps_of_workers: Sequence[int | None]) -> Any:
-        """Returns a batch of zeros as `next` would.
+        """Returns a batch of zeros in the form of `next`.
 
         Args:
-            steps_of_workers: number of steps of each worker's part; None: the whole part.
+            steps_of_workers: number of filled steps of each worker's part; None: all.
         """
         batch = self._core.zeros()
         if self._keywords.set_truncated:
@@ -96,8 +98,8 @@ class Delivery:
         """Returns the batch in the requested form.
 
         Args:
-            steps: number of filled steps of each part.
-            stacked: whether the first dimension of the batch is the workers.
+            steps: number of filled steps of each worker's part.
+            stacked: whether the batch is `[workers, ...]`.
         """
         keywords = self._keywords
         if not stacked and steps[0] < batch.shape[-1]:
@@ -119,8 +121,8 @@ class Delivery:
         return result
 
     def _write(self, batch: Any) -> None:
-        """Writes a batch to the replay buffer, part by part, or its ended trajectories, unless a worker wrote it. An
-        item is one frame, as with TorchRL; with several envs per worker, a row of frames."""
+        """Writes a batch to the replay buffer, unless the workers wrote it: part by part, or with `trajs_per_batch` the
+        trajectories that ended. A step of all envs of a worker is an item of the buffer, as in TorchRL."""
         if isinstance(batch, WrittenBatch):
             return
         buffer, steps = self._keywords.replay_buffer, self._core.steps
@@ -143,11 +145,11 @@ class Delivery:
 
 
 def _on_device_of(buffer: Any, frames: TensorDictBase) -> TensorDictBase:
-    """Returns the frames on the device of the buffer's storage, if that has a device."""
+    """Returns the frames, on the device of the buffer's storage if it names one."""
     device = getattr(getattr(buffer, "storage", None), "device", None)
     return frames if device in (None, "auto") else frames.to(device)
 
 
 def _is_shared_and_filled(buffer: Any) -> bool:
-    """Whether a replay buffer is TorchRL's, in shared memory, and its first write has fixed its keys."""
+    """Whether the buffer is one of TorchRL's in shared memory, whose keys its first write has fixed."""
     return bool(getattr(buffer, "shared", False)) and getattr(buffer.storage, "initialized", False)

@@ -1,10 +1,10 @@
-"""How a keyword of a constructor is declared, documented and named: a field of a dataclass of keywords.
+"""Declares a constructor's keyword, as a field of a dataclass of keywords, with its text, limits and conversion.
 
-    option    sets an option of the configuration, and takes text, limits and default from it
-    fixed     is TorchRL's, and must have one value here
-    ignored   is TorchRL's, and has no effect
+    option    sets an option of the configuration, and takes its text, limits and default from it
+    fixed     is a keyword of TorchRL that must keep its default
+    ignored   is a keyword of TorchRL that has no effect
 
-`documented` adds their texts to a docstring; `names_of` gives the names of options to messages.
+`documented` adds these texts to the docstring of the dataclass; `names_of` translates options to keywords in messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collectx.config.problem import PYTHON, Language
 from collectx.config.registry import field_of
 from collectx.config.schema.fields import ABSENT, default_of
 
-# Classes that stand for choices of a group, where the class of a collector is not named like its kind.
+# The collector class for a choice of a group, where the class is not named like the choice.
 _CLASSES = {
     "collector": {"single": "Collector", "rpc": "RPCCollector"},
     "inference": {"server": "AsyncBatchedCollector", "local": "MultiAsyncCollector"},
@@ -27,15 +27,15 @@ _CLASSES = {
 
 
 def option(path: str, default: Any = ..., convert: Any = None, note: str | None = None, **limits: Any) -> Any:
-    """A keyword that sets an option of the configuration.
+    """Declares a keyword that sets an option of the configuration.
 
     Args:
-        path: path of the option, such as `collector.num_slots`. Messages about the option name the keyword.
+        path: path of the option, such as `collector.num_slots`. Messages about the option then name the keyword.
         default: ...: the option's default.
-        convert: a function or dict from the keyword's value to the option's. None: the same value, or the option's
-            default for a None that the option does not take.
-        note: what Python adds to the option's text, "" for nothing. None: the docstring contains a text for Python.
-        limits: limits instead of the option's; see `collectx.config.schema.fields`.
+        convert: a function or dict from the keyword's value to the option's. None: the same value; if the option does
+            not accept None, its default for None.
+        note: text to add to the option's text in the docstring. None: the docstring does not use the option's text.
+        limits: replace the option's limits; see `collectx.config.schema.fields`.
     """
     option = field_of(path)
     packaged = default_of(option)
@@ -51,7 +51,7 @@ def _given(default: Any, value: Any) -> Any:
 
 
 def only(advice: str, *allowed: Any) -> Callable[[Any], Any]:
-    """Returns a check that takes these values alone; `advice` says why, or what to use instead."""
+    """Returns a function that returns the allowed values, and raises `ValueError` with `advice` for others."""
 
     def convert(value: Any) -> Any:
         if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
@@ -62,19 +62,20 @@ def only(advice: str, *allowed: Any) -> Callable[[Any], Any]:
 
 
 def fixed(default: Any, advice: str, *others: Any) -> Any:
-    """A keyword of TorchRL that must have its default, or one of `others`; `advice` is in its text and its message."""
+    """Declares a keyword of TorchRL that must be its default or one of `others`. Its text and its message contain
+    `advice`."""
     allowed = (default, *others)
     text = f"must be {' or '.join(map(repr, allowed))}; {advice}."
     return field(default=default, metadata={"convert": only(advice, *allowed), "text": text})
 
 
 def ignored(default: Any, reason: str = "") -> Any:
-    """A keyword of TorchRL that has no effect."""
+    """Declares a keyword of TorchRL that has no effect; `reason`, which begins with a colon, follows in its text."""
     return field(default=default, metadata={"text": f"ignored (accepted for TorchRL compatibility){reason}."})
 
 
 def documented(cls: Any) -> Any:
-    """Adds the texts of options, and of keywords that have no effect here, to the docstring of a dataclass."""
+    """Adds the texts of `option`, `fixed` and `ignored` fields to the "Args" of a dataclass."""
     language = names_of(cls)
     head, _, own = cls.__doc__.partition("\n    Args:\n")
     lines = [own.rstrip()] if own else []
@@ -82,14 +83,17 @@ def documented(cls: Any) -> Any:
         keyword = cls.__dataclass_fields__.get(name)
         told = keyword.metadata if keyword else {}
         if told.get("text") and told.get("note", "") is not None:
-            text = " ".join(f"{name}: {language.words(told['text'])} {told.get('note', '')}".split())
+            text = language.words(told["text"])
+            if not text.startswith(("True", "False", "None", "NaN")):
+                text = text[0].lower() + text[1:]
+            text = " ".join(f"{name}: {text} {told.get('note', '')}".split())
             lines.append(textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12))
     cls.__doc__ = "\n".join([head.rstrip(), "\n    Args:", *lines, "    "])
     return cls
 
 
 def names_of(keywords: Any) -> Language:
-    """Returns how Python users write options, with the names of these keywords (or of their class)."""
+    """Returns the language of messages for these keywords, an object or a class: options appear as keywords."""
     names = {each.name for each in fields(keywords)}
     of_paths = {each.metadata["path"]: each for each in reversed(fields(keywords)) if "path" in each.metadata}
 

@@ -1,6 +1,7 @@
-"""The collectors' keyword arguments: a dataclass for each constructor, whose fields are the keywords.
+"""The keywords of the collectors' constructors: a dataclass for each constructor, with a field for each keyword.
 
-`parse` reads them, `configuration` makes the run's configuration from them, `rules` checks both.
+`parse` makes an object of this dataclass from the arguments, `configuration` makes the run's configuration from the
+object, and `rules` checks both.
 """
 
 # ruff: noqa: RUF009, the calls in defaults make a `field`
@@ -44,85 +45,91 @@ class Keywords:
     """The keywords of all constructors.
 
     Args:
-        create_env_fn: returns a Gymnasium env, a vector env, whose envs are a dimension of the batch, or a TorchRL env.
-            With several workers: one callable for all, or one for each. You may also pass an env: `Collector` steps it,
-            and `shutdown()` closes it; workers step copies.
-        policy: a TensorDictModule, an `nn.Module`, a callable from the observation to the action, or None or a
-            `RandomPolicy` for random actions.
-        policy_factory: returns the policy instead, in every process; with `policy`, only in the workers, which then act
-            with the factory's weights until others are published. One callable for all workers: they act with the
-            weights of the policy that it returns in this process. A list with a callable per worker: each worker acts
-            with its own policy's weights until `update_policy_weights_`, or an update interval, publishes others; the
-            first callable also makes this process's policy.
-        create_env_kwargs: passed to `create_env_fn`; one dict for all workers, or one for each.
-        exploration_type: how actions are chosen from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
-            DETERMINISTIC of TorchRL's `ExplorationType`, or its name. Built-in policies support RANDOM and the mode.
-        exploration_mode: TorchRL's earlier keyword for the name.
-        trust_policy: True: the policy is called with a TensorDict, without checks of its signature and `in_keys`. Each
-            process still calls it once, with first observations of the env, to learn what it writes.
-        auto_register_policy_transforms: whether TorchRL envs get `InitTracker` and the primers of `policy`, so their
-            specs contain `is_init` and the state of a recurrent policy. Such a policy gets both in any case, see
-            docs/reference/policies.md.
-        compile_policy: whether workers compile the policy with `torch.compile`: True, or its keyword arguments. The
-            first batch includes the compilation (`start_timeout_s`).
-        cudagraph_policy: whether tensordict's `CudaGraphModule` records the policy's calls as CUDA graphs: True, or its
-            keyword arguments. For policies on GPUs.
-        seed: seed of envs and of the policies' random numbers; None: that of `torch.manual_seed`, or a constant.
-        num_envs: number of envs of each worker, if `create_env_fn` returns single envs: it is called `num_envs` times,
-            and batches are `[envs, time]`, even with 1. None: the envs of one call; a single env's batches are
-            `[time]`.
-        info_keys: entries of Gymnasium's `info` to keep in the batch, numbers, arrays or dicts of these, as
-            `("info", name)` and `("next", "info", name)`. If the env lacks an entry, its value is zero and
-            `("info", "_name")` is False. Names, or declarations as in `env.info_keys`: without declarations, the
-            constructor steps an env of its own for up to an episode.
-        exclude_keys: parts of the observation to leave out of the batch, such as texts; nested parts with dots, as in
-            "inner.text"; "observation" for an observation without parts. The policy does not see them.
-        worker_idx: this collector's number among several collectors of the caller: the attribute `worker_idx`.
-        frames_per_batch: frames of one batch, rounded up to a multiple of its envs. For `MultiSyncCollector` with
-            `cat_results=-1` also a list with the frames of each worker; for `MultiAsyncCollector`, a list counts as its
-            sum.
-        total_frames: the collector ends with the batch that reaches this number; -1 or None: never. The constructor
-            warns if it is not a multiple of `frames_per_batch`.
-        device, storing_device, policy_device, env_device: `device` is the default of the others. With several workers,
-            each may be a list with a device per worker, except `storing_device`, the device of the batches. If an env
-            returns tensors (docs/reference/envs.md, "Envs on a GPU"), all devices must equal its device.
+        create_env_fn: a callable that returns a Gymnasium env, a Gymnasium vector env (a dimension of the batch) or a
+            TorchRL env; with workers, one for all, or a list with one per worker. You may also pass an env object:
+            `Collector` steps it, and `shutdown()` closes it; workers step copies.
+        policy: a TensorDictModule, an `nn.Module`, or another callable from the observation to the action. None or a
+            `RandomPolicy`: random actions.
+        policy_factory: a callable that returns the policy, called in this process and in every worker. All workers act
+            with the weights of this process's policy. If you also pass `policy`, only workers call the factory, and act
+            with the weights that it returns until you publish others. A list with a callable per worker: each worker
+            acts with its own weights until others are published, and the first callable also makes this process's
+            policy.
+        create_env_kwargs: keyword arguments of `create_env_fn`; one dict for all workers, or a list with one per
+            worker.
+        exploration_type: how an action is chosen from the policy's distribution: RANDOM, MODE, MEAN, MEDIAN or
+            DETERMINISTIC, a member of TorchRL's `ExplorationType` or its name. collectx's own policies sample for
+            RANDOM, and take the mode for the others.
+        exploration_mode: the name, by TorchRL's earlier keyword.
+        trust_policy: True: call the policy with a TensorDict, without a check of its signature and `in_keys`. Each
+            process still calls it once, with the first observations of the env, to learn what it writes.
+        auto_register_policy_transforms: whether to add `InitTracker` and the primers of `policy` to TorchRL envs, so
+            their specs contain `is_init` and the state of a recurrent policy. Recurrent policies get both in any case:
+            see docs/reference/policies.md.
+        compile_policy: whether to compile the policy in each worker with `torch.compile`: True, or a dict of its
+            keyword arguments. The first batch includes the compilation: see `start_timeout_s`.
+        cudagraph_policy: whether to record the policy's calls as CUDA graphs with tensordict's `CudaGraphModule`: True,
+            or a dict of its keyword arguments. For policies on GPUs.
+        seed: seed of the envs and of the policies' random numbers. None: the seed that you passed to
+            `torch.manual_seed`; without one, a constant.
+        num_envs: envs per worker: `create_env_fn`, which must return a single env, is called `num_envs` times, and a
+            worker's part of a batch is `[envs, time]`, even with 1. None: it is called once; the part is `[time]` if it
+            returns a single env.
+        info_keys: names of entries of Gymnasium's `info` to keep in batches, as `("info", name)` and
+            `("next", "info", name)`: numbers, arrays or dicts of these. If a step lacks an entry, its value is zero and
+            `("info", "_name")` is False. To learn shapes and dtypes, the constructor makes an env and steps it for up
+            to an episode, unless you pass declarations: see docs/reference/envs.md.
+        exclude_keys: names of observation parts, such as texts, that neither batches nor the policy get; "inner.text"
+            for a nested part, "observation" for an observation without parts.
+        worker_idx: value of the attribute `worker_idx`: a number that you give this collector, if you have several.
+        frames_per_batch: frames of one batch, rounded up to a multiple of its envs. `MultiSyncCollector` with
+            `cat_results=-1` also takes a list with the frames of each worker. For `MultiAsyncCollector`, a list means
+            its sum.
+        total_frames: the collector ends with the batch that reaches this number of frames; -1 or None: never. The
+            constructor warns if it is not a multiple of `frames_per_batch`.
+        device, storing_device, policy_device, env_device: devices of the delivered batches, of the policy, and of the
+            env's actions and observations; `device` is their default. With workers, each of them but `storing_device`
+            may be a list with a device per worker. If the env returns tensors (docs/reference/envs.md, "Envs on a
+            GPU"), all devices must equal its device.
         split_trajs: whether batches are `[trajectories, longest]`, see `collectx.split_trajectories`.
-        postproc: called with every batch in this process; its result is delivered. `total_frames` counts frames before
-            this call.
-        post_traj: called in this process with each whole trajectory, `[time]`, when it ends; needs `trajs_per_batch`.
-            Its result, `[time]` of any length above 0, counts as one trajectory; None drops the trajectory.
-        cat_results: for a sync collector. None or "stack": the parts of its workers are stacked, `[workers, ...]`. An
-            int: the parts are concatenated along that dimension.
-        return_same_td: whether every batch is the same TensorDict with new values, as long as the shape is the same.
+        postproc: called in this process with every batch; its result is delivered instead. `total_frames` counts the
+            frames of the batch that it got.
+        post_traj: with `trajs_per_batch`: called in this process with each complete trajectory, `[time]`. Its result
+            replaces the trajectory: `[time]`, of any length above 0, or None to drop it.
+        cat_results: how a sync collector joins the parts of its workers. None or "stack": `[workers, ...]`. An int:
+            concatenated along that dimension of the parts; -1 is time.
+        return_same_td: whether to copy every batch into the same TensorDict, as long as the shape stays the same.
         track_traj_ids: whether batches contain `("collector", "traj_ids")`.
         track_policy_version: whether batches contain TorchRL's `policy_version` and `("next", "policy_version")`,
             besides `("collector", "policy_version")`.
-        replay_buffer: gets the batches by its `extend`, part by part from a sync collector; iteration then returns
-            None. See `start`. Workers of this machine write to a `collectx.ReplayBuffer` themselves, in the order in
-            which they are ready, unless batches must be changed first (`postproc`, `track_...`, `extend_buffer`) or
-            `overlap=1`. `split_trajs` needs a buffer that stores trajectories.
-        extend_buffer: False: frames are written step by step with `add`; with several envs, one frame of each at once.
+        replay_buffer: an object with a method `extend`, which gets the batches, one worker's part at a time; iteration
+            then returns None. See `start` and `fill`. Workers of this machine write to a `collectx.ReplayBuffer`
+            themselves, in the order in which they are ready, unless another keyword needs the batch in this process:
+            `postproc`, `track_policy_version=True`, `track_traj_ids=False`, `extend_buffer=False`, `trajs_per_batch` or
+            `overlap=1`. With `split_trajs`, the buffer must store trajectories.
+        extend_buffer: False: write step by step with the buffer's `add`; a step contains a frame of each of a worker's
+            envs.
         trajs_per_write: maximum number of trajectories in one write to the replay buffer; None: no maximum.
-        update_at_each_batch, update_after_each_batch: whether the policy's weights are published after every batch.
-            Without these and the intervals, call `update_policy_weights_`.
+        update_at_each_batch, update_after_each_batch: whether to publish the policy's weights after every batch.
+            Otherwise, set an interval or call `update_policy_weights_`.
         max_weight_update_interval, update_interval: number of batches between two publishes; -1: never.
-        update_weights_between_steps: whether workers load newer weights also between two steps of a batch;
-            `("collector", "policy_version")` then contains the version of each frame.
-        weight_updater: called without arguments when weights are published but none are passed; returns weights in a
-            form that `update_policy_weights_` takes. Of one of TorchRL's updaters, or a callable that makes one, only
-            the weights and their mapping are used; the collector's transport sends them.
-        weight_sync_schemes, weight_recv_schemes: TorchRL's schemes by model, see `update_policy_weights_`. The
-            collector's transport sends weights, whatever the scheme; with TorchRL's `NoWeightSyncScheme`, the policy's
-            weights are not published.
-        pre_collect_hook: called without arguments in the worker, before every batch that the worker collects.
-        post_collect_hook: called in the worker with every batch that it has collected; its in-place changes are
-            delivered.
-        init_fn: called without arguments in every worker before it makes its env.
+        update_weights_between_steps: whether workers also load newer weights between two steps of a batch;
+            `("collector", "policy_version")` may then differ between its frames.
+        weight_updater: a callable that returns the weights to publish when none are passed, in a form that
+            `update_policy_weights_` takes. Or a weight updater of TorchRL, or a callable that makes one: it supplies
+            and maps the weights, and the collector's transport sends them.
+        weight_sync_schemes, weight_recv_schemes: TorchRL's schemes by model id, see `update_policy_weights_`. With
+            `NoWeightSyncScheme`, the policy's weights are not published. All others are ignored, as the collector's
+            transport sends the weights.
+        pre_collect_hook: called without arguments in the worker, before each of its batches.
+        post_collect_hook: called in the worker with each batch that it collected. Its in-place changes are delivered;
+            its result is ignored.
+        init_fn: called without arguments in every worker, before the worker makes its env.
     """
 
-    # `collector.kind` of the configuration: of an async collector, and of a sync one.
+    # `collector.kind` of the configuration, for `sync=False` and `sync=True`.
     kinds: ClassVar[tuple[str, str]]
-    # Whether there are workers beside this process, which otherwise steps the envs itself.
+    # Whether workers step the envs; otherwise this process does.
     has_workers: ClassVar[bool] = True
     # Default number of batches between two publishes; -1: never.
     default_interval: ClassVar[int] = -1
@@ -207,7 +214,7 @@ class Keywords:
 
     @property
     def worker_count(self) -> int:
-        """Number of workers, by `num_workers`, `num_collectors` or `create_env_fn`."""
+        """Number of workers: `num_workers`, `num_collectors`, or the length of `create_env_fn`; 1 without workers."""
         if not self.has_workers:
             return 1
         counts = (getattr(self, name, None) for name in ("num_workers", "num_collectors"))
@@ -216,7 +223,7 @@ class Keywords:
 
     @property
     def chosen_exploration(self) -> Any:
-        """The exploration type, as passed."""
+        """The exploration type as passed: `exploration_mode`, by default `exploration_type`."""
         return self.exploration_type if self.exploration_mode is None else self.exploration_mode
 
     @property
@@ -232,18 +239,19 @@ class Keywords:
 
     @property
     def requested_frames(self) -> int:
-        """Requested frames of one batch."""
+        """Requested frames of one batch: `frames_per_batch`, or the sum of a list."""
         return self.frames_per_batch if isinstance(self.frames_per_batch, int) else sum(self.frames_per_batch)
 
     @property
     def is_concatenated(self) -> bool:
-        """Whether the parts of a batch are concatenated, not stacked."""
+        """Whether `cat_results` concatenates the parts of a batch; otherwise they are stacked."""
         return isinstance(self.cat_results, int)
 
     @property
     def shared_buffer(self) -> ReplayBuffer | None:
-        """The replay buffer, if workers write to it themselves: batches are stored unchanged, and none is filled while
-        this process samples, so samples do not depend on timing."""
+        """The replay buffer, if workers write to it themselves; otherwise None. They do if batches are stored
+        unchanged, and without `overlap`: with it they would write while this process samples, and samples would depend
+        on timing."""
         buffer = self.replay_buffer
         is_changed = self.postproc or self.track_policy_version or not self.track_traj_ids
         is_whole = self.extend_buffer and self.trajs_per_batch is None and not getattr(self, "overlap", 0)
@@ -253,7 +261,7 @@ class Keywords:
 
     @property
     def has_individual_policies(self) -> bool:
-        """Whether workers use different policy factories."""
+        """Whether `policy_factory` is a list of different callables."""
         factories = self.policy_factory
         return isinstance(factories, list | tuple) and any(factory is not factories[0] for factory in factories)
 
@@ -270,19 +278,20 @@ class Keywords:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleKeywords(Keywords):
-    """The keywords of `Collector`. The last four select the class of the collector that `Collector(...)` makes;
-    subclasses refuse them.
+    """The keywords of `Collector`. `backend`, `num_collectors`, `sync` and `backend_options` select the class of the
+    collector that `Collector(...)` makes; subclasses of `Collector` refuse them.
 
     Args:
-        interruptor: its `collection_stopped()` is called after every step; True ends the batch early.
-        backend: where envs are stepped: "direct": in this process; "process" or "multiprocessing":
-            `MultiAsyncCollector`; "ray": `RayCollector`; "rpc": `RPCCollector`; "distributed" and "submitit":
-            `DistributedCollector`, for "submitit" with workers that are SLURM jobs. None: the backend of an enclosing
-            `collectx.service_backend`; without one, "process" with `num_collectors`, otherwise "direct".
-        num_collectors: number of workers, which may share one callable as `create_env_fn`.
-        sync: whether a batch contains a part of every worker; with "process": `MultiSyncCollector`.
-        backend_options: further keywords of the selected class, such as `cat_results` or `launcher`. You may also pass
-            them directly, but type checkers only know the keywords of this class.
+        interruptor: an object with a method `collection_stopped()`, called after every step. If it returns True, the
+            batch ends early.
+        backend: where envs are stepped. "direct": in this process. "process" or "multiprocessing":
+            `MultiAsyncCollector`. "ray": `RayCollector`. "rpc": `RPCCollector`. "distributed": `DistributedCollector`.
+            "submitit": the same, with SLURM jobs as workers. None: the backend of an enclosing
+            `collectx.service_backend`; without one, "process" if you pass `num_collectors`, otherwise "direct".
+        num_collectors: number of workers; `create_env_fn` may be one callable for all of them.
+        sync: whether a batch contains a part of every worker; with "process", the class is then `MultiSyncCollector`.
+        backend_options: further keywords of the selected class, such as `launcher`. You may also pass them directly,
+            but type checkers only know the keywords of `Collector`.
     """
 
     kinds = ("single", "single")
@@ -303,8 +312,8 @@ class WorkerKeywords(Keywords):
     """The keywords of collectors with workers.
 
     Args:
-        num_workers: None: as many as `create_env_fn` has callables.
-        num_threads: torch threads of this process; None: unchanged.
+        num_workers: number of workers. None: the length of the list `create_env_fn`; 1 for a single callable.
+        num_threads: torch's number of threads in this process; None: unchanged.
     """
 
     num_workers: int | None = option("collector.num_workers", None)
@@ -326,14 +335,14 @@ class MultiSyncKeywords(WorkerKeywords):
     """The keywords of `MultiSyncCollector`.
 
     Args:
-        collector_class: None or `Collector`; or a user's class, see docs/reference/library.md,
-            "User-defined collector classes".
+        collector_class: a class of your own that each worker runs, see docs/reference/library.md, "User-defined
+            collector classes". None or `Collector`: collectx's.
     """
 
     kinds = ("multi_sync", "multi_sync")
 
     preemptive_threshold: float | None = option(
-        "collector.preemptive_threshold", note="With `cat_results=-1` a batch has fewer frames in place of these."
+        "collector.preemptive_threshold", note="With `cat_results=-1`, a batch has fewer frames instead."
     )
     collector_class: Any = None
 
@@ -360,8 +369,8 @@ class AsyncBatchedKeywords(WorkerKeywords):
     """The keywords of `AsyncBatchedCollector`.
 
     Args:
-        backend, env_backend, policy_backend: "multiprocessing" or "threading", with the same effect: envs and policy
-            are in processes of this machine.
+        backend, env_backend, policy_backend: "multiprocessing" or "threading"; both have the same effect, as envs and
+            policy always run in processes.
     """
 
     kinds = ("multi_async", "multi_async")
@@ -404,14 +413,14 @@ class RemoteKeywords(WorkerKeywords):
     """The keywords of collectors with workers on any host.
 
     Args:
-        collector_class: the kind of a worker: "single" (one process), "sync" (a batch contains a part of each process)
-            or "async" (a batch comes from one process), or the class of that kind, of this package or TorchRL; or a
-            user's class, see docs/reference/library.md, "User-defined collector classes". None: "single" for one
-            process, otherwise "sync".
-        collector_kwargs: keyword arguments of a worker's collector; one dict for all, or one per worker. It may contain
-            `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, equal for all workers, the
-            constructor's keywords about trajectories and devices, such as `max_frames_per_traj`; for a user's class,
-            any keyword that it takes.
+        collector_class: the collector that each worker runs: "single" (one process), "sync" (several processes; a batch
+            contains a part of each) or "async" (several processes; a batch comes from one of them), or the
+            corresponding class of collectx or TorchRL; or a class of your own, see docs/reference/library.md,
+            "User-defined collector classes". None: "single", or "sync" with `num_workers_per_collector` above 1.
+        collector_kwargs: keyword arguments of the workers' collectors; one dict for all, or a list with one per worker.
+            A dict may contain `create_env_kwargs`, `device`, `policy_device` and `exploration_type`, and, with the same
+            value for all workers, keywords of this constructor such as `max_frames_per_traj`; for a class of your own,
+            any keyword of that class.
     """
 
     num_workers_per_collector: int = option("collector.num_workers_per_collector", note="")
@@ -424,15 +433,15 @@ class NetworkKeywords(RemoteKeywords):
     """The keywords of collectors over torch.distributed and torch RPC.
 
     Args:
-        backend: "gloo", "nccl", "mpi" or "ucc".
-        launcher: "submitit": SLURM jobs that this process submits, and that join when they start; "mp": processes of
-            this machine; "submitit_delayed": jobs that `collectx.submitit_delayed_launcher` submitted. The command
-            line, `collectx run launcher=...`, offers others.
-        slurm_kwargs: resources of the jobs, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
+        backend: how torch.distributed sends frames and weights: "gloo", "nccl", "mpi" or "ucc".
+        launcher: what the workers are. "submitit": SLURM jobs that the constructor submits; they join when they start.
+            "mp": processes of this machine. "submitit_delayed": jobs that `collectx.submitit_delayed_launcher`
+            submitted.
+        slurm_kwargs: resources of each job, by submitit's names (`timeout_min`, `slurm_partition`, `mem_gb`,
             `cpus_per_task`, `slurm_setup`, ...); any other option of sbatch in `slurm_additional_parameters`.
-        tcp_port: the trainer's port, also as digits; None: the system chooses.
-        folder: folder in which jobs find the trainer and write their logs, on a file system that all nodes share; None:
-            a new folder below `outputs/`.
+        tcp_port: the port of this process to which workers connect, as a number or its digits; None: a free port.
+        folder: a folder on a file system that all nodes share. Jobs read this process's address there, and write their
+            logs. None: a new folder below `outputs/`.
     """
 
     backend: str = option("backend", "gloo", choices=[name for name in NETWORKS if name != "rpc"])
@@ -448,7 +457,7 @@ class NetworkKeywords(RemoteKeywords):
 
     @property
     def has_submitted_jobs(self) -> bool:
-        """Whether these jobs were submitted along with that of this process."""
+        """Whether `submitit_delayed_launcher` submitted these jobs, together with this process's own."""
         return self.launcher == "submitit_delayed"
 
 
@@ -489,8 +498,8 @@ class RayKeywords(RemoteKeywords):
 
     Args:
         remote_configs: arguments of `ray.remote` for the workers' actors, such as `num_cpus` and `num_gpus`; one dict
-            for all, or one per worker. None: one core.
-        num_collectors: TorchRL's name for `num_workers`.
+            for all, or a list with one per worker. None: one core each.
+        num_collectors: number of workers, by TorchRL's name.
     """
 
     kinds = ("ray", "ray")

@@ -1,13 +1,11 @@
-"""The collector that a worker runs: `collector_class`, a name, a class of this package or TorchRL, or a user-defined
-class, and `collector_kwargs`.
-"""
+"""The keywords `collector_class` and `collector_kwargs`: which collector each worker runs, and with which arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Known classes, and the kind of a worker that runs them.
+# The classes of this package and TorchRL that a worker may run, and their `collector.inner`.
 KNOWN_CLASSES = {
     "Collector": "single",
     "SyncDataCollector": "single",
@@ -16,7 +14,7 @@ KNOWN_CLASSES = {
     "MultiAsyncCollector": "async",
     "MultiaSyncDataCollector": "async",
 }
-# Entries of `collector_kwargs` that may differ between workers, and entries that must be equal for all.
+# Entries of `collector_kwargs` that may differ between workers, and entries that must be the same for all.
 PER_WORKER = ("create_env_kwargs", "device", "policy_device", "exploration_type")
 SAME_FOR_ALL = (
     "max_frames_per_traj",
@@ -39,12 +37,13 @@ SAME_FOR_ALL = (
 
 
 def user_class(collector_class: Any) -> Callable[..., Any] | None:
-    """Returns `collector_class` if it is user-defined, so neither a name nor a class of this package or TorchRL."""
+    """Returns `collector_class` if it is user-defined; None for a name, or a class of this package or TorchRL."""
     return collector_class if callable(collector_class) and not _is_known(collector_class) else None
 
 
 def kind_of_class(collector_class: Any) -> str | None:
-    """Returns "single", "sync" or "async" for a name, or for the nearest known base class; None without one."""
+    """Returns "single", "sync" or "async": the passed name, or the one of the nearest known base class; None for
+    others."""
     if isinstance(collector_class, str):
         return collector_class if collector_class in KNOWN_CLASSES.values() else None
     known = [cls.__name__ for cls in getattr(collector_class, "__mro__", ()) if _is_known(cls)]
@@ -57,7 +56,7 @@ def _is_known(cls: Any) -> bool:
 
 def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Moves the entries of `SAME_FOR_ALL` from `collector_kwargs` to the constructor's keywords, unless the class is
-    user-defined. Returns the keywords, and the problems of the entries."""
+    user-defined. Returns the new keywords, and messages about entries that contradict each other."""
     kwargs = keywords.get("collector_kwargs")
     per_worker = kwargs if isinstance(kwargs, list | tuple) else [kwargs]
     names = [name for name in SAME_FOR_ALL if any(isinstance(each, Mapping) and name in each for each in per_worker)]
@@ -68,7 +67,7 @@ def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         values = [(each or {}).get(name) for each in per_worker]
         if len(set(map(str, values))) > 1:
             problems.append(f"collector_kwargs: {name}={values}: must be the same for all workers.")
-        # A device equals its name.
+        # By their texts, so a device equals its name.
         elif keywords.get(name) is not None and str(keywords[name]) != str(values[0]):
             problems.append(f"{name}={keywords[name]!r}, but {values[0]!r} in collector_kwargs: give one of them.")
         else:

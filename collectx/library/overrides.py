@@ -1,5 +1,5 @@
-"""Env, policy, device, hooks and user-defined collector of each worker, from the constructor's keywords. The run's
-configuration contains what all workers share.
+"""Makes, from the constructor's keywords, what may differ between workers: env, policy, device, hooks and user-defined
+collector. The run's configuration contains what they share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collectx.worker.spec import ConfigOverrides
 
 
 def overrides_of_workers(keywords: Keywords, cfg: RunConfig) -> list[ConfigOverrides]:
-    """Returns the overrides of `cfg` for each worker. Each contains an env."""
+    """Returns the overrides of `cfg` for each worker, each with its env."""
     num_workers = cfg.collector.num_workers
     has_both = keywords.policy is not None and keywords.policy_factory is not None
     lists = (keywords.create_env_fn, keywords.create_env_kwargs, keywords.policy_factory)
@@ -51,7 +51,7 @@ def overrides_of_added(
 
 
 def _env(keywords: Keywords, create: Callable[..., Any], kwargs: Mapping[str, Any]) -> UserEnvConfig:
-    """Returns the envs of a worker that `create` makes."""
+    """Returns the configuration of a worker whose envs `create` makes."""
     if keywords.auto_register_policy_transforms and isinstance(keywords.policy, nn.Module):
         add = with_policy_transforms if is_torchrl_env(create) else WithPolicyTransforms
         create = add(create, keywords.policy)
@@ -72,7 +72,7 @@ def _overrides(
     device = policy_devices(keywords, cfg.collector.num_workers)[worker]
     hooks = keywords.hooks
     if not keywords.has_workers:
-        # The delivery calls it, with the delivered batch.
+        # `Delivery` calls it with the delivered batch.
         hooks = replace(hooks, post_collect_hook=None)
     if (buffer := keywords.shared_buffer) is not None:
         hooks = replace(hooks, write_batch=buffer.extend)
@@ -86,15 +86,15 @@ def _overrides(
 
 
 def kwargs_of_workers(keywords: Keywords, num_workers: int) -> list[dict[str, Any]]:
-    """Returns `collector_kwargs` by worker. Raises `Unset` if there are too many or too few."""
+    """Returns the `collector_kwargs` of each worker. Raises `Unset` for a list of a wrong length."""
     return [kwargs or {} for kwargs in for_each(getattr(keywords, "collector_kwargs", None), num_workers)]
 
 
 def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
-    """Returns the passed device of each worker's policy; None if none was passed.
+    """Returns the name of each worker's policy device; None if no device was passed.
 
     Raises:
-        Unset: there are too many or too few, or a device in `collector_kwargs` does not exist.
+        Unset: a list has a wrong length, or a device in `collector_kwargs` does not exist.
     """
     candidates = zip(
         kwargs_of_workers(keywords, num_workers),
@@ -112,13 +112,13 @@ def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
 
 
 def trainers_policy(keywords: Keywords, num_workers: int) -> PolicyConfig:
-    """Returns the policy of this process, and of workers without their own."""
+    """Returns the policy of this process, which workers without their own use too."""
     factory = for_each(keywords.policy_factory, num_workers)[0]
     return _policy(keywords, keywords.policy, None if keywords.policy is not None else factory)
 
 
 def _policy(keywords: Keywords, policy: Any, factory: Callable[[], Any] | None) -> PolicyConfig:
-    """Returns the policy that `factory` makes, or without a factory `policy`."""
+    """Returns the policy that `factory` makes; without a factory, `policy`."""
     if policy is None and factory is None:
         return PolicyConfig(kind="random")
     return UserPolicyConfig(
@@ -132,8 +132,8 @@ def _policy(keywords: Keywords, policy: Any, factory: Callable[[], Any] | None) 
 
 
 def user_collector(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Mapping[str, Any]) -> UserCollector | None:
-    """Returns the user-defined collector that the worker runs, with the keywords that are passed on to it; None if
-    `collector_class` is not user-defined."""
+    """Returns the user-defined collector that the worker runs, with its keyword arguments; None if `collector_class` is
+    not user-defined."""
     create = user_class(getattr(keywords, "collector_class", None))
     if create is None:
         return None
@@ -151,6 +151,6 @@ def user_collector(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Mapp
     for name in ("device", "policy_device", "env_device"):
         passed_on[name] = for_each(getattr(keywords, name), options.num_workers)[worker]
     merged = {name: value for name, value in passed_on.items() if value is not None} | dict(kwargs)
-    # `create_env_fn` gets them.
+    # The env's factory gets these.
     merged.pop("create_env_kwargs", None)
     return UserCollector(create, merged, None if options.inner == "single" else options.num_workers_per_collector)

@@ -1,4 +1,4 @@
-"""Parses a constructor's arguments, and lists its keywords in its signature."""
+"""Parses the arguments of a constructor, and puts its keywords into its signature and docstring."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 def signature_of(
     keywords: Callable[Parameters, Any],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Parameters], None]]:
-    """Decorates a method whose arguments are the fields of the dataclass `keywords`: adds them to its signature, for
-    type checkers, editors and `help`, and to its docstring."""
+    """Decorates a method whose arguments are the fields of the dataclass `keywords`: adds the fields to its signature,
+    for type checkers, editors and `help`, and their texts to its docstring."""
 
     def decorate(method: Any) -> Any:
         parameters = inspect.signature(keywords).parameters.values()
@@ -40,8 +40,8 @@ def signature_of(
 def parse(
     name: str, keywords_class: type[Dataclass], arguments: tuple, keywords: dict[str, Any]
 ) -> tuple[Dataclass, list[str]]:
-    """Returns the dataclass with these arguments, and messages about values of a wrong type or out of range, which it
-    replaces with defaults.
+    """Returns an object of `keywords_class` with these arguments, and messages about values of a wrong type or out of
+    range. Defaults replace such values.
 
     Args:
         name: name of the called function, for messages.
@@ -68,13 +68,14 @@ def parse(
 
 
 def option_value(field: dataclasses.Field, value: Any) -> Any:
-    """Returns the value of the option that a keyword sets. Raises ValueError, with the reason, if there is none."""
+    """Returns the option's value for a keyword's value. Raises `ValueError` with the reason if the keyword's value is
+    wrong."""
     convert = field.metadata.get("convert")
     return value if convert is None else convert[value] if isinstance(convert, dict) else convert(value)
 
 
 def _violated(field: dataclasses.Field, value: Any) -> str | None:
-    """Returns the rule that a keyword's value violates; None if there is none."""
+    """Returns the rule that a keyword's value violates; None for a correct value."""
     try:
         violated = out_of_range(option_value(field, value), field.metadata)
     except ValueError as error:

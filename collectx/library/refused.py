@@ -1,11 +1,11 @@
-"""Public names and attributes of TorchRL's collectors that this package lacks, and the reasons."""
+"""Public names and attributes of TorchRL's collectors that this package lacks, for the message of `AttributeError`."""
 
 from __future__ import annotations
 
 _WEIGHT_SCHEMES = "it connects parts of TorchRL's collectors; here the collector's transport carries weights"
 _PROCESSES = "the transport owns the worker processes and their connections; use getattr_env or stats"
 
-# Public methods and attributes of TorchRL's collectors, with the reason or a replacement.
+# Methods and attributes, with the reason or a replacement.
 ATTRIBUTES = {
     "IPAddr": "workers get the trainer's address; use the keyword tcp_port to choose its port",
     "cascade_execute": _WEIGHT_SCHEMES,

@@ -1,5 +1,6 @@
-"""Checks the constructor's keywords together, before anything starts: by the configuration's rules, with Python's names
-of options, and by rules of Python alone. `collectx.library.parse` has checked each keyword by itself.
+"""Checks combinations of the constructor's keywords, before anything starts: by the rules of the configuration, in
+messages that name keywords, and by rules that only Python has. `collectx.library.parse` has checked each keyword by
+itself.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from collectx.user_objects import UserCollector
 Messages = Iterator[str]
 
 DEVICES = ("device", "storing_device", "policy_device", "env_device")
-# In Python, devices of workers may differ: `_devices`, `_gpus` and `_ray_actors` check them.
+# All rules but `devices`: in Python, workers may have different devices, which `_devices`, `_gpus` and `_ray_actors`
+# check.
 CONFIG_RULES = [rule for rule in config_rules.RULES if rule is not config_rules.devices]
 
 # Keywords that may be a list with an entry per worker.
@@ -52,8 +54,8 @@ LISTS = ("create_env_kwargs", "policy_factory", *DEVICES, "collector_kwargs", "r
 
 
 def check_arguments(keywords: Keywords, cfg: RunConfig, problems: Sequence[str]) -> None:
-    """Raises `ConfigError` with all problems of the keywords and of their configuration `cfg`, after the earlier
-    `problems`."""
+    """Raises `ConfigError` with the earlier `problems` and all problems of the keywords and of their configuration
+    `cfg`."""
     messages = [*problems, *found(RULES, keywords, cfg)]
     if messages or (messages := [*_presubmitted(keywords, cfg)]):
         raise ConfigError(*dict.fromkeys(messages))
@@ -70,7 +72,7 @@ def check_keys(keywords: Keywords, leaves: Sequence[Leaf]) -> None:
 
 
 def _configuration(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """The rules that the command line checks as well."""
+    """The rules of the configuration, which the command line checks too."""
     broken = [*config_rules.problems(cfg, CONFIG_RULES)]
     if not any(problem.path == "backend" for problem in broken):
         broken += place_of(cfg).network_problems()
@@ -152,7 +154,7 @@ def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """Workers see the GPUs of their policies."""
+    """Each worker can use the GPU of its policy."""
     acting = [device or "cpu" for device in policy_devices(keywords, cfg.collector.num_workers)]
     if isinstance(keywords, RpcKeywords):
         visible = cfg.backend.visible_devices  # type: ignore[attr-defined]
@@ -172,7 +174,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """The form of delivered batches."""
+    """The keywords of delivery and of the replay buffer fit each other."""
     cat_results, buffer = keywords.cat_results, keywords.replay_buffer
     if cat_results not in (None, "stack") and not isinstance(cat_results, int):
         yield f"cat_results={cat_results!r}: must be 'stack' or a dimension, as 0 or -1."
@@ -190,7 +192,7 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """`frames_per_batch` as a list."""
+    """`frames_per_batch` may be a list."""
     frames, num_workers = keywords.frames_per_worker, cfg.collector.num_workers
     if frames is None:
         return
@@ -207,7 +209,7 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _overlap(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """A grant names one version for all workers."""
+    """With overlap, a grant names one version for all workers."""
     if cfg.collector.overlap and keywords.has_individual_policies:
         yield "overlap=1 with a policy_factory for each worker: all workers act with the same weights: use overlap=0."
 
@@ -253,7 +255,7 @@ def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """The collector that a worker runs, and its keyword arguments."""
+    """`collector_class` can run in a worker, with the passed `collector_kwargs`."""
     cls, num_workers = getattr(keywords, "collector_class", None), cfg.collector.num_workers
     if cls is None or user_class(cls) is not None:
         pass
@@ -278,7 +280,7 @@ def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Mapping[str, Any]) -> Messages:
-    """The problems of the `collector_kwargs` of a worker."""
+    """Yields the problems of one worker's `collector_kwargs`."""
     collector = user_collector(keywords, cfg, worker, kwargs)
     for name in ("device", "policy_device"):
         try:
@@ -296,7 +298,7 @@ def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Map
 
 
 def _call_problems(collector: UserCollector) -> Messages:
-    """Yields why the class cannot be called with its keyword arguments."""
+    """Yields a message if the class does not accept the arguments of a worker."""
     with contextlib.suppress(ValueError):  # a class in C may have no signature
         try:
             inspect.signature(collector.create).bind(
@@ -358,7 +360,7 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _inference_server(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """One policy acts for all workers."""
+    """With central inference, one policy acts for all workers."""
     if not isinstance(keywords, AsyncBatchedKeywords):
         return
     has_both = keywords.policy is not None and keywords.policy_factory is not None

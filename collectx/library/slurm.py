@@ -1,5 +1,5 @@
-"""Workers that are SLURM jobs: submitted by the collector, or by `submitit_delayed_launcher`, which submits a script's
-main function and its collector's workers together.
+"""Workers that are SLURM jobs, submitted by the collector's constructor, or by `submitit_delayed_launcher` together
+with a script's main function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collectx.run.folder.layout import RunFolder, locked, new_folder
 from collectx.user_objects import UserObjects
 from collectx.worker.spec import ConfigOverrides
 
-# TorchRL's example of `slurm_kwargs`. Without `slurm_kwargs`, jobs have the defaults of the cluster.
+# TorchRL's example of `slurm_kwargs`. Jobs without `slurm_kwargs` get the cluster's defaults.
 DEFAULT_SLURM_CONF: dict[str, Any] = {
     "timeout_min": 10,
     "slurm_partition": "train",
@@ -36,11 +36,15 @@ DEFAULT_SLURM_CONF: dict[str, Any] = {
 def open_launcher(
     stack: contextlib.ExitStack, cfg: RunConfig, overrides: Sequence[ConfigOverrides], keywords: Keywords
 ) -> tuple[Launcher | None, Callable[..., None]]:
-    """Returns the launcher of workers that are SLURM jobs (None for other workers), and a function that logs events.
-    Closing `stack` ends both.
+    """Returns the launcher of workers that are SLURM jobs, and a function that logs events to their folder. For other
+    workers, the launcher is None, and the function does nothing. Closing `stack` ends both.
 
     Args:
-        overrides: each worker's differences from `cfg`.
+
+        overrides: the differences of each worker's configuration from `cfg`.
+
+    Raises:
+        ConfigError: this machine has no SLURM, or another process uses the folder.
     """
     if not isinstance(keywords, NetworkKeywords) or not keywords.has_jobs:
         return None, lambda name, **fields: None
@@ -74,25 +78,25 @@ def submitit_delayed_launcher(
     submitit_collection_conf: dict[str, Any] | None = None,
     queue_timeout_s: float = 3600.0,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates the main function of a script, so that the script and its workers run as SLURM jobs.
+    """Decorates a script's main function, so that a call runs the script and its workers as SLURM jobs.
 
-    A call of the function submits the script as a job, and `num_jobs` jobs for the workers of its
-    `DistributedCollector` or `RPCCollector`, which the function makes with `launcher="submitit_delayed"`. The call
-    copies the script's output to standard output, and returns None when the script's job has completed. Inside that
-    job, the call runs the function. All jobs are cancelled if the function fails, if a worker's job ends before any
-    worker has joined, or if this process is interrupted.
+    The call submits one job for the script, and `num_jobs` jobs for the workers of the collector that the function
+    makes: a `DistributedCollector` or `RPCCollector` with `launcher="submitit_delayed"`. It blocks until the script's
+    job has ended, copies that job's output to standard output, and returns None. Inside that job, the call runs the
+    function. All jobs are cancelled if the function fails, if a worker's job ends before any worker has joined, or if
+    this process is interrupted.
 
     Args:
         num_jobs: number of workers of the collector.
         framework: "distributed", or "rpc" for an `RPCCollector`.
         backend: `backend` of the collector; ignored for "rpc".
         tcpport: `tcp_port` of the collector.
-        submitit_main_conf, submitit_collection_conf: resources of the script's job and of the worker jobs, as
+        submitit_main_conf, submitit_collection_conf: resources of the script's job and of each worker's job, like
             `slurm_kwargs` of `DistributedCollector`.
         queue_timeout_s: seconds that the script's job and the worker jobs wait for each other.
 
     Raises:
-        ConfigError: the framework is unknown (at decoration); this machine has no SLURM (at the call).
+        ConfigError: at the decoration, the framework is unknown; at the call, this machine has no SLURM.
         LauncherError: at the call, SLURM refused a job, or a job failed; the message names its log.
     """
     transports = {"distributed": backend, "rpc": "rpc"}

@@ -1,5 +1,5 @@
-"""The thread that steps a collector's envs in the background, for `start()` and `async for`. It also closes them,
-because some envs, such as those with a connection to SQLite, may be used only by the thread that made them."""
+"""The thread that steps a collector's envs in the background, for `start()` and `async for`. It also closes these envs,
+because some, such as those with a connection to SQLite, may only be used by one thread."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _Calls: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
 
 class StepThread:
-    """Calls functions one after another in a daemon thread, which the first call starts, and which ends with this
-    object."""
+    """Calls functions one after another in a daemon thread. The first call starts the thread; it ends when this object
+    is garbage-collected, or after `call_last`."""
 
     def __init__(self) -> None:
         self._calls: _Calls = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._end = weakref.finalize(self, self._calls.put, None)
-        # At Python's exit, the thread may have to close envs first.
+        # Not at Python's exit, because the thread may have to close envs then.
         self._end.atexit = False
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
-        """Lets the thread call a function. Does not block."""
+        """Queues a function for the thread; returns its future. Does not block."""
         if self._thread is None:
             self._thread = threading.Thread(target=_serve, args=(self._calls,), name="collectx-background", daemon=True)
             self._thread.start()
@@ -34,8 +34,9 @@ class StepThread:
         return future
 
     def call_last(self, function: Callable[[], Any], timeout_s: float) -> None:
-        """Calls a function in the thread, which then ends. Calls it in the calling thread if the other one was never
-        started, or is busy for `timeout_s`. Blocks."""
+        """Calls a function in the thread, which then ends. Calls it in the calling thread instead if the thread was
+        never started, or is still busy after `timeout_s` seconds. Blocks until the function returns; raises its
+        error."""
         if self._thread in (None, threading.current_thread()):
             function()
             return
@@ -57,5 +58,5 @@ def _serve(calls: _Calls) -> None:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
-        # These refer to the collector, which may end meanwhile.
+        # These would keep the collector alive while the thread waits.
         del call, future, function

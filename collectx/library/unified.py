@@ -36,10 +36,11 @@ def service_backend(backend: str) -> Iterator[None]:
 def select(
     classes: Mapping[str, tuple[type, type]], arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[type, tuple[Any, ...], dict[str, Any]] | None:
-    """Returns the class and its arguments for those of `Collector`; None for `Collector` itself.
+    """Returns the class that the arguments of `Collector` select, and the arguments for that class; None for
+    `Collector` itself.
 
     Args:
-        classes: the async class and the sync class of each backend.
+        classes: for each backend, the class for `sync=False` and the one for `sync=True`.
 
     Raises:
         ConfigError: there is no such backend, or `num_collectors` does not match the other keywords.
@@ -89,6 +90,6 @@ def _default_backend() -> str | None:
     if (backend := _default.get()) is not None:
         return backend
     theirs = getattr(sys.modules.get("torchrl._comm.backends"), "_SERVICE_BACKEND_CONTEXT", None)
-    # A process id and its backend, which a forked process ignores.
+    # The id of the process that set it, and the backend. A forked process ignores it.
     process, backend = (None if theirs is None else theirs.get(None)) or (None, None)
     return backend if process == os.getpid() else None

@@ -1,5 +1,5 @@
-"""Classes with the names of TorchRL's weight updaters, for scripts that subclass them. An updater supplies the weights
-and their mapping; the collector's transport sends them.
+"""Classes with the names of TorchRL's weight updaters, for scripts that subclass them. An updater supplies and maps the
+weights; the collector's transport sends them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import nn
 
 
 class WeightUpdaterBase:
-    """Base class of weight updaters, for the keyword `weight_updater`. Override `_get_server_weights`, which returns
-    the weights if none are passed, and `_maybe_map_weights`, which maps them. TorchRL's `_sync_weights_with_worker` and
-    `all_worker_ids` are not called.
+    """Base class of weight updaters, for the keyword `weight_updater`. Override `_get_server_weights`, which supplies
+    the weights when none are passed, or `_maybe_map_weights`, which maps all weights before they are sent. TorchRL's
+    `_sync_weights_with_worker` and `all_worker_ids` are never called.
     """
 
     _registered: Callable[[], Any] | None = None
 
     @functools.cached_property
     def post_hooks(self) -> list[Callable[[], Any]]:
-        """Called after every publish of weights."""
+        """Functions that are called without arguments after every publish of weights."""
         return []
 
     @property
     def collector(self) -> Any:
-        """The collector with this updater; None without one."""
+        """The collector that uses this updater; None before its constructor, and after its end."""
         return None if self._registered is None else self._registered()
 
     def _get_server_weights(self) -> Any:
@@ -37,11 +37,11 @@ class WeightUpdaterBase:
         return TensorDict.from_module(policy).data if isinstance(policy, nn.Module) else None
 
     def _maybe_map_weights(self, weights: Any) -> Any:
-        """Maps passed weights, or those of `_get_server_weights`, to the weights to send."""
+        """Returns the weights to send for these weights, which were passed or supplied."""
         return weights
 
     def register_collector(self, collector: Any) -> None:
-        """Sets `collector`, without keeping it alive. Called by the collector's constructor."""
+        """Sets `collector`, by a weak reference. The collector's constructor calls this."""
         self._registered = weakref.ref(collector)
 
     def register_post_hook(self, hook: Callable[[], Any]) -> None:
@@ -84,14 +84,14 @@ class MultiProcessedWeightUpdater(VanillaWeightUpdater):
 
 
 class RemoteModuleWeightUpdater(WeightUpdaterBase):
-    """Refuses to publish unless weights are passed."""
+    """Supplies no weights: `update_policy_weights_` without weights raises `RuntimeError`."""
 
     def _get_server_weights(self) -> Any:
         raise RuntimeError("RemoteModuleWeightUpdater: pass the weights to update_policy_weights_")
 
 
 class RayWeightUpdater(WeightUpdaterBase):
-    """Supplies the policy's weights.
+    """Supplies the weights of the collector's policy.
 
     Args:
         options: ignored (accepted for TorchRL compatibility); the collector's keyword `update_interval` is the number

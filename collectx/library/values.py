@@ -1,4 +1,4 @@
-"""Converts the forms that a keyword may have."""
+"""Converts the forms in which a keyword's value may be passed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collectx.policy.exploration import ExplorationType
 
 def for_each(value: Any, num_workers: int) -> list[Any]:
     """Returns a value per worker: the entries of a list or tuple, or the same value for all. Raises `Unset` for a list
-    of another length, whose problem `_lists` of the rules reports."""
+    of a wrong length, which `rules._lists` reports."""
     values = list(value) if isinstance(value, list | tuple) else [value] * num_workers
     if len(values) != num_workers:
         raise Unset(f"{len(values)} entries for {num_workers} workers")
@@ -26,30 +26,32 @@ def entries(value: Any) -> list[Any]:
 
 
 def kwargs_of(value: bool | dict[str, Any] | None) -> dict[str, Any] | None:
-    """Returns keyword arguments for a keyword that may also be True."""
+    """Returns the keyword arguments of a value that is a dict, or True for none; None for False and None."""
     return dict(value) if isinstance(value, Mapping) else {} if value else None
 
 
 def positive(count: int | None) -> int | None:
-    """Returns None for 0 and negative numbers, which TorchRL takes for no limit."""
+    """Returns the number; None for 0 and negative numbers, which mean no limit in TorchRL."""
     return count if count is not None and count > 0 else None
 
 
 def port_number(port: int | str | None) -> int | None:
-    """Returns a port as a number; TorchRL also takes digits."""
+    """Returns a port, which may be passed as digits like in TorchRL, as a number. Raises `ValueError` for other
+    texts."""
     if isinstance(port, str) and not port.isdecimal():
         raise ValueError("must be the number of a port")
     return None if port is None else int(port)
 
 
 def exploration_name(value: Any) -> str:
-    """Returns the name of an exploration type of this package or TorchRL, which may be passed as a name; None:
-    RANDOM."""
+    """Returns the name of an exploration type in lower case. It may be passed as a name, or as a member of this
+    package's or TorchRL's enum; None: "random"."""
     return ExplorationType.RANDOM.value if value is None else str(getattr(value, "name", value)).lower()
 
 
 def device_name(device: Any) -> str | None:
-    """Returns the name of a device. Raises `ValueError`, with the reason, if torch has no such device."""
+    """Returns the name of a device; None for None. Raises `ValueError` with the reason if torch knows no such
+    device."""
     try:
         return None if device is None else str(torch.device(device))
     except RuntimeError as error:
@@ -59,19 +61,19 @@ def device_name(device: Any) -> str | None:
 
 
 def first_device(value: Any) -> str | None:
-    """Returns the name of a device, or of the first worker's. Raises `ValueError` like `device_name`."""
+    """Returns the name of a device, or of the first one in a list. Raises `ValueError` like `device_name`."""
     return next(iter([device_name(one) for one in entries(value)]), None)
 
 
 def only_device(value: Any) -> str | None:
-    """Returns the name of the device of all workers; None if their devices differ. Raises `ValueError` like
-    `device_name`."""
+    """Returns the name of a device, or of the one that is repeated in a list; None if a list contains different
+    devices. Raises `ValueError` like `device_name`."""
     names = {device_name(one) for one in entries(value)}
     return names.pop() if len(names) == 1 else None
 
 
 def visible_names(devices: Any) -> list[str] | None:
-    """Returns the names of `visible_devices`, whose GPUs may be numbers. Raises `ValueError` like `device_name`."""
+    """Returns the names of `visible_devices`, in which a number means a GPU. Raises `ValueError` like `device_name`."""
     if devices is None:
         return None
     # torch takes a number only on a machine with a GPU.

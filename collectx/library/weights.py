@@ -1,4 +1,5 @@
-"""The forms of weights that `update_policy_weights_` accepts, and TorchRL's weight updaters."""
+"""Publishes weights in the forms that `update_policy_weights_` accepts, or that a weight updater of TorchRL
+supplies."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from collectx.library.updaters import WeightUpdaterBase
 from collectx.policy.flat_weights import FlatWeights
 from collectx.transport.base import Writes
 
-# The end of a message about weights of other models.
+# Ends messages about unknown models.
 MODELS = "the models are 'policy', 'env.<path>' and 'replay_buffer.<path>'"
 # None stands for the weights of `collector.policy`.
 WeightsLike: TypeAlias = nn.Module | TensorDictBase | Mapping[str, Any] | None
 
 
 class WeightPublisher:
-    """Publishes weights to all workers or to single ones. Several threads may use it.
+    """Publishes weights to all workers or to single ones. Safe to use from several threads.
 
     Attributes:
-        individual: indices of workers whose weights differ from those of `policy`.
-        versions: the newest version by worker; the key None stands for all other workers.
-        updater: `weight_updater`; its instance, if it is a subclass of `WeightUpdaterBase`.
+        individual: indices of the workers that act with individual weights.
+        versions: the newest version for each worker; the key None stands for all other workers.
+        updater: the keyword `weight_updater`; an instance of it, if it is a subclass of `WeightUpdaterBase`.
     """
 
     def __init__(self, core: CollectorCore, keywords: Keywords, individual: Iterable[int]):
@@ -48,8 +49,8 @@ class WeightPublisher:
     def publish(
         self, policy: Any, by_worker: Mapping[int | None, WeightsLike], num_workers: int, strict: bool = False
     ) -> None:
-        """Publishes weights by worker, and calls the updater's post-hooks. Weights of the key None, which stands for
-        all workers, are loaded into `policy`, which is published. Raises what `load_weights` raises."""
+        """Publishes weights by worker index, then calls the updater's post-hooks. Weights with the key None are loaded
+        into `policy`, whose weights are published to all workers. Raises the errors of `load_weights`."""
         scheme = (self._keywords.weight_sync_schemes or {}).get("policy")
         if type(scheme).__name__ == "NoWeightSyncScheme":
             return
@@ -72,23 +73,24 @@ class WeightPublisher:
 
 
 def unknown_models(names: Iterable[str]) -> list[str]:
-    """Returns the names that are neither "policy" nor paths of modules of env or replay buffer."""
+    """Returns the names that are neither "policy" nor paths in the env or the replay buffer."""
     return sorted(name for name in names if name != "policy" and not name.startswith(("env.", "replay_buffer.")))
 
 
 def weights_by_model(
     alternatives: Sequence[Any], models: Mapping[str, Any] | None, model: str | None
 ) -> dict[str, Any]:
-    """Returns the weights by model: "policy", or a path within env or replay buffer. The value of "policy" is None if
-    its weights were not passed; without any arguments the result is `{"policy": None}`.
+    """Returns the weights by model id: "policy", or a path in the env or the replay buffer. None stands for the
+    policy's current weights; without any arguments, the result is `{"policy": None}`.
 
     Args:
-        alternatives: arguments with the weights of `model`, of which at most one may be set.
-        models: weights by model.
-        model: None: the policy.
+        alternatives: the arguments that may contain the weights of `model`; at most one of them may be set.
+
+        models: weights by model id.
+        model: the model id of `alternatives`; None: "policy".
 
     Raises:
-        TypeError: several arguments contain weights of one model.
+        TypeError: several arguments contain weights of one model, or a model other than the policy gets None.
         ValueError: there is no such model.
     """
     passed = [(model or "policy", each) for each in alternatives if each is not None] + [*(models or {}).items()]
@@ -107,7 +109,7 @@ def weights_by_model(
 def weights_by_worker(
     weights: Any, worker_ids: int | Sequence[int] | None, num_workers: int
 ) -> dict[int | None, WeightsLike]:
-    """Returns the weights by worker index; the key None stands for all workers.
+    """Returns the weights by worker index. The key None stands for all workers.
 
     Args:
         weights: weights of one model, or a dict of such weights by worker index.
@@ -132,11 +134,11 @@ def weights_by_worker(
 
 
 def apply_weight_updater(updater: Callable[[], Any] | None, weights: WeightsLike) -> WeightsLike:
-    """Returns the weights to publish: `weights` as the updater maps them, or for None the updater's own weights.
+    """Returns the weights to publish: `weights` as the updater maps them; for None, the weights that the updater
+    supplies.
 
     Args:
-        updater: a callable that returns the weights; or one of TorchRL's weight updaters, or a callable that makes one.
-            Only its weights and their mapping are used; the collector's transport sends them.
+        updater: the keyword `weight_updater`.
     """
     if updater is None:
         return weights
@@ -154,24 +156,24 @@ def apply_weight_updater(updater: Callable[[], Any] | None, weights: WeightsLike
 
 
 def as_state_dict(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the weights by name, as plain data."""
+    """Returns the weights as a dict from names to tensors."""
     if isinstance(weights, nn.Module):
         return weights.state_dict()
     return weights.flatten_keys(".").to_dict() if isinstance(weights, TensorDictBase) else dict(weights)
 
 
 def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str, Any], strict: bool = False) -> None:
-    """Copies weights into `policy`, from any device and dtype.
+    """Copies weights into `policy`, whatever their device and dtype.
 
     Args:
         weights: a module with the architecture of `policy`, or weights by name: a state dict, or a TensorDict of
             parameters.
-        strict: whether names that the policy does not have are an error.
+        strict: whether weights whose names the policy lacks raise an error.
 
     Raises:
-        KeyError: one of the policy's weights is missing, or a name is an error.
-        TypeError: `weights` are none, or the policy is not a module.
-        ValueError: shapes differ, or the module has another number of weights.
+        KeyError: weights of the policy are missing; or, with `strict`, weights have unknown names.
+        TypeError: `weights` has a wrong type, or the policy is not a module.
+        ValueError: shapes differ, or the numbers of weights of the two modules.
     """
     if not isinstance(policy, nn.Module):
         raise TypeError(f"the policy is {policy!r}, no module, and has no weights: call without arguments")
@@ -190,8 +192,8 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
 
 
 def weight_writers(policy: Any, by_worker: Mapping[int, WeightsLike], strict: bool = False) -> Writes:
-    """Returns for each worker a function that writes its weights into a flat buffer. None stands for the weights of
-    `policy`, which remains unchanged. A writer raises what `load_weights` raises."""
+    """Returns, for each worker, a function that writes its weights into a flat buffer. None stands for the weights of
+    `policy`, which stays unchanged. These functions raise the errors of `load_weights`."""
     scratch = copy.deepcopy(policy)
 
     def write(weights: WeightsLike, buffer: torch.Tensor) -> None:

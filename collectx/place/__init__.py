@@ -20,5 +20,5 @@ _PLACES: dict[str, type[Place]] = {
 
 
 def place_of(cfg: RunConfig) -> Place:
-    """The place of a run's workers. Raises `Unset` if the launcher failed its check."""
+    """Returns the place of a run's workers. Raises `Unset` if `cfg.launcher` failed its check."""
     return _PLACES[cfg.launcher.kind](cfg)

@@ -1,7 +1,7 @@
 """Where the workers of a run are, and how their batches travel to the trainer.
 
-Users choose it with four groups: `collector`, `backend`, `launcher` and `devices`. `collectx.place.place_of` resolves
-them into one place, and all other code asks this place.
+Users choose both with four groups: `collector`, `backend`, `launcher` and `devices`. `collectx.place.place_of` resolves
+the groups into one place, which all other code asks.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
 class Place:
-    """Where workers run. Each launcher has a subclass.
+    """Where the workers of a run are; one subclass for each launcher.
 
     Attributes:
         cfg: the run's configuration.
         is_local: whether every worker runs on the machine of the trainer.
-        is_job: whether the trainer runs in a scheduler's job too, instead of the command's process.
+        is_job: whether the trainer, too, runs in a scheduler's job, instead of the command's process.
         can_be_step: whether such a job can be a step of the allocation in which the command runs.
         has_worker_jobs: whether the trainer submits a job for each worker.
-        needs_workers: whether `collector=single`, without workers, is refused.
+        needs_workers: whether `collector=single`, which starts no workers, is refused.
     """
 
     is_local = is_job = can_be_step = has_worker_jobs = needs_workers = False
@@ -50,8 +50,8 @@ class Place:
 
     @property
     def backend(self) -> str:
-        """The backend. `backend=auto` stands for inline within one process, shared_memory on one machine, and otherwise
-        for rpc with `collector=rpc`, nccl between GPUs, or gloo."""
+        """The backend. `backend=auto` becomes inline within one process, shared_memory on one machine, and otherwise
+        rpc with `collector=rpc`, nccl between GPUs, or gloo."""
         if self.cfg.backend.kind != "auto":
             return self.cfg.backend.kind
         return self._default_backend() if self.cfg.collector.has_workers else "inline"
@@ -78,7 +78,7 @@ class Place:
 
     @property
     def network(self) -> str | None:
-        """The backend, if batches travel over a network."""
+        """The backend if batches travel over a network; otherwise None."""
         return self.backend if self.backend in NETWORKS else None
 
     def _why_no_nccl(self) -> str | None:
@@ -105,15 +105,15 @@ class Place:
 
     @property
     def num_tasks(self) -> int:
-        """Number of processes of a job that runs trainer and workers."""
+        """The number of processes of a job that runs trainer and workers."""
         return 1 + self.cfg.collector.num_workers if self.cfg.collector.has_workers else 1
 
     def job_needs(self) -> dict[str, Any]:
-        """Tasks and cores of a job, for `collectx plan`; empty without jobs."""
+        """Returns the tasks and cores of a job, for `collectx plan`; empty without jobs."""
         return {}
 
     def processes(self) -> dict[str, int]:
-        """Number of processes of each role, on all hosts."""
+        """Returns the number of processes of each role, on all hosts."""
         options, env = self.cfg.collector, self.cfg.env
         workers = 0 if self.is_inline else num_workers_of(options)
         nested = options.num_workers_per_collector if options.num_workers_per_collector > 1 else 0
@@ -128,7 +128,7 @@ class Place:
         }
 
     def num_threads_beside(self) -> int:
-        """Number of worker threads that share the trainer's cores. May connect to Ray."""
+        """Returns the number of worker threads that share the trainer's cores. May connect to Ray."""
         options = self.cfg.collector
         processes = options.num_workers * options.num_workers_per_collector
         return processes * self.cfg.launcher.num_threads if self._shares_cores() else 0
@@ -139,10 +139,10 @@ class Place:
     # --- how it starts them ---
 
     def launcher(self, log_dir: Path | None) -> Launcher:
-        """The launcher with which this process starts the workers.
+        """Returns the launcher with which this process starts the workers. Starts none.
 
         Args:
-            log_dir: folder of the worker logs on this machine; None leaves their output on the terminal.
+            log_dir: the folder for worker logs on this machine; None: workers write to the terminal.
 
         Raises:
             LauncherError: the Ray cluster is unreachable or too small; or this process cannot start the workers of this
@@ -157,7 +157,7 @@ class Place:
     # --- what does not fit ---
 
     def problems(self) -> Iterator[Problem]:
-        """The problems of the configuration on any machine."""
+        """Yields the problems of the configuration that do not depend on the machine."""
         return found((self._backend_problems, self._single_problems, self._own_problems))
 
     def _backend_problems(self) -> Iterator[Problem]:
@@ -184,7 +184,7 @@ class Place:
             yield Problem("backend", reason, backend, "use `backend=auto or gloo`.")
 
     def _misplaced(self) -> Iterator[Problem]:
-        """Collectors and backends of other places only."""
+        """Collector and backend are not those of other places only."""
         if self.cfg.collector.kind == "ray":
             advice = "use `launcher=ray`, or `launcher=inline` to debug."
             yield Problem("launcher", "`collector=ray` has Ray start its workers", self.cfg.launcher.kind, advice)
@@ -195,14 +195,14 @@ class Place:
             yield Problem("backend", rule, self.cfg.backend.kind, "use `backend=auto or inline`.")
 
     def _single_problems(self) -> Iterator[Problem]:
-        """A launcher of workers needs workers."""
+        """A launcher that starts workers has workers to start."""
         if self.needs_workers and not self.cfg.collector.has_workers:
             rule = "it starts workers beside the trainer, and `collector=single` has none"
             kind = self.cfg.launcher.kind
             yield Problem("launcher", rule, kind, "use `launcher=local`, or `launcher=slurm` for a job.")
 
     def _own_problems(self) -> Iterator[Problem]:
-        """The problems of this launcher's options."""
+        """Yields the problems of this launcher's options."""
         yield from ()
 
     def device_problems(self) -> Iterator[Problem]:
@@ -214,28 +214,29 @@ class Place:
         yield from self._gpu_problems(self._ends()["policy_device"])
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
-        """The problems of the GPUs that workers see, whose policies act on `acting`."""
+        """Yields the problems of workers that do not see the GPU `acting`, on which their policies act."""
         yield from visible_problems(self.cfg.backend, self.cfg.collector.num_workers, lambda worker: acting)
 
     # --- what this machine lacks, and notes ---
 
     def missing(self) -> list[str]:
-        """Messages about what this machine lacks to start the workers. Starts nothing."""
+        """Returns messages about what this machine lacks to start the workers. Starts nothing."""
         return []
 
     def network_problems(self) -> Iterator[Problem]:
-        """The library of the chosen backend is missing on this machine. Not checked if the trainer runs in a job."""
+        """This machine has the library of the chosen backend. Not checked if the trainer runs in a job."""
         if self.is_job or self.cfg.backend.kind not in NETWORKS or self.cfg.backend.kind == "gloo":
             return
         if reason := registry.why_not(self.cfg.backend.kind):
             yield Problem("backend", f"cannot work on this machine: {reason}.", self.cfg.backend.kind)
 
     def launcher_problems(self) -> Iterator[Problem]:
-        """The launcher's options that its library refuses, or that this machine cannot check."""
+        """The launcher's library is here, and accepts its options."""
         yield from ()
 
     def unreachable(self) -> list[str]:
-        """Messages about why the trainer, this process, cannot connect to workers. Imports torch for networks."""
+        """Returns messages about why the trainer, this process, cannot connect to workers. Imports torch for
+        networks."""
         if self.network is None:
             return []
         from collectx.transport.network.addresses import local_addresses
@@ -256,7 +257,7 @@ class Place:
         return problems
 
     def notes(self) -> list[str]:
-        """Notes on the backend that `backend=auto` chose for a network, and on options without effect."""
+        """Returns notes on the backend that `backend=auto` chose for a network, and on options without effect."""
         options = self.cfg.backend
         if self.network is None:
             chosen = {"interface": options.interface, "port": options.port}
@@ -278,7 +279,7 @@ class Place:
 
     @property
     def devices_of_pairs(self) -> tuple[str, str]:
-        """The devices of the bytes in transit, at the trainer's and at the worker's end. Only nccl sends between
+        """The devices of the bytes in transit: at the trainer's end, and at the worker's. Only nccl sends between
         GPUs."""
         devices = resolve_devices(self.cfg.devices)
         ends = (devices.storing_device or "cpu", devices.policy_device or "cpu")

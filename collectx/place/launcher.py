@@ -1,4 +1,4 @@
-"""The launcher interface: how workers are started, and named in messages. Independent of the code that a worker
+"""The launcher interface: how workers are started, and how messages name them. Independent of the code that a worker
 runs."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from collectx.transport.handles import Handle, Limit
 from collectx.transport.network.handshake import Endpoint
 
-# The function that a process calls, and its arguments.
+# The function that a process calls, and the function's arguments.
 Entry: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 # A started process, or the generator of an inline worker.
 AnyHandle: TypeAlias = Handle | Iterator[None]
@@ -24,19 +24,19 @@ _NO_LOG = ", which does not exist: the run folder must be on a file system that 
 
 
 class Launcher:
-    """Starts the workers of one collector. The base class serves workers that other programs start: these run, or wait
-    in a scheduler's queue, until the trainer announces its endpoint, and are never replaced.
+    """Starts the workers of one collector. The base class is for workers that other programs start: they wait, in a
+    scheduler's queue or for the file with the trainer's endpoint, and are never replaced.
 
     Args:
         log: returns the log file of a worker; None: there are no logs.
         announce: publishes the trainer's endpoint for workers that other programs start; called before the first
             `start`. None: the arguments of workers contain the endpoint.
-        join_timeout: how long a worker may take to connect; the time for its first batch begins afterwards. None:
-            `collector.start_timeout_s` covers both.
+        join_timeout: the option, and the seconds, that limit how long a worker may take to connect; the time for its
+            first batch begins afterwards. None: `collector.start_timeout_s` covers both.
 
     Attributes:
         is_local: whether every worker runs on this machine.
-        names: names in messages, by index, of processes that are no workers.
+        names: what messages call the processes that are not workers, by index.
         max_requeues: how often each worker is restarted after its scheduler ended its job (`JobEnded`).
     """
 
@@ -55,19 +55,20 @@ class Launcher:
         self._join_timeout = join_timeout
 
     def announce(self, endpoint: Endpoint) -> None:
-        """Publishes the trainer's endpoint, see `Launcher`."""
+        """Publishes the trainer's endpoint for workers that other programs start."""
         if self._announce is not None:
             self._announce(endpoint)
 
     def start(
         self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
     ) -> AnyHandle | None:
-        """Starts a process of a worker.
+        """Starts a process of a worker. May block until the process is forked or submitted, but not until it has
+        connected.
 
         Args:
             entry: what the process calls; ignored if another program starts it.
-            restarts: number of the worker's earlier processes.
-            previous: the handle of its last process.
+            restarts: how many processes the worker had before.
+            previous: the handle of the worker's last process.
 
         Returns:
             The handle of the process; None if its end cannot be observed.
@@ -79,7 +80,8 @@ class Launcher:
         after the collector is closed. Idempotent."""
 
     def describe(self, worker: int, handle: Handle | None = None) -> str:
-        """Names a worker in messages: with its handle, its log and, if it failed, the last line of the log."""
+        """Returns what messages call a worker: with its job or task, its log and, if it failed, the last line of the
+        log."""
         remote = handle if isinstance(handle, RemoteHandle) else None
         words = [remote.text] if remote is not None and remote.text else []
         if self._log is not None:
@@ -106,8 +108,8 @@ class InlineLauncher(Launcher):
 
 
 class RemoteHandle:
-    """The handle of a worker that is no process of this machine, but a task, job or step of SLURM, or an actor of Ray:
-    `collectx.transport.handles.Handle`. The code that watches the worker calls `finish` at its end.
+    """The handle (`collectx.transport.handles.Handle`) of a worker that is not a process of this machine, but a task,
+    job or step of SLURM, or an actor of Ray. The code that watches the worker calls `finish` when the worker ends.
 
     Args:
         stop: `stop(handle, signum)` ends the worker, or frees what an ended worker holds; None: the worker ends with
@@ -118,10 +120,10 @@ class RemoteHandle:
 
     Attributes:
         sentinel: a descriptor that becomes readable at the worker's end.
-        exitcode: None until then.
+        exitcode: the worker's exit status; None while it lives.
         actor: the actor of Ray; None for other workers.
         expects_log: whether a worker that has failed must have written a log.
-        ended_by: name of the scheduler that has ended its job, without a failure of the worker.
+        ended_by: the scheduler that ended the worker's job, for example "SLURM"; None if the worker failed or lives.
     """
 
     pid = None
@@ -144,13 +146,14 @@ class RemoteHandle:
             weakref.finalize(self, os.close, descriptor)
 
     def finish(self, exitcode: int) -> None:
-        """Notes the worker's end; the first call counts."""
+        """Notes the worker's end. Calls after the first have no effect."""
         if self.exitcode is None:
             self.exitcode = exitcode
             os.write(self._end, b"\0")
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for the worker's end, see `is_awaited`."""
+        """Blocks until the worker has ended, at most `timeout` seconds; returns at once unless the worker is awaited
+        (`is_awaited`)."""
         if self._is_awaited(self) and wait([self.sentinel], timeout):
             self.terminate()
 
@@ -166,8 +169,8 @@ class RemoteHandle:
 
 
 def _ending(log: Path, is_expected: bool) -> str:
-    """Returns the last informative line of a log, for messages that name the log. Reports a missing log only if it
-    `is_expected`, because SLURM or the job's shell creates it."""
+    """Returns the last informative line of a log, as the end of a message that names the log. Reports a missing log
+    only if it `is_expected`, as SLURM or the job's shell creates it."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))

@@ -3,7 +3,8 @@
     trainer --- fork server (imports once) --- worker 0
                                           \\--- worker 1 ...
 
-Each worker ends with the trainer, and with each worker what it has started (`collectx.fork_server.descendants`).
+When the trainer ends, its workers end, and with each worker the processes that it started
+(`collectx.fork_server.descendants`).
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from collectx.place.launcher import AnyHandle, Entry, Launcher
 from collectx.transport.handles import Handle
 from collectx.transport.tracebacks import write_on_signal
 
-# File descriptors that libraries may need, that workers need while they join, and that each worker needs: for its
-# connections, and with those of its process.
+# How many file descriptors libraries may need; workers while they join; each worker for its connections; and each
+# worker including those of its process.
 _DESCRIPTORS, _JOINING, _CONNECTIONS, _WORKER_DESCRIPTORS = 256, 32, 2, 4
-# Pauses before restarting a worker whose start was cut by the end of the fork server.
+# The pauses before another attempt to start a worker, if the fork server ended meanwhile.
 _RETRY_S = (0.1, 1.0)
 
 
@@ -91,13 +92,14 @@ def allow_descriptors(num_workers: int, is_local: bool = True, is_served: bool =
 
 
 class LocalLauncher(Launcher):
-    """Starts worker processes.
+    """Starts workers as processes of this machine.
 
     Args:
         num_threads: torch's intra-op threads in each worker.
-        start_timeout_s: how long the fork server may take to fork a worker; `collector.start_timeout_s`.
+        start_timeout_s: seconds that the fork server may take to fork a worker; `collector.start_timeout_s`.
         pin_cores: worker i runs on core i, modulo the cores that this process may use; so do its env's threads.
-        log_dir: the folder for `worker-<index>.log` with each worker's stdout and stderr; None: as this process.
+        log_dir: the folder for `worker-<index>.log`, which gets each worker's standard output and error; None: workers
+            write where this process writes.
         prints_errors: whether a worker prints the traceback of an error that it has reported to the trainer.
     """
 
@@ -121,7 +123,7 @@ class LocalLauncher(Launcher):
         return self.names.get(worker, f"worker {worker}").replace(" ", "-")
 
     def process_setup(self, worker: int) -> dict[str, Any]:
-        """The arguments of `set_up_process`, as plain data."""
+        """Returns the arguments of `set_up_process`, as plain data."""
         from collectx.env import mujoco_warnings
 
         cores = sorted(os.sched_getaffinity(0)) if self._pin_cores and hasattr(os, "sched_getaffinity") else []
@@ -136,8 +138,8 @@ class LocalLauncher(Launcher):
         }
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> Handle | None:
-        """Starts a process; returns when it is forked. What it calls is pickled. It is not daemonic, as an env may have
-        child processes.
+        """Starts a process, and blocks until it is forked. `entry` is pickled. The process is not daemonic, as an env
+        may start child processes.
 
         Raises:
             LauncherError: this process is daemonic.
@@ -170,8 +172,8 @@ class LocalLauncher(Launcher):
         return process
 
     def _fork(self, process: BaseProcess, inherited: Inherited) -> None:
-        """Blocks for the fork server, in a thread: reading its reply has no timeout. If this times out, the thread ends
-        when the fork server replies or ends."""
+        """Starts the process in a thread, because reading the fork server's reply has no timeout, and waits for the
+        thread. If this times out, the thread ends when the fork server replies or ends."""
         ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def start() -> None:
@@ -223,8 +225,8 @@ def _run(
 def set_up_process(
     num_threads: int, core: int | None, log: str | None, ignore_warnings: bool, shown_warnings: Sequence[str]
 ) -> None:
-    """Called first in every worker's process. See `LocalLauncher` for the arguments,
-    `collectx.filter_warnings_subprocess` and `collectx.env.mujoco_warnings`."""
+    """Sets up threads, core, signals, log and warnings of a worker's process; called first in it. For the arguments see
+    `LocalLauncher`, `collectx.filter_warnings_subprocess` and `collectx.env.mujoco_warnings`."""
     if ignore_warnings:
         warnings.simplefilter("ignore")
     with contextlib.suppress(PermissionError):  # it leads a session
@@ -232,7 +234,7 @@ def set_up_process(
     # SIGHUP, and a scheduler's signals, may reach all processes; only the trainer stops workers and writes checkpoints.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
-    # So does SIGTERM of `timeout` and of schedulers, while the trainer still writes a checkpoint.
+    # So may the SIGTERM of `timeout` and of schedulers, while the trainer still writes a checkpoint.
     leave_signals_to_trainer(signal.SIGTERM)
     if core is not None:
         os.sched_setaffinity(0, {core})

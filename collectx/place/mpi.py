@@ -1,7 +1,7 @@
 """Starts workers through MPI, for `backend=mpi` with `launcher=local`, because a forked process cannot join the
 trainer's MPI universe. Imports mpi4py.
 
-`serve` is the main function of a worker process.
+A worker's process runs `serve`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collectx.transport.network.mpi import MPI, initialize, mpi_path, spawned
 
 
 class MpiLauncher(LocalLauncher):
-    """Starts workers on this machine, one after another. They have no handle, because they are not children of this
+    """Starts workers on this machine, one after another. There are no handles, as the workers are not children of this
     process; a hung worker ends with the trainer's process."""
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> None:
-        """Blocks until the process has initialised MPI, about a second.
+        """Starts a process; blocks until it has initialised MPI, about a second.
 
         Raises:
             RuntimeError: MPI could not start it.
@@ -40,8 +40,8 @@ class MpiLauncher(LocalLauncher):
 
 
 def serve() -> None:
-    """The main function of a spawned process. Starts the worker after `MpiLauncher.start` returned, which only waits
-    for MPI."""
+    """Runs the worker in a spawned process: called there first. `MpiLauncher.start` only waits until this has
+    initialised MPI."""
     initialize()
     parent = MPI.Comm.Get_parent()
     sys.path[:], process_setup = pickle.loads(_receive(parent))

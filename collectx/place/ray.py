@@ -24,7 +24,7 @@ class RayCluster(Place):
 
     @property
     def _remote_configs(self) -> list[Any]:
-        """One for each worker, or one for all."""
+        """The arguments of `ray.remote`: one entry for each worker, or one for all."""
         configs = self._launcher.remote_configs
         return configs if isinstance(configs, list) else [configs]
 
@@ -53,7 +53,7 @@ class RayCluster(Place):
             yield Problem("backend", rule, "mpi", "use `backend=auto or gloo`.")
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
-        """Each worker's actor requests the GPU of its policy."""
+        """Each worker's actor requests the GPU on which its policy acts."""
         yield from super()._gpu_problems(acting)
         path, configs, per_worker = "launcher.remote_configs", self._launcher.remote_configs, self._remote_configs
         if not all(isinstance(one, dict) for one in per_worker):
@@ -78,10 +78,11 @@ class RayCluster(Place):
 
 
 def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> Iterator[Problem]:
-    """The problems of the GPUs that Ray actors request.
+    """Yields the problems of actors that do not request the GPUs on which their policies act.
 
     Args:
-        configs, acting: the arguments of `ray.remote` and the policy's device, for each worker.
+        configs: the arguments of `ray.remote`, for each worker.
+        acting: the policy's device, for each worker.
     """
     for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, configs), acting, strict=True)):
         kind, _, index = acts.partition(":")

@@ -26,7 +26,7 @@ class RayLauncher(Launcher):
     """Starts an actor for each worker, on any node with the requested resources. Connects this process to Ray.
 
     Args:
-        cfg: its `remote_configs` grows when workers are added.
+        cfg: the launcher's options, read at every start: `remote_configs` grows when workers are added.
         start_timeout_s: `collector.start_timeout_s`.
     """
 
@@ -69,13 +69,13 @@ class RayLauncher(Launcher):
         return super().join_timeout(worker, handle)
 
     def _remote_config(self, worker: int) -> dict[str, Any]:
-        """The arguments of `ray.remote` for one worker."""
+        """Returns the arguments of `ray.remote` for one worker."""
         configs: dict[str, Any] | Sequence[dict[str, Any]] = self._cfg.remote_configs
         return configs if isinstance(configs, dict) else configs[worker]
 
 
 def objections(configs: Sequence[Mapping[str, Any] | None]) -> list[str]:
-    """Ray's objections to the arguments of `ray.remote` of workers."""
+    """Returns Ray's objections to the workers' arguments of `ray.remote`, each once."""
     found = []
     for config in configs:
         try:
@@ -86,20 +86,20 @@ def objections(configs: Sequence[Mapping[str, Any] | None]) -> list[str]:
 
 
 def _actor_class(config: Mapping[str, Any] | None) -> Any:
-    """The class of a worker's actor, with `config` as the arguments of `ray.remote`."""
+    """Returns the actor class of a worker, with `config` as the arguments of `ray.remote`."""
     # With one thread, Ray calls the methods in the main thread of the actor's process.
     make: Any = ray.remote(**{"max_restarts": 0, **(config or {}), "max_concurrency": 1})
     return make(Actor)
 
 
 class Actor:
-    """Runs in a worker's process."""
+    """The actor of a worker, an object in the worker's process."""
 
     def ready(self) -> None:
         """Returns once the actor's process has started."""
 
     def work(self, path: list[str], num_threads: int, call: bytes) -> None:
-        """Runs the worker: calls the function in the pickle `call` with its arguments."""
+        """Runs the worker: calls the function that the pickle `call` contains. Returns when the worker ends."""
         # The pickle may refer to modules on the trainer's path.
         sys.path[:] = path
         torch.set_num_threads(num_threads)
@@ -115,7 +115,7 @@ def _kill(handle: RemoteHandle, signum: int) -> None:
 
 
 def _finish(handle: RemoteHandle, work: Any) -> None:
-    """Called when the worker's function has returned."""
+    """Finishes a handle, with the cause in its text, when the worker's function has returned or raised."""
     error = work.exception()
     if error is not None:
         # The first line names the actor, the last one the cause; lines of fields stand between them.

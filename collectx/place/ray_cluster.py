@@ -26,8 +26,8 @@ _PREFIXES = ("node:", "object_store_memory")
 
 
 def connect(options: Mapping[str, Any], timeout_s: float) -> None:
-    """Connects this process to a Ray cluster, with these arguments of `ray.init`, unless it is connected already.
-    Without an address, in the arguments or in the environment variable RAY_ADDRESS, starts a cluster for this process.
+    """Connects this process to a Ray cluster by `ray.init(**options)`, unless it is connected already. Without an
+    address in `options` or the environment variable RAY_ADDRESS, starts a cluster for this process.
 
     Args:
         timeout_s: `collector.start_timeout_s`; has no effect outside the main thread.
@@ -97,7 +97,7 @@ def _ask(failure: str, question: Callable[[], _T], timeout_s: float) -> _T:
 
 
 def _alive_nodes(timeout_s: float) -> list[dict[str, Any]]:
-    """The nodes that are still in the cluster."""
+    """Returns the nodes that are still in the cluster."""
     return [node for node in _ask("Ray did not list its nodes", ray.nodes, timeout_s) if node["Alive"]]
 
 
@@ -108,8 +108,8 @@ def is_single_host(timeout_s: float) -> bool:
 
 
 def check_resources(name: str, configs: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
-    """Checks that an otherwise idle cluster has room for actors with these arguments of `ray.remote`, the option
-    `name`. Ignores placement options.
+    """Checks that an otherwise idle cluster has room for the actors of `configs`, arguments of `ray.remote`. Ignores
+    placement options. `name` is the option that messages name.
 
     Args:
         timeout_s: how long Ray may take to answer; `collector.start_timeout_s`.
@@ -138,7 +138,7 @@ _ADVICE = "Ask for less, use fewer workers, or add nodes (launcher.autoscaling=t
 
 
 def describe_resources(timeout_s: float) -> str:
-    """Lists the resources of each node, and the free ones."""
+    """Returns a sentence that lists the resources of each node, and the free ones."""
     nodes = _alive_nodes(timeout_s)
     free = _ask("Ray did not list its free resources", ray._private.state.available_resources_per_node, timeout_s)
     lines = Counter(
@@ -148,12 +148,12 @@ def describe_resources(timeout_s: float) -> str:
 
 
 def describe_request(config: Mapping[str, Any]) -> str:
-    """The resources that an actor with these arguments of `ray.remote` requests."""
+    """Returns the resources that an actor with these arguments of `ray.remote` requests."""
     return _format(_requested(config))
 
 
 def _requested(config: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the requested resources by Ray's names. An actor without `num_cpus` needs no core."""
+    """Returns the requested amounts by Ray's resource names. An actor without `num_cpus` needs no core."""
     requested = {str(name): float(count) for name, count in (config.get("resources") or {}).items()}
     for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory")):
         if config.get(key):

@@ -1,8 +1,7 @@
 """The workers of one collector, as its pool sees them.
 
-    expect   lets one process of a worker connect, and makes its spec
-    start    starts that process, and watches it
-    request  sends a request to a started worker
+    expect allows one process of a worker to connect, and returns its spec start starts that process, and watches it
+    request sends a request to a started worker
 
 Batches and weights travel over the transport, which the collector uses directly.
 """
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Specs(Protocol):
-    """Makes the specs of a collector's processes.
+    """Makes the specs of a collector's processes: what each one is sent before it begins.
 
     Attributes:
         is_served: whether an inference server acts for the workers.
@@ -50,7 +49,7 @@ class Workers:
         server_entry: like `entry`, for the inference server; None without one.
 
     Attributes:
-        transport: see above.
+        transport: the argument.
         has_server: whether there is an inference server; its index follows the last worker's.
         max_requeues: see `Launcher`.
     """
@@ -74,7 +73,7 @@ class Workers:
         self._server_entry = server_entry
 
     def expect(self, worker: int, incarnation: int, is_server: bool = False) -> ProcessSpec:
-        """Lets a process of this incarnation connect; returns its spec."""
+        """Allows the process of this incarnation of a worker to connect; returns its spec."""
         spec = (self._specs.make_server if is_server else self._specs.make)(worker, incarnation)
         self.transport.expect(worker, spec.to_json)
         return spec
@@ -110,7 +109,8 @@ def open_workers(
     launcher: Launcher | None = None,
     log_dir: Path | None = None,
 ) -> Workers:
-    """Makes launcher and transport of a place. Connects to the place's scheduler, but starts no worker.
+    """Makes launcher and transport of a place, and returns both as `Workers`. Connects to the place's scheduler, but
+    starts no worker.
 
     Args:
         batch: the layout of slots and weights.

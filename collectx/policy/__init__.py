@@ -1,7 +1,7 @@
-"""Policies: built from the configuration in every process, made into actors in the workers.
+"""Builds policies from the configuration, in every process, and actors over them, in the workers.
 
-The policy of `random` is None, its actor `RandomActor`. Modules are imported when they are used, so that importing this
-package is cheap.
+The policy of `policy=random` is None, and its actor is `RandomActor`. Modules are imported when they are used, so that
+importing this package is cheap.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ __all__ = [
     "make_actor",
 ]
 
-# The class of TorchRL or of this package. Replaced by `RandomActor`, as its actions are shaped like one env's spec
-# and actors act for groups of envs.
+# The class of TorchRL or of this package. `RandomActor` replaces it, because it acts for one env, and actors act for
+# groups.
 _RANDOM_POLICY = "RandomPolicy"
 
 
 def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
-    """The policy of `cfg`, on the CPU: an `nn.Module`, another callable, or None for random actions.
+    """Returns the policy of `cfg`, on the CPU: an `nn.Module`, another callable, or None for random actions.
 
-    Equal seeds give equal weights, whatever torch's number of threads; the global generators are left unchanged.
+    The same seed gives the same weights, whatever torch's number of threads is. Does not change the global generators.
 
     Raises:
-        ConfigError, SpaceError: `cfg` or the env's spaces do not allow it.
+        ConfigError, SpaceError: this kind of policy does not support `cfg` or the spaces of the env.
     """
     if isinstance(cfg, UserPolicyConfig) and cfg.factory is None:
         return cfg.policy
@@ -75,7 +75,7 @@ def is_random_policy(policy: object) -> bool:
 
 
 def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
-    """Applies `compile` and `cudagraph` of `cfg` to `actor`. Its module's tensors must be in their final memory."""
+    """Applies `compile` and `cudagraph` of `cfg` to `actor`, whose module's tensors must be in their final memory."""
     if isinstance(cfg, UserPolicyConfig) and (cfg.compile is not None or cfg.cudagraph is not None):
         from collectx.policy.fast_call import Acceleration
 
@@ -85,8 +85,8 @@ def accelerate(actor: Actor, cfg: PolicyConfig) -> None:
 def configured_actor(
     cfg: RunConfig, policy: Callable | None, spec: EnvSpec, device: torch.device
 ) -> tuple[Actor, EnvSpec]:
-    """The actor over the policy of `cfg` (see `make_actor`), and the spec of its envs, whose data lie on `device` if
-    `cfg.devices` names one for the policy."""
+    """Returns the actor over `policy` (see `make_actor`), and the spec of its envs, with `data_device` set if
+    `cfg.devices` names a device for the policy."""
     if resolve_devices(cfg.devices).policy_device is not None:
         spec = dataclasses.replace(spec, data_device=device)
     skips_check = isinstance(cfg.policy, UserPolicyConfig) and cfg.policy.skip_signature_check
@@ -100,12 +100,13 @@ def make_actor(
     exploration_type: ExplorationType,
     skip_signature_check: bool = False,
 ) -> Actor:
-    """The actor over `policy` (None, and a `RandomPolicy`: random actions), with the module moved to `device`.
+    """Returns the actor over `policy` (None, and a `RandomPolicy`: random actions), with the module moved to `device`.
 
     A user's policy is called once to learn its outputs, on `spec.example_observation`, or on zeros where that is empty.
 
     Args:
-        skip_signature_check: a user's policy is called with a TensorDict, whatever its signature and its keys.
+        skip_signature_check: whether to call a user's policy with a TensorDict, whatever its signature and `in_keys`
+            are.
 
     Raises:
         ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.user_actor`.

@@ -1,4 +1,4 @@
-"""Makes policies of agents of CleanRL and Stable-Baselines3. Neither is imported."""
+"""Converts agents of CleanRL and Stable-Baselines3 to policies. Imports neither library."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from collectx.errors import ConfigError
 
 
 def adapt(agent: Any, *, deterministic: bool = False) -> TensorDictModule:
-    """A policy from `observation` that acts like an agent of another library, and shares its parameters.
+    """Returns a policy that acts like an agent of another library, and shares the agent's parameters.
 
     Args:
-        agent: an `nn.Module` with `get_action_and_value(observation)`, like CleanRL's agents for PPO: the policy
+        agent: an `nn.Module` with `get_action_and_value(observation)`, like CleanRL's agents for PPO; the policy then
             writes `action`, `log_prob`, `entropy` and `value`. Or a model of Stable-Baselines3 or its policy, with
-            `predict(observation, deterministic=...)`, which takes NumPy arrays, a dict of them for a Dict observation:
-            the policy writes `action`.
-        deterministic: the argument of `predict`.
+            `predict(observation, deterministic=...)`; the policy then writes `action`.
+        deterministic: passed to `predict`.
 
     Raises:
-        ConfigError: the agent is of no known library.
+        ConfigError: the agent has neither of these methods.
     """
     module = agent if isinstance(agent, nn.Module) else getattr(agent, "policy", None)
     if isinstance(module, nn.Module):
@@ -56,7 +55,7 @@ class _Predict(nn.Module):
         super().__init__()
         self.policy = policy
         self._deterministic = deterministic
-        # The parts of a Dict observation.
+        # The names of the parts of a Dict observation; empty for others.
         self._names = names
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The interface of actors: policies as the rollout calls them, with fixed keys, dtypes and device."""
+"""The interface of actors. An actor is a policy as the rollout calls it, with fixed keys, dtypes and device."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from collectx.policy.recurrent import StateSpec
 
 
 class Actor:
-    """A policy ready to act.
+    """A policy that is ready to act for an env group.
 
     Attributes:
-        module: holds the policy's parameters; None for a policy without parameters.
-        device: where `module` acts. The rollout copies observations there and copies the outputs to the slot.
-        leaves: the outputs of `act`, in order: first every leaf of `EnvSpec.action`, then the policy's other outputs
-            (`("action_log_prob",)`, `("loc",)`, ...). An observation leaf among them is overwritten by the policy: a
-            batch holds the policy's value. Shapes are one env's, without the batch dimension.
-        states: the state of a recurrent policy, see `collectx.policy.recurrent`. `act` takes the states that the env
-            does not observe after the env's observation.
+        module: the module with the policy's parameters; None for a policy without parameters.
+        device: the device of `module`. The rollout copies observations there, and the outputs to the slot.
+        leaves: the outputs of `act`, in order: every leaf of `EnvSpec.action`, then the policy's other outputs
+            (`("action_log_prob",)`, `("loc",)`, ...). If an observation leaf is among them, batches contain the
+            policy's value in place of the env's. Shapes are those of one env.
+        states: the states of a recurrent policy, see `collectx.policy.recurrent`. `act` takes those that the env does
+            not observe, after the env's observation.
     """
 
     module: nn.Module | None = None
@@ -31,14 +31,15 @@ class Actor:
     states: tuple[StateSpec, ...] = ()
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """One forward: `observation` holds one tensor `[E, *shape]` per observation leaf, on `device`. Returns a tensor
-        `[E, *leaf.shape]` per leaf of `leaves`, or `[*leaf.shape]` where the group is one env (`EnvSpec.is_single`).
-        Called under `torch.inference_mode`, with the exploration type set. The next call may overwrite the result."""
+        """Returns the policy's outputs for an observation: a tensor `[E, *leaf.shape]` per leaf of `leaves`, or
+        `[*leaf.shape]` for a single env (`EnvSpec.is_single`). `observation` contains a tensor `[E, *shape]` per
+        observation leaf, on `device`. Called under `torch.inference_mode`, with the exploration type set. The next call
+        may overwrite the result."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Discards random numbers that were drawn in advance. Called after a new seed."""
+        """Discards random numbers that were drawn in advance. Called after the generators were seeded."""
 
     def accelerate(self, acceleration: Acceleration) -> None:
-        """Makes later calls faster. Copying newer weights into `module`'s tensors still takes effect; replacing the
-        tensors does not."""
+        """Makes later calls faster. Weights that are copied into the tensors of `module` still take effect; replaced
+        tensors do not."""

@@ -1,5 +1,5 @@
-"""The plan of a call of a user's policy: which functions are called with which keys, and how their outputs are checked
-and converted. The cheapest form that gives the same result:
+"""How a user's policy is called: which functions are called with which keys, and how their outputs are checked and
+converted. The cheapest form that gives the same result is used:
 
     policy                                    steps
     modules of tensordict's that only call    the functions, with tensors (`collectx.policy.tensor_modules`)
@@ -34,17 +34,17 @@ from collectx.policy.tensor_modules import Step, is_private, reads_only_tensors,
 
 
 class CallPlan:
-    """Calls a policy with the observation of a group of envs.
+    """Calls a policy with the observation of an env group.
 
-    Values are numbered: first the observation's tensors, then the outputs of all steps, in order.
+    All values have numbers: first the tensors of the observation, then the outputs of all steps, in order.
 
     Args:
-        steps: called in turn. A step that learns in its first call what it writes must be the only one.
+        steps: the calls, in order. A step that learns in its first call what it writes must be the only one.
         spec: the spec of the env group.
-        outputs: which values `act` returns.
+        outputs: the outputs that `Actor.act` returns.
 
     Attributes:
-        numbers: the positions of `outputs` among the values.
+        numbers: the number of the value of each output.
     """
 
     def __init__(self, steps: Sequence[Step], spec: EnvSpec, outputs: Sequence[Output] = ()):
@@ -67,10 +67,10 @@ class CallPlan:
         self.numbers = [numbers[key] for key in keys]
 
     def run(self, observation: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One forward of the policy; returns all values.
+        """Calls the policy; returns all values.
 
         Args:
-            observation: one tensor `[E, *shape]` for each leaf of the env's observation.
+            observation: a tensor `[E, *shape]` per leaf of the env's observation.
         """
         if self._shape is None:
             values = [*observation]
@@ -87,12 +87,12 @@ class CallPlan:
         return values
 
     def written(self) -> list[Key]:
-        """The keys that the steps write, in order; a key that two steps write stands there twice."""
+        """Returns the keys that the steps write, in order; a key that two steps write is there twice."""
         return [key for step in self._steps for key in step.writes]
 
     def describe(self) -> dict[str, Any]:
-        """The plan as plain data: the batch size of the tensors that the policy takes (None: one dimension, of envs),
-        the calls with the keys that they read and write, and the outputs in a batch."""
+        """Returns the plan as plain data: the batch size of the policy's inputs (None: one dimension, the envs), the
+        calls with the keys that they read and write, and the outputs that batches contain."""
         calls = [
             {"calls": each.name, "with": each.form, "reads": key_names(each.reads), "writes": key_names(each.writes)}
             for each in self._steps
@@ -106,9 +106,9 @@ class CallOptions:
     """How a policy may be called.
 
     Attributes:
-        device: where the policy takes its tensors.
-        skip_signature_check: the policy is called with a TensorDict, whatever its signature and its keys.
-        by_tensors: modules of tensordict may be called without a TensorDict.
+        device: the device of the policy's inputs.
+        skip_signature_check: whether the policy is called with a TensorDict, whatever its signature and `in_keys` are.
+        by_tensors: whether modules of tensordict may be called without a TensorDict.
     """
 
     device: torch.device
@@ -119,10 +119,10 @@ class CallOptions:
 
 
 def make_steps(policy: Callable, spec: EnvSpec, options: CallOptions, written: Sequence[Key] = ()) -> list[Step]:
-    """The steps that call `policy` with tensors `[*spec.policy_shape, *shape]`, one for each leaf of the observation.
+    """Returns the steps that call `policy` with a tensor `[*spec.policy_shape, *shape]` per leaf of the observation.
 
     Args:
-        written: what an earlier plan of the policy has written; empty: a step may learn this in its first call.
+        written: the keys that an earlier plan of the policy wrote; empty: a step may learn them in its first call.
     """
     observed = [leaf.key for leaf in spec.observation]
     if not options.skip_signature_check and not takes_tensordict(policy):
@@ -141,8 +141,8 @@ def make_steps(policy: Callable, spec: EnvSpec, options: CallOptions, written: S
 
 
 def takes_tensordict(policy: Callable) -> bool:
-    """Whether `policy` is called with a TensorDict: it is a module of tensordict's, or its only argument is named
-    `tensordict` or `td`, or is annotated as a TensorDict."""
+    """Whether `policy` takes a TensorDict: it is a module of tensordict, or its only argument is named `tensordict` or
+    `td`, or is annotated as a TensorDict."""
     if isinstance(policy, TensorDictModuleBase):
         return True
     parameters = _parameters(policy)
@@ -154,13 +154,13 @@ def takes_tensordict(policy: Callable) -> bool:
 
 
 class ArgumentsStep(Step):
-    """Calls a policy with tensors, or nested dicts of tensors. It returns the action, or a tuple or list of the actions
-    and further outputs, which are named `output1`, ... as by TorchRL. Outputs may be Python's numbers and NumPy's
-    arrays.
+    """Calls a policy with tensors, or nested dicts of tensors. The policy returns the action, or a tuple or list of the
+    actions and further outputs, which get the names `output1`, ... as in TorchRL. Outputs may be Python numbers and
+    NumPy arrays.
 
-    The arguments are, in this order: the parts of the observation named like the policy's parameters; a
-    nested dict of all inputs (`EnvSpec.inputs`), for a policy with one parameter and an env with several inputs; the
-    inputs.
+    The arguments are, whichever fits first: the parts of the observation, if the policy's parameters have their names;
+    a nested dict of all inputs (`EnvSpec.inputs`), if there are several and the policy has one parameter; the inputs
+    one by one.
     """
 
     form = "arguments"
@@ -177,7 +177,7 @@ class ArgumentsStep(Step):
 
     def results(self, result: Any) -> Sequence[torch.Tensor]:
         num_actions = len(self._actions)
-        # A list of numbers is one action; a tuple has several outputs.
+        # A list of numbers is one action; a tuple contains several outputs.
         if num_actions == 1 and isinstance(result, list) and result and all(isinstance(n, _NUMBERS) for n in result):
             result = torch.tensor(result, device=self._device)
         if isinstance(result, torch.Tensor | np.ndarray | _NUMBERS):
@@ -204,7 +204,8 @@ _NUMBERS = int | float | np.generic
 
 
 def _arguments(policy: Callable, spec: EnvSpec) -> list[Key | dict[Key, Key]]:
-    """The key of the tensor for each argument; for a nested dict of tensors, their keys by the keys in the dict."""
+    """Returns what each argument is: the key of a tensor; or for a nested dict of tensors, their keys by those in the
+    dict."""
     observed = [leaf.key for leaf in spec.observation]
     parameters = [parameter.name for parameter in _parameters(policy)]
     if parameters and {key[0] for key in observed}.issuperset(parameters):
@@ -220,7 +221,7 @@ def _arguments(policy: Callable, spec: EnvSpec) -> list[Key | dict[Key, Key]]:
 
 
 def _taking_dicts(forward: Callable, arguments: Sequence[Key | dict[Key, Key]], reads: Sequence[Key]) -> Callable:
-    """A form of `forward` that takes one tensor for each key of `reads`."""
+    """Returns a function that takes a tensor per key of `reads`, and calls `forward` with the dicts of `arguments`."""
 
     def call(*tensors: torch.Tensor) -> Any:
         values = dict(zip(reads, tensors, strict=True))
@@ -235,7 +236,7 @@ def _taking_dicts(forward: Callable, arguments: Sequence[Key | dict[Key, Key]], 
 
 
 def _parameters(policy: Callable) -> list[inspect.Parameter]:
-    """The positional parameters without defaults; the first one where all have defaults."""
+    """Returns the positional parameters without defaults; if all have defaults, the first one."""
     try:
         signature = inspect.signature(policy.forward if isinstance(policy, nn.Module) else policy)
     except (ValueError, TypeError):
@@ -246,10 +247,10 @@ def _parameters(policy: Callable) -> list[inspect.Parameter]:
 
 
 class TensorDictStep(Step):
-    """Calls a policy with a TensorDict, in which it writes its outputs, or which it returns.
+    """Calls a policy with a TensorDict, into which it writes its outputs; or it returns another.
 
-    One TensorDict serves all frames: some policies keep values in it (`_ou_prev_noise`), and to set its observation
-    takes half the time of making a new one. A CUDA graph cannot pass values on.
+    Uses one TensorDict for all frames: some policies keep values in it (`_ou_prev_noise`), and setting its observation
+    takes half the time of making a new one. With a CUDA graph, makes a new one, because a graph cannot pass values on.
     """
 
     form = "a TensorDict"
@@ -285,13 +286,13 @@ class TensorDictStep(Step):
         index, observation, outputs = self._index, self._observation, {}
         for name, value in result.items(include_nested=True, leaves_only=True):
             key = as_key(name)
-            # An observation is an output where the policy replaced its tensor.
+            # An observation is an output if the policy replaced its tensor.
             if key in index and value is observation[index[key]]:
                 continue
             if isinstance(value, torch.Tensor) and not is_private(key):
                 outputs[key] = value
         for key in self._actions:
-            # Otherwise a policy that writes none in the next call would repeat this one.
+            # Deleted, so that a call that writes no action does not repeat this one.
             if key in outputs:
                 result.del_(key)
         writes = self.writes = self.writes or [*outputs]
@@ -307,14 +308,14 @@ class TensorDictStep(Step):
 
 
 def missing_outputs(keys: Iterable[Key]) -> ShapeError:
-    """The error of a later call that lacks outputs of the first one."""
+    """Returns the error of a later call that lacks outputs of the first one."""
     return ShapeError(
         f"the policy did not write {key_names(keys)}, but did in its first call. Write the same keys in every call."
     )
 
 
 def key_names(keys: Iterable[Key]) -> str:
-    """Keys as text for messages."""
+    """Returns keys as text for messages."""
     return ", ".join(".".join(key) for key in keys) or "nothing"
 
 
@@ -323,9 +324,9 @@ class Output:
     """An output of the policy.
 
     Attributes:
-        shape: that `act` returns, with the group's dimensions.
-        is_reshaped: whether the policy returns another shape: with envs in several dimensions, or an action with more
-            or fewer last dimensions of size 1.
+        shape: the shape that `act` returns, with the dimensions of the group.
+        is_reshaped: whether the policy returns a different shape: one with several dimensions of envs, or an action
+            with more or fewer last dimensions of size 1.
         is_choice: whether the action is one-hot, and the policy returns its index, or a score for each action.
     """
 
@@ -336,7 +337,8 @@ class Output:
     is_choice: bool = False
 
     def convert(self, value: torch.Tensor) -> torch.Tensor:
-        """A later output in the dtype of the leaf. Raises ShapeError where that changes it."""
+        """Returns an output of a later call in the dtype of the leaf. Raises `ShapeError` if its shape differs, or the
+        conversion changes an action."""
         dtype = self.leaf.dtype
         if self.is_choice:
             return _one_hot(value, self.leaf, self.shape)
@@ -351,7 +353,7 @@ class Output:
 
 
 def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Output]:
-    """The records of a policy's first outputs, actions first."""
+    """Returns the `Output`s of a policy from those of its first call, actions first."""
     actions = {leaf.key: leaf for leaf in spec.action}
     missing = [key for key in actions if key not in outputs]
     if missing:
@@ -412,7 +414,7 @@ def _is_choice(value: torch.Tensor, shape: tuple[int, ...], leaf: Leaf, spec: En
 
 
 def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.Tensor:
-    """The one-hot action of an index, or of the largest score; `shape` includes the group's dimensions."""
+    """Returns the one-hot action of an index, or of the largest score; `shape` includes the group's dimensions."""
     (num_actions,) = leaf.shape
     name = key_names([leaf.key])
     if value.is_floating_point():
@@ -428,7 +430,8 @@ def _one_hot(value: torch.Tensor, leaf: Leaf, shape: tuple[int, ...]) -> torch.T
 
 
 def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
-    """An action in the leaf's dtype. Floating-point actions are rounded to its precision."""
+    """Returns an action in the dtype of the leaf. Rounds floating-point actions to its precision; raises `ShapeError`
+    if the dtype cannot represent another action."""
     cast = value.to(leaf.dtype)
     if leaf.dtype.is_floating_point or torch.promote_types(value.dtype, leaf.dtype) == leaf.dtype:
         return cast

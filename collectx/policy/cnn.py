@@ -39,7 +39,8 @@ class Image(nn.Module):
         self.num_channels = stack * channels
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The first leaf `[..., *shape]` to `[B, channels, height, width]`, leading dimensions flattened to B."""
+        """Returns the first leaf, `[..., *shape]`, as `[B, channels, height, width]`: the leading dimensions are
+        flattened to B."""
         x = observation[0].reshape(-1, *self._shape)
         if self._channels_last:
             x = x.permute(0, 1, 4, 2, 3)
@@ -47,11 +48,11 @@ class Image(nn.Module):
 
 
 def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
-    """The network of `cfg`, on the CPU, as a policy of class `kind`.
+    """Returns the network of `cfg`, on the CPU, as a policy of class `kind`.
 
     Raises:
         ConfigError: the observation is not one image, or the image is smaller than the convolutions need.
-        SpaceError: an action space without a head (see `collectx.policy.heads`).
+        SpaceError: no head supports the action space (`collectx.policy.heads`).
     """
     leaves = network_inputs(spec)
     if len(leaves) != 1:

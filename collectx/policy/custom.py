@@ -1,7 +1,8 @@
 """`policy.kind=custom`: the user's policy, from its import path.
 
-`target` is "package.module:Name" or "package.module.Name". The object is called with `kwargs`, and with `spec` (an
-`EnvSpec`) if it takes one, unless it is a policy: an `nn.Module`, or a function that takes an observation.
+`target` is "package.module:Name" or "package.module.Name". If the object is a policy (an `nn.Module`, or a function
+that takes an observation), it is used as it is. Otherwise it is called with `kwargs`, and with `spec` (an `EnvSpec`) if
+it has this parameter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collectx.user_objects import call, resolve
 
 
 def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
-    """The user's policy: an `nn.Module` or another callable.
+    """Returns the user's policy: an `nn.Module` or another callable.
 
     Raises:
         ConfigError: `target` cannot be imported, or is not callable. Errors of the user's code are not caught.
@@ -42,7 +43,8 @@ def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
 
 
 def _call_factory(factory: Any, spec: EnvSpec, kwargs: dict[str, Any]) -> Any:
-    """`factory(**kwargs)`, with `spec` if it takes one; where arguments are missing, `factory` with `kwargs` bound."""
+    """Returns `factory(**kwargs)`, with `spec` if it takes one. If arguments are missing, returns `factory` with
+    `kwargs` bound."""
     if isinstance(factory, nn.Module) or not callable(factory):
         return factory
     try:

@@ -1,4 +1,4 @@
-"""Exploration types: how an actor turns a distribution into an action."""
+"""Exploration types: how an actor chooses an action from a distribution."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ExplorationType(StrEnum):
 
 
 def exploration(kind: ExplorationType) -> AbstractContextManager:
-    """A context that sets the exploration type of tensordict's probabilistic modules (and TorchRL's), where tensordict
-    is imported.
+    """Returns a context manager that sets the exploration type of tensordict's and TorchRL's probabilistic modules.
+    Does nothing if tensordict is not imported.
 
-    Only RANDOM samples. For the other four, the built-in policies return the mode: the most likely action of a discrete
-    policy, the mean of a Gaussian one.
+    The built-in policies sample only with RANDOM. With the other four they return the mode: the most likely action of a
+    discrete policy, the mean of a Gaussian one.
     """
     if "tensordict" not in sys.modules:
         return nullcontext()
@@ -42,7 +42,7 @@ def _interaction(kind: ExplorationType) -> Callable[[], AbstractContextManager]:
 
 @contextmanager
 def _with_medians(context: AbstractContextManager) -> Iterator[None]:
-    """Adds `median`, which tensordict reads, to torch's distributions, most of which can compute it."""
+    """Sets the exploration type, and adds the property `median`, which tensordict reads, to torch's distributions."""
     from torch.distributions import Distribution
 
     base: Any = Distribution
@@ -58,7 +58,8 @@ def _with_medians(context: AbstractContextManager) -> Iterator[None]:
 
 
 def _median(distribution: Any) -> Any:
-    """Returns the median of each component; raises `AttributeError`, as a missing property, if it is not known."""
+    """Returns the median of each component. Raises `AttributeError`, like a missing property, if the distribution has
+    no inverse."""
     import torch
     from torch.distributions import Independent
 

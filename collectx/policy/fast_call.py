@@ -20,7 +20,7 @@ Forward = Callable[..., Any]
 
 _linear, _addmv = F.linear, torch.addmv
 
-# The functions of layers, and the functions that overwrite their input.
+# The functions of activation layers, and those that overwrite their input.
 _ELEMENTWISE: dict[type, Forward] = {
     nn.Tanh: torch.tanh,
     nn.ReLU: torch.relu,
@@ -32,13 +32,13 @@ _IN_PLACE: dict[type, Forward] = {nn.Tanh: torch.tanh_, nn.ReLU: torch.relu_, nn
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Keyword arguments of `torch.compile` and of tensordict's `CudaGraphModule`; None: not used.
+    """Keyword arguments of `torch.compile` and of tensordict's `CudaGraphModule`; None: do not use it.
 
-    Applied once per worker, when the weights are in their final memory: both may keep its addresses, and newer weights
-    are copied there.
+    Applied once per worker, when the weights are in their final memory: both may keep its addresses, to which newer
+    weights are copied.
 
     Attributes:
-        one_row: the policy is called with one env's observation, without a batch dimension.
+        one_row: whether the policy is called with the observation of one env, without a batch dimension.
     """
 
     compile: dict[str, Any] | None = None
@@ -46,26 +46,27 @@ class Acceleration:
     one_row: bool = False
 
     def compile_call(self, function: Any) -> Forward:
-        """A faster form of `function`, a module or another callable."""
+        """Returns a faster form of `function`, a module or another callable."""
         if self.compile is None:
             return fast_callable(function, self.one_row)
         return torch.compile(function, **self.compile)
 
     def capture(self, function: Forward) -> Forward:
-        """A form of `function`, which takes tensors, that records a CUDA graph after some calls, then replays it."""
+        """Returns a form of `function`, which must take tensors, that records a CUDA graph after some calls, then
+        replays it. Without `cudagraph`, returns `function`."""
         if self.cudagraph is None:
             return function
         from tensordict.nn import CudaGraphModule
 
         with warnings.catch_warnings():
-            # It takes TensorDict out of PyTree, which only matters to functions that return TensorDicts.
+            # CudaGraphModule removes TensorDict from PyTree, which only matters to functions that return TensorDicts.
             warnings.filterwarnings("ignore", "Tensordict is registered in PyTree")
             return CudaGraphModule(_recordable(function), **self.cudagraph)
 
 
 def _recordable(function: Forward) -> Forward:
-    """`function`, without the checks of distributions' arguments while it is recorded: their results would be read on
-    the CPU, which a CUDA graph cannot do. The calls before check the arguments."""
+    """Returns `function` without the argument checks of distributions while it is recorded: the CPU would read their
+    results, which a CUDA graph cannot do. The calls before the recording do check the arguments."""
 
     def call(*tensors: torch.Tensor) -> Any:
         if not torch.cuda.is_current_stream_capturing():
@@ -87,15 +88,15 @@ def _recordable(function: Forward) -> Forward:
 
 
 def fast_callable(module: Any, one_row: bool = False) -> Forward:
-    """A cheaper callable with the same result as `module`, or `module` itself where there is none.
+    """Returns a cheaper callable with the same result as `module`; `module` itself if there is none.
 
-    A `Sequential` of known layers becomes a chain of kernels. The forward of any other module is called on a shadow: an
-    object that shares its parameters, buffers and attributes, and whose layers are chains. Modules with hooks are
-    called unchanged. Hooks added later and modules replaced later are ignored; see `structure`.
+    A `Sequential` of known layers becomes a chain of kernels. For any other module, `forward` is called on a shadow: an
+    object that shares the module's parameters, buffers and attributes, and whose layers are chains. Modules with hooks
+    are called unchanged. Hooks and modules that are added or replaced later are ignored; see `structure`.
 
     Args:
-        one_row: inputs may lack a batch dimension. Linear layers then use a cheaper kernel, whose result differs by
-            rounding.
+        one_row: whether inputs may lack a batch dimension. Linear layers then use a cheaper kernel, whose rounding
+            differs.
     """
     if not isinstance(module, nn.Module):
         return module
@@ -110,7 +111,7 @@ def fast_callable(module: Any, one_row: bool = False) -> Forward:
 
 
 def _fast_class(kind: type[nn.Module]) -> type:
-    """A class like `kind` whose instances are called by their attribute `_fast`."""
+    """Returns a class like `kind` whose instances are called by their attribute `_fast`."""
     return type(f"_Fast{kind.__name__}", (kind,), {"__slots__": ("_fast",), "__call__": lambda self, x: self._fast(x)})
 
 
@@ -118,13 +119,13 @@ _FAST_CLASSES: dict[type, type] = {kind: _fast_class(kind) for kind in (nn.Seque
 
 
 def _is_user_module(module: nn.Module) -> bool:
-    """Whether `module` uses the usual `__call__` and is not a torch class, which may inspect its children."""
+    """Whether `module` uses the usual `__call__`, and is not of a class of torch, which may inspect its children."""
     kind = type(module)
     return kind.__call__ is nn.Module.__call__ and not kind.__module__.startswith(("torch.", "tensordict."))
 
 
 def _shadow(module: nn.Module, one_row: bool) -> Any:
-    """An object with the attributes of `module`, whose children are cheaper callables where possible."""
+    """Returns an object with the attributes of `module`, whose children are cheaper callables where possible."""
     cheaper: dict[str, Any] = {}
     for name, child in module._modules.items():
         if child is None or hooked(child):
@@ -141,7 +142,7 @@ def _shadow(module: nn.Module, one_row: bool) -> Any:
         return module
     kind: Any = type(module)
     try:
-        # It shares all attributes. Attributes of its class come before children, which are not attributes.
+        # Shares all attributes. Class attributes hide children, which are found only by `Module.__getattr__`.
         shadow = object.__new__(type(kind)(kind.__name__, (kind,), cheaper))
     except TypeError:  # a class that cannot be derived from in this way
         return module
@@ -150,7 +151,7 @@ def _shadow(module: nn.Module, one_row: bool) -> Any:
 
 
 def _steps(module: nn.Module, one_row: bool) -> list[Forward] | None:
-    """The kernels that `module` consists of; None where it has to be called itself."""
+    """Returns the kernels of which `module` consists; None if the module itself must be called."""
     if hooked(module):
         return None
     kind = type(module)
@@ -202,7 +203,8 @@ def _chain(steps: list[Forward]) -> Forward:
 
 
 def structure(module: nn.Module) -> list[tuple[Any, ...]]:
-    """Its modules and the numbers of their hooks: unequal after a module was replaced, or a hook added or removed."""
+    """Returns all modules below `module` and the numbers of their hooks. The result differs after a module was
+    replaced, or a hook was added or removed."""
     # The modules, not their ids: a new module may get the id of one that was freed.
     return [
         (each, each.__dict__.get("module"), len(each._forward_hooks), len(each._forward_pre_hooks))

@@ -1,9 +1,10 @@
-"""A module's parameters and buffers as one contiguous run of bytes, which `publish` writes and every worker reads.
+"""Copies a module's parameters and buffers to and from one contiguous run of bytes, which `publish` writes and every
+worker reads.
 
     | parameter | parameter | ... | buffer | ...      each starts on a 64-byte boundary; tied tensors are stored once
 
-Runs in the trainer (`write`) and in the workers (`adopt`, `read`). A buffer is any flat uint8 tensor on the
-CPU, in shared memory or not.
+The trainer calls `write`, workers call `adopt` and `read`. The bytes are in a flat uint8 tensor on the CPU, in shared
+memory or not.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from collectx.batch import ALIGNMENT_BYTES
 
 
 def device_of(policy: Any) -> torch.device:
-    """The device of a policy's first parameter; the CPU where it has none."""
+    """Returns the device of a policy's first parameter; the CPU without parameters."""
     parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def is_on_device(policy: Any, device: torch.device) -> bool:
-    """Whether all tensors of a policy are on `device`; a policy that is no module has none."""
+    """Whether all tensors of a policy are on `device`; True for a policy that is not a module."""
     if not isinstance(policy, nn.Module):
         return True
     devices = {tensor.device for tensor in (*policy.parameters(), *policy.buffers())}
@@ -35,7 +36,8 @@ def is_on_device(policy: Any, device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor and its place in the run. It is looked up in `owner` at each use, as the user may replace it."""
+    """A tensor's place in the run of bytes. The tensor is looked up in `owner` at each use, because the user may
+    replace it."""
 
     owner: dict[str, Any]
     name: str
@@ -52,10 +54,10 @@ class _Entry:
 
 
 class FlatWeights:
-    """Copies between `module` and flat buffers. Two modules with the same architecture share a layout.
+    """Copies between `module` and flat buffers. Modules with the same architecture have the same layout.
 
     Attributes:
-        nbytes: size of the buffer; 0 for a module without tensors, or for None.
+        nbytes: size of a buffer; 0 for a module without tensors, or for None.
     """
 
     def __init__(self, module: nn.Module | None):
@@ -77,11 +79,11 @@ class FlatWeights:
                 self.nbytes += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def adopt(self) -> None:
-        """Moves the module's tensors into one flat tensor, so that `read` and `write` are one memcpy.
+        """Moves the module's tensors into one flat tensor, so that `read` and `write` are a single memcpy.
 
-        The Parameter objects remain and only their storage changes, so existing optimisers and actors keep working. If
-        tensors are moved later (`module.to(...)`), `read` and `write` copy one tensor at a time. Does nothing for
-        modules that are not on the CPU.
+        Only the storage of the Parameter objects changes, so existing optimisers and actors keep working. If tensors
+        are moved later (`module.to(...)`), `read` and `write` copy one tensor at a time. Does nothing for a module that
+        is not on the CPU.
         """
         if not self._entries or self._devices() != {torch.device("cpu")}:
             return
@@ -95,7 +97,7 @@ class FlatWeights:
         self._flat = flat
 
     def write(self, buffer: torch.Tensor) -> None:
-        """Copies the module to `buffer`, `[nbytes]` uint8 on the CPU. You may change the module when this has returned.
+        """Copies the module to `buffer`, `[nbytes]` uint8 on the CPU. Blocks until the copy is complete.
 
         Raises:
             ValueError: the size of the buffer is not that of these weights, or it is not uint8.
@@ -105,7 +107,7 @@ class FlatWeights:
             buffer.copy_(self._flat)
             return
         accelerator = self._accelerator()
-        # From an accelerator: joined there, then transferred at once.
+        # From an accelerator: joins the tensors there, then transfers them at once.
         flat = buffer if accelerator is None else torch.empty(self.nbytes, dtype=torch.uint8, device=accelerator)
         with torch.no_grad():
             for entry in self._entries:
@@ -151,6 +153,6 @@ class FlatWeights:
         return {entry.tensor().device for entry in self._entries}
 
     def _accelerator(self) -> torch.device | None:
-        """The accelerator that holds all tensors; None for the CPU or several devices."""
+        """Returns the accelerator on which all tensors are; None for the CPU or several devices."""
         device, *others = self._devices() or {torch.device("cpu")}
         return None if others or device.type == "cpu" else device

@@ -1,7 +1,9 @@
-"""The last step of a built-in policy: from a network's output to actions, and back to their log-probability.
+"""The last step of a built-in policy: computes actions from the output of a network, and the log-probability of
+actions.
 
-A head samples with a few kernels, because it runs once per env step: `torch.distributions` costs several times
-the forward of a small network. `Categorical` serves Discrete, MultiDiscrete and MultiBinary, `Gaussian` serves Box.
+A head samples with a few kernels, because it runs in every env step, and `torch.distributions` takes several times as
+long as the forward of a small network. `Categorical` is for Discrete, MultiDiscrete and MultiBinary, `Gaussian` for
+Box.
 """
 
 from __future__ import annotations
@@ -27,22 +29,23 @@ class Head(nn.Module):
     num_inputs: int
 
     def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A sampled action and its log-probability, `[...]` float32."""
+        """Returns a sampled action and its log-probability, `[...]` float32."""
         raise NotImplementedError
 
     def mode(self, raw: torch.Tensor) -> torch.Tensor:
-        """The most likely action."""
+        """Returns the most likely action."""
         raise NotImplementedError
 
     def evaluate(self, raw: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of `action` and entropy of the distribution, both `[...]`, differentiable."""
+        """Returns the log-probability of `action` and the entropy of the distribution, both `[...]` and
+        differentiable."""
         raise NotImplementedError
 
 
 class Categorical(Head):
     """Independent categorical choices: one for Discrete, `prod(shape)` for MultiDiscrete and MultiBinary.
 
-    Choices of unequal size are padded to the widest with logits of minus infinity.
+    Narrower choices are padded to the widest one, with logits of minus infinity.
     """
 
     _start: torch.Tensor
@@ -68,7 +71,7 @@ class Categorical(Head):
 
     def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         probability = self._logits(raw).softmax(-1)
-        # An exponential race: argmax p / Exp(1) is distributed as p (the Gumbel trick without its two logarithms).
+        # An exponential race: argmax p / Exp(1) has the distribution p (the Gumbel trick without its two logarithms).
         race = torch.empty_like(probability).exponential_()
         index = torch.div(probability, race, out=race).argmax(-1, keepdim=True)
         log_prob = probability.gather(-1, index).log_().squeeze(-1)
@@ -88,7 +91,7 @@ class Categorical(Head):
         if not self._plain:
             index = index - self._start
         log_prob = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-        # A padded choice has log-probability -inf and probability 0: their product must be 0, not nan.
+        # Padding has log-probability -inf and probability 0, whose product must be 0 instead of NaN.
         finite = log_probs if self._mask is None else log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
         entropy = -(finite * log_probs.exp()).sum(-1)
         return (log_prob, entropy) if self._scalar else (log_prob.sum(-1), entropy.sum(-1))
@@ -106,10 +109,10 @@ class Categorical(Head):
 
 
 class Gaussian(Head):
-    """A Gaussian with independent components, whose log standard deviation is a parameter, not an output.
+    """A Gaussian with independent components. Its log standard deviation is a parameter, not an output of the network.
 
-    Actions are neither squashed nor clipped: the env receives, and the batch stores, exactly the sample, so that the
-    stored log-probability is the true one. Clipping is left to the env or a wrapper (`gymnasium.wrappers.ClipAction`).
+    Actions are neither squashed nor clipped: env and batch get exactly the sample, so the stored log-probability is the
+    true one. The env or a wrapper (`gymnasium.wrappers.ClipAction`) may clip actions.
     """
 
     def __init__(self, leaf: Leaf):
@@ -142,7 +145,7 @@ class Gaussian(Head):
 
 
 def head_for(space: object, leaf: Leaf) -> Head:
-    """The head of an action space whose one leaf is `leaf`.
+    """Returns the head for an action space whose only leaf is `leaf`.
 
     Raises:
         SpaceError: the space is neither Discrete, MultiDiscrete, MultiBinary nor a floating-point Box.
@@ -155,7 +158,7 @@ def head_for(space: object, leaf: Leaf) -> Head:
         return Categorical(np.full(space.shape, 2), np.zeros(space.shape), leaf)
     if isinstance(space, spaces.Box) and leaf.dtype.is_floating_point:
         return Gaussian(leaf)
-    # A bare `Space` stands for what only TorchRL has, such as one-hot actions.
+    # A bare `Space` stands for spaces that only TorchRL has, such as one-hot actions.
     name = f"of one-hot actions {list(leaf.shape)}" if type(space) is spaces.Space else space
     raise SpaceError(
         f"no built-in policy acts in the action space {name}: they support Discrete, MultiDiscrete, MultiBinary and "

@@ -20,11 +20,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def build(cfg: MlpPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = StochasticPolicy) -> StochasticPolicy:
-    """The network of `cfg`, on the CPU, as a policy of class `kind`.
+    """Returns the network of `cfg`, on the CPU, as a policy of class `kind`.
 
     Raises:
-        ConfigError: there is nothing to normalise.
-        SpaceError: an action space without a head (see `collectx.policy.heads`).
+        ConfigError: there is no observation, or none that can be normalised.
+        SpaceError: no head supports the action space (`collectx.policy.heads`).
     """
     flatten = Flatten(spec, network_inputs(spec))
     encode = Normalized(flatten) if cfg.normalize_observations else flatten

@@ -1,8 +1,9 @@
-"""`policy.normalize_observations`: running mean and variance of the observations, as buffers of the policy.
+"""`policy.normalize_observations`: normalises observations by their running mean and variance, which are buffers of the
+policy.
 
     batch --update, in the trainer--> statistics --published with the weights--> workers, checkpoints, exports
 
-Only the trainer calls `update`; wherever else the policy acts, the statistics are constants.
+Only the trainer calls `update`. Everywhere else, the statistics are constants.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from torch import nn
 from collectx.errors import ConfigError
 from collectx.policy.stochastic import Flatten
 
-# Inputs of a network are at most this far from 0: an observation that is rare so far would be far off.
+# Limits the inputs of a network, because a kind of observation that was rare so far could be far from 0.
 _LARGEST = 10.0
-# Added to variances: a number that never changes becomes 0.
+# Added to variances, so that a number that never changes becomes 0.
 _EPSILON = 1e-8
 
 
 class Moments(nn.Module):
-    """Count, mean and variance of all rows so far. Equal for every order of the rows, and for every division into
-    batches, up to the rounding of float64.
+    """Count, mean and variance of all rows so far. They do not depend on the order of the rows, or on their division
+    into batches, except for the rounding of float64.
 
     Attributes:
-        count, mean, variance: float64 buffers, `[]`, `[width]`, `[width]`; no rows: 0, 0 and 1.
+        count, mean, variance: float64 buffers, `[]`, `[width]` and `[width]`; 0, 0 and 1 before the first row.
     """
 
     count: torch.Tensor
@@ -50,13 +51,13 @@ class Moments(nn.Module):
         self.count.copy_(total)
 
     def scale(self) -> torch.Tensor:
-        """One over the standard deviation, `[width]` float64."""
+        """Returns one over the standard deviation, `[width]` float64."""
         return (self.variance + _EPSILON).rsqrt()
 
 
 class Normalized(Moments):
-    """An encoder of observations whose numbers have mean 0 and variance 1 over all frames so far. The one-hot columns
-    of Discrete parts stay as they are.
+    """An encoder whose outputs have mean 0 and variance 1 over all frames so far, except for the one-hot columns of
+    Discrete parts.
 
     Raises:
         ConfigError: all parts are Discrete.
@@ -81,11 +82,11 @@ class Normalized(Moments):
         self.register_buffer("_is_one_hot", encode.is_one_hot, persistent=False)
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """As `Flatten.forward`."""
+        """Like `Flatten.forward`, but normalised."""
         return (self.encode(observation) - self._shift).mul_(self._scale).clamp_(-_LARGEST, _LARGEST)
 
     def update(self, observation: Sequence[torch.Tensor]) -> None:
-        """Adds observations, one `[..., *shape]` per leaf, to the statistics."""
+        """Adds observations, a tensor `[..., *shape]` per leaf, to the statistics, in place."""
         self.add(self.encode(observation).reshape(-1, self.num_outputs))
         self._shift.copy_(self.mean.masked_fill(self._is_one_hot, 0.0))
         self._scale.copy_(self.scale().masked_fill(self._is_one_hot, 1.0))

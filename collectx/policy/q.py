@@ -1,7 +1,7 @@
-"""`policy.kind=q_mlp` and `q_cnn`: the networks of `mlp` and `cnn`, whose outputs are action values.
+"""`policy.kind=q_mlp` and `q_cnn`: the networks of `mlp` and `cnn`, with action values as outputs.
 
-Trained by the `dqn` trainer, they act epsilon-greedily. Epsilon is a buffer of the module, so that it is published with
-the weights.
+The `dqn` trainer trains them; they act epsilon-greedily. Epsilon is a buffer of the module, so it is published with the
+weights.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from collectx.policy.stochastic import StochasticPolicy
 
 
 class EpsilonGreedy(Categorical):
-    """With probability epsilon a uniformly random action, otherwise the action with the highest value.
+    """Chooses a uniformly random action with probability epsilon, otherwise the action with the highest value.
 
     Attributes:
-        epsilon: float32 scalar; 1 at first. It does not affect `mode`.
+        epsilon: `[]` float32, 1 at first. Does not affect `mode`.
     """
 
     epsilon: torch.Tensor
@@ -49,19 +49,19 @@ class EpsilonGreedy(Categorical):
         return log_prob, (-(of_best * of_best.exp()) - others).expand(log_prob.shape)
 
     def index(self, action: torch.Tensor) -> torch.Tensor:
-        """The index of the network's output for each `action`, int64."""
+        """Returns the index of the network's output for each `action`, int64."""
         return action.to(torch.int64) - self._start
 
     def _log_prob(self, is_best: torch.Tensor | bool, count: torch.Tensor | int) -> torch.Tensor:
         return (self.epsilon / count + (1 - self.epsilon) * is_best).log()
 
     def _count(self, raw: torch.Tensor) -> torch.Tensor | int:
-        """The number of actions among which a random one is drawn."""
+        """Returns the number of actions among which a random one is drawn."""
         return self.num_inputs
 
 
 class LegalEpsilonGreedy(EpsilonGreedy):
-    """`EpsilonGreedy` over legal actions."""
+    """`EpsilonGreedy` among the legal actions."""
 
     def sample(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = raw.argmax(-1)
@@ -73,10 +73,11 @@ class LegalEpsilonGreedy(EpsilonGreedy):
 
 
 class QPolicy(StochasticPolicy):
-    """Action values, and the epsilon-greedy policy over them. `forward` returns the values, `[B, actions]`.
+    """A network of action values, and the epsilon-greedy policy over them. `forward` returns the values,
+    `[B, actions]`.
 
-    `dqn` can train a user's module too if it has `observation_keys`, `forward`, `epsilon` and `index` like this class,
-    and acts by them.
+    `dqn` can also train a user's module with `observation_keys`, `forward`, `epsilon` and `index` like those of this
+    class.
     """
 
     def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
@@ -89,16 +90,16 @@ class QPolicy(StochasticPolicy):
 
     @property
     def epsilon(self) -> torch.Tensor:
-        """The probability of a random action; written in place."""
+        """The probability of a random action, `[]` float32; write it in place."""
         return cast(EpsilonGreedy, self.head).epsilon
 
     def index(self, action: torch.Tensor) -> torch.Tensor:
-        """The column of `forward` for each `action`, `[B]` int64."""
+        """Returns the column of `forward` for each `action`, `[B]` int64."""
         return cast(EpsilonGreedy, self.head).index(action)
 
 
 def build(cfg: MlpPolicyConfig | CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
-    """The network of `cfg`, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`.
+    """Returns the network of `cfg`, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`.
 
     Raises:
         SpaceError: the action space is not Discrete.

@@ -1,8 +1,8 @@
-"""`policy.kind=random`, and `RandomPolicy`: actions sampled from the action space, among the legal ones if the env
-observes masks of these (`collectx.env.legal`); otherwise the observation is ignored.
+"""`policy.kind=random`, and `RandomPolicy`: actions sampled from the action space; among the legal actions, if the env
+observes masks of these (`collectx.env.legal`).
 
-Draws from torch's global generator, which the worker seeds, so equal seeds give equal actions. Actions are drawn for
-many steps at once, because a single draw costs more than stepping a small env.
+Actions are drawn with torch's global generator, which the worker seeds, so the same seed gives the same actions. They
+are drawn for many steps at once, because a draw takes longer than a step of a small env.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class RandomPolicy:
-    """Random actions, as a policy that is called with a TensorDict. A collector draws the actions itself, among
-    the legal ones if the env has masks of these.
+    """A policy that writes random actions into a TensorDict. A collector with this policy draws the actions itself;
+    among the legal actions, if the env observes masks of these.
 
     Args:
-        action_spec: what actions are drawn from: a spec of TorchRL, or a Gymnasium space. None: a collector that is
-            constructed with this policy sets it to its env's action spec.
-        action_key: the key of the action; ignored if `action_spec` has keys.
+        action_spec: a TorchRL spec or a Gymnasium space, from which actions are drawn. None: a collector with this
+            policy sets it to the action spec of its env.
+        action_key: the key of the action; ignored if `action_spec` contains keys.
     """
 
     def __init__(self, action_spec: Any = None, action_key: NestedKey = "action"):
@@ -41,10 +41,10 @@ class RandomPolicy:
         self.action_key = action_key
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
-        """Writes an action into `td`, which it returns.
+        """Writes an action into `td`, and returns `td`.
 
         Raises:
-            RuntimeError: there is no `action_spec`.
+            RuntimeError: `action_spec` is None.
         """
         from tensordict import TensorDictBase
 
@@ -58,7 +58,7 @@ class RandomPolicy:
 
 
 class RandomActor(Actor):
-    """Samples actions, always on the CPU. See `collectx.policy.base.Actor`."""
+    """Samples actions, always on the CPU; see `collectx.policy.base.Actor`."""
 
     def __init__(self, spec: EnvSpec):
         self.device = torch.device("cpu")
@@ -87,8 +87,8 @@ class LegalRandomActor(RandomActor):
 
 
 def random_actor(spec: EnvSpec) -> RandomActor:
-    """The actor for random actions of a group. Envs of TorchRL can draw by masks that others do not read, such as those
-    of one-hot actions (`ActionMask`)."""
+    """Returns the actor for random actions of an env group. TorchRL envs draw by masks that `LegalRandomActor` cannot
+    read, such as those of one-hot actions (`ActionMask`)."""
     mask = mask_of(spec)
     if mask is None or (spec.draw is not None and not fits(spec, mask)):
         return RandomActor(spec)
@@ -96,7 +96,7 @@ def random_actor(spec: EnvSpec) -> RandomActor:
 
 
 class _SpaceDraws(Iterator[Sequence[torch.Tensor]]):
-    """Samples of the action space."""
+    """An endless iterator of samples of the action space: a tensor `[E, *shape]` per leaf."""
 
     def __init__(self, spec: EnvSpec):
         self.__setstate__([_LeafDraws(spec, leaf) for leaf in spec.action])
@@ -113,14 +113,14 @@ class _SpaceDraws(Iterator[Sequence[torch.Tensor]]):
 
 
 class _LeafDraws:
-    """Endless samples `[E, *leaf.shape]` of the part of the action space that belongs to a leaf, one for each step."""
+    """Yields samples `[E, *leaf.shape]` of a leaf's part of the action space without end, one per step."""
 
     def __init__(self, spec: EnvSpec, leaf: Leaf):
         self._space = action_space(spec.action_space, leaf.key)
         self._leaf = leaf
         self._rows = spec.num_envs
         self._num_steps = steps_per_draw(self._rows * math.prod(leaf.shape))
-        # The space of a user, which has another `sample`.
+        # A copy of a user's space with a `sample` of its own.
         self._copied: Space | None = None
         self._left: Iterator[torch.Tensor] = iter(())
 
@@ -131,7 +131,7 @@ class _LeafDraws:
 
     def __getstate__(self) -> dict[str, Any]:
         left = [*copy.copy(self._left)]
-        # In one tensor, as each of some hundred takes more bytes than its numbers.
+        # In one tensor, because a small tensor takes more bytes than its numbers.
         return vars(self) | {"_left": torch.stack(left) if left else torch.empty(0)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -148,20 +148,22 @@ class _LeafDraws:
         if isinstance(space, spaces.Box):
             return _box(space, size)
         if self._copied is None:
-            # Its generator is seeded from torch's.
+            # torch's generator seeds that of the space.
             self._copied = copy.deepcopy(space)
             self._copied.seed(int(torch.randint(0, 2**31 - 1, ())))
         return torch.as_tensor(np.stack([np.asarray(self._copied.sample()) for _ in range(self._rows)]))[None]
 
 
 def _integers(low: np.ndarray, count: np.ndarray, size: Sequence[int]) -> torch.Tensor:
-    """Integers in `[low, low + count)`, elementwise. Double precision, so that rounding never gives `low + count`."""
+    """Returns integers in `[low, low + count)`, elementwise. Draws float64, so that rounding never gives
+    `low + count`."""
     drawn = (torch.rand(size, dtype=torch.float64) * torch.as_tensor(count)).floor_().to(torch.int64)
     return drawn + torch.as_tensor(low, dtype=torch.int64)
 
 
 def _box(space: spaces.Box, size: Sequence[int]) -> torch.Tensor:
-    """Like `Box.sample`: uniform between two bounds, exponential from a single bound, normal without a bound."""
+    """Returns samples with the distributions of `Box.sample`: uniform between two bounds, exponential from a single
+    bound, normal without a bound."""
     if np.issubdtype(space.dtype, np.integer) and space.is_bounded():
         first = space.low.astype(np.int64)
         return _integers(first, space.high.astype(np.int64) - first + 1, size)

@@ -2,8 +2,8 @@
 
     h --policy--> next.h, which is h of the following frame, or the initial h where a new episode begins
 
-Determined before the actor is made, in every process, so that a batch holds the state before each frame and after it.
-The rollout passes the state on (`collectx/rollout/wrappers.py`).
+The states are found in every process before the actor is made, so a batch contains the state before and after each
+frame. The rollout passes the state on (`collectx/rollout/wrappers.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collectx.batch import Key, Leaf, as_key
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 
-# Whether an episode begins with this frame, `[1]` bool, as in TorchRL's InitTracker.
+# Whether an episode begins with this frame; the leaf of TorchRL's InitTracker.
 IS_INIT = Leaf(("is_init",), (1,), torch.bool)
 
 _MAX_TRIES = 64
@@ -31,9 +31,9 @@ class StateSpec:
     """One leaf of a policy's state.
 
     Attributes:
-        leaf: at the root; it is below `next` as well.
-        initial: for one env, at the first frame of an episode; None: the env observes it.
-        is_written: whether the policy writes it below `next`; otherwise it is zero there.
+        leaf: the leaf at the root of a batch; batches also contain it below `next`.
+        initial: the value of one env at the first frame of an episode; None: the env observes the state.
+        is_written: whether the policy writes it below `next`, where it is otherwise zero.
     """
 
     leaf: Leaf
@@ -42,7 +42,8 @@ class StateSpec:
 
 
 def spec_with_states(spec: EnvSpec, states: Sequence[StateSpec]) -> EnvSpec:
-    """`spec` as the policy sees it: with the states that the env does not observe as last observation leaves."""
+    """Returns the spec as the policy sees it: the states that the env does not observe are the last observation
+    leaves."""
     initial = {state.leaf: state.initial[None] for state in states if state.initial is not None}
     if not initial:
         return spec
@@ -51,18 +52,19 @@ def spec_with_states(spec: EnvSpec, states: Sequence[StateSpec]) -> EnvSpec:
 
 
 def find_states(policy: Any, spec: EnvSpec, probe: Callable[[EnvSpec], Sequence[Leaf]]) -> tuple[StateSpec, ...]:
-    """The state of `policy`. The initial value of a leaf is, in this order:
+    """Returns the states of `policy`. The initial value of a state is the first of:
 
-    - what the env observes under its key (TorchRL's `TensorDictPrimer`),
-    - its entry in `initial_state`, an attribute of the policy or of one of its modules: one env's tensors by key,
+    - the env's observation with this key (TorchRL's `TensorDictPrimer`),
+    - its entry in the attribute `initial_state` of the policy or of one of its modules, a dict from keys to tensors of
+      one env,
     - zeros, of a shape that fits the policy's recurrent layers.
 
     Args:
-        probe: calls the policy with observations of such a spec and returns the leaves that it writes; raises where
-            that fails.
+        probe: calls the policy with observations of a spec, and returns the leaves that it writes; raises if the call
+            fails.
 
     Raises:
-        ConfigError: no shape of a state fits.
+        ConfigError: no shape was found that fits a state.
     """
     reads = [as_key(key) for key in getattr(policy, "in_keys", None) or ()]
     below_next = {as_key(key)[1:] for key in getattr(policy, "out_keys", None) or () if as_key(key)[0] == "next"}
@@ -87,7 +89,7 @@ def _try_shapes(
     others: Sequence[StateSpec],
     probe: Callable[[EnvSpec], Sequence[Leaf]],
 ) -> list[StateSpec]:
-    """States of the first shapes that the policy accepts and returns."""
+    """Returns states with the first shapes that the policy accepts and returns."""
     if not keys:
         return []
     last_error: Exception | None = None
@@ -111,7 +113,7 @@ def _try_shapes(
 
 
 def _state_shapes(policy: Any) -> Iterator[tuple[int, ...]]:
-    """Shapes of one env's state, from the recurrent layers of `policy`."""
+    """Yields the shapes that the state of one env may have, by the recurrent layers of `policy`."""
     for layer in policy.modules() if isinstance(policy, nn.Module) else ():
         if isinstance(layer, nn.RNNBase):
             yield (layer.num_layers * (2 if layer.bidirectional else 1), layer.hidden_size)

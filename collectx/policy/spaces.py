@@ -8,13 +8,14 @@ from collectx.batch import Key
 
 
 def input_space(space: Space, key: Key) -> Space:
-    """The part of an observation space that belongs to the leaf `key`: the parts of a Dict use its keys, those of a
-    Tuple are below `("observation",)`."""
+    """Returns the part of an observation space that belongs to the leaf `key`: the parts of a Dict use its keys, those
+    of a Tuple are below `("observation",)`."""
     return _part(space, key if isinstance(space, spaces.Dict) else key[1:])
 
 
 def action_space(space: Space, key: Key) -> Space:
-    """The part of an action space that belongs to the leaf `key`: `("action", "arm")` is the entry "arm" of a Dict."""
+    """Returns the part of an action space that belongs to the leaf `key`: `("action", "arm")` is the entry "arm" of a
+    Dict."""
     return _part(space, key[1:])
 
 

@@ -28,7 +28,8 @@ ACTION_LOG_PROB: Key = ("action_log_prob",)
 
 
 class Flatten(nn.Module):
-    """Converts `leaves` of the observation to one float32 row per env: Discrete parts one-hot, others flattened."""
+    """Converts `leaves` of the observation to a float32 row per env: Discrete parts become one-hot, others are
+    flattened."""
 
     def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
         super().__init__()
@@ -44,7 +45,7 @@ class Flatten(nn.Module):
         pairs = zip(self._shapes, self._choices, strict=True)
         self._widths = [math.prod(shape) if choice is None else choice[0] for shape, choice in pairs]
         self.num_outputs = sum(self._widths)
-        # True where the only leaf is already a float32 row.
+        # Whether the only leaf is already a float32 row.
         self.is_identity = len(leaves) == 1 and len(leaves[0].shape) == 1 and leaves[0].dtype == torch.float32
 
     @property
@@ -54,7 +55,8 @@ class Flatten(nn.Module):
         return is_discrete.repeat_interleave(torch.tensor(self._widths))
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """`[..., *shape]` per leaf to `[..., num_outputs]`. Ignores what follows the leaves, such as masks."""
+        """Returns `[..., num_outputs]` for a tensor `[..., *shape]` per leaf. Ignores tensors after those of the
+        leaves, such as masks."""
         if self.is_identity:
             return observation[0]
         rows = []
@@ -74,12 +76,12 @@ class StochasticPolicy(nn.Module):
     `("action_log_prob",)`.
 
     Attributes:
-        observation_keys: batch keys of the tensors that `evaluate` takes, in order; names or tuples of names. The last
-            one is that of the masks, if there are any.
-        legal: the env's masks of legal actions; None if it has none.
-        encode: observation tensors to the network's input; ignores the masks.
-        body: input to features, `[..., num_features]`.
-        head: features to actions, after the linear layer `out`.
+        observation_keys: keys of the tensors that `evaluate` takes, in order; names or tuples of names. If there are
+            masks, theirs is the last key.
+        legal: the reader of masks of legal actions; None without masks.
+        encode: computes the input of `body` from the observation tensors; ignores masks.
+        body: computes features, `[..., num_features]`.
+        head: computes actions from the features, after the linear layer `out`.
     """
 
     def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
@@ -103,26 +105,27 @@ class StochasticPolicy(nn.Module):
         initialize(self.out, 0.01)
 
     def forward(self, observation: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One tensor `[B, *shape]` per key of `observation_keys` to the head's input `[B, head.num_inputs]`."""
+        """Returns the input of the head, `[B, head.num_inputs]`, for a tensor `[B, *shape]` per key of
+        `observation_keys`."""
         raw = self.out(self.body(self.encode(observation)))
         if self.legal is None:
             return raw
-        # Next observations of trainers may be final ones.
+        # Trainers also pass next observations, which may be final ones without legal actions.
         return self.legal.restrict(raw, self.legal.or_all(self.legal(observation[-1])))
 
     @property
     def update_statistics(self) -> Callable[[Sequence[torch.Tensor]], None] | None:
-        """Adds observations, as `forward` takes them, to the statistics that normalise them, in place. None without
-        `policy.normalize_observations`."""
+        """A function that adds observations, in the form of `forward`, to the statistics for their normalisation, in
+        place; None without `policy.normalize_observations`."""
         return getattr(self.encode, "update", None)
 
     def evaluate(self, observation: Sequence[torch.Tensor], action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of `action` (`[B, *shape]`) and entropy, both `[B]` and differentiable."""
+        """Returns the log-probability of `action`, `[B, *shape]`, and the entropy, both `[B]` and differentiable."""
         return self.head.evaluate(self(observation), action)
 
 
 class StochasticActor(Actor):
-    """Acts with a `StochasticPolicy`. Writes a log-probability only with exploration type RANDOM.
+    """Acts with a `StochasticPolicy`. Writes log-probabilities only with the exploration type RANDOM.
 
     See `collectx.policy.base.Actor` for the attributes.
     """
@@ -136,7 +139,7 @@ class StochasticActor(Actor):
             self.leaves += (Leaf(ACTION_LOG_PROB, (), torch.float32),)
         observed = [leaf.key for leaf in spec.observation]
         indices = [observed.index(as_key(key)) for key in policy.observation_keys]
-        # None where the network takes the first leaf unchanged, which needs no call of the encoder.
+        # The indices of the encoder's inputs; None if the network takes the first leaf unchanged, without the encoder.
         is_identity = getattr(policy.encode, "is_identity", False) and indices == [0]
         self._indices = None if is_identity else indices
         self._encode: Callable = policy.encode.forward
@@ -174,7 +177,7 @@ class MaskedActor(StochasticActor):
 
 
 def initialize(module: nn.Module, gain: float) -> None:
-    """Orthogonal weights (Saxe et al. 2014) and zero biases for every linear and convolution layer of `module`."""
+    """Sets orthogonal weights (Saxe et al. 2014) and zero biases in every linear and convolution layer of `module`."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain)

@@ -1,4 +1,4 @@
-"""Calls modules of tensordict and TorchRL with tensors, as passing a TensorDict costs more than a small network.
+"""Calls modules of tensordict and TorchRL with tensors, because passing a TensorDict takes longer than a small network.
 
 A `TensorDictModule` becomes its inner module, a sequence the list of its parts. The forward of a module that draws or
 changes actions, such as the last module of a `ProbabilisticActor`, is called with a dict in place of the TensorDict.
@@ -28,24 +28,24 @@ from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration, hooked
 
 _SEQUENTIAL = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
-# Classes of TorchRL whose forward reads and writes tensors of a TensorDict and reads its shape, and nothing else.
+# Classes of TorchRL whose forward only reads and writes tensors of a TensorDict, and reads its shape.
 _ON_VALUES = ("QValueModule", "EGreedyModule", "AdditiveGaussianModule")
-# Attributes with which a probabilistic module does more than draw one sample with torch's generator.
+# Attributes that make a probabilistic module do more than draw one sample with torch's generator.
 _SAMPLER_OPTIONS = ("num_samples", "_generator", "_generator_key")
 
 
 class NotTensors(ShapeError):
-    """A module returned neither a tensor nor a tuple of one for each of its out_keys: only tensordict can read that."""
+    """A module returned something other than a tensor per out_key, which only tensordict can interpret."""
 
 
 class Step:
-    """A call with tensors: of a policy, or of one of its modules.
+    """A call of a policy, or of one of its modules, with tensors.
 
     Attributes:
-        name: the class or the function, for readers.
-        form: what the function takes, for readers.
-        function: takes the tensors of `reads`. Returns one tensor where it writes one, or what `results` takes.
-        writes: the keys of its outputs, in order. Empty: of the first call.
+        name: the name of the class or function, for people.
+        form: what the function takes, for people.
+        function: takes the tensors of `reads`. Returns a tensor if it writes one key, otherwise a value for `results`.
+        writes: the keys of its outputs, in order. Empty: the first call tells them.
     """
 
     form = "tensors"
@@ -55,7 +55,7 @@ class Step:
         self.function, self.reads, self.writes = function, reads, writes
 
     def results(self, result: Any) -> Sequence[torch.Tensor]:
-        """The outputs in what the function returned, one for each key of `writes`."""
+        """Returns the outputs in a result of the function: a tensor per key of `writes`."""
         if not isinstance(result, tuple) or len(result) != len(self.writes):
             raise NotTensors(f"a module of the policy returned {type(result).__name__} for {len(self.writes)} out_keys")
         return result
@@ -64,7 +64,7 @@ class Step:
 def tensor_modules(
     module: Any, shape: tuple[int, ...], exploration_type: ExplorationType, acceleration: Acceleration
 ) -> list[Step] | None:
-    """Returns the steps of calling `module`; None if it has to be called with a TensorDict.
+    """Returns the steps that call `module`; None if it must be called with a TensorDict.
 
     Args:
         shape: the batch size of the observations.
@@ -93,12 +93,13 @@ def tensor_modules(
 
 
 def _is_library_module(module: Any) -> bool:
-    """Whether it is a module of tensordict or of TorchRL; torchrl is not imported."""
+    """Whether an object is a module of tensordict or TorchRL. Does not import torchrl."""
     return isinstance(module, nn.Module) and type(module).__module__.startswith(("tensordict.", "torchrl."))
 
 
 def _probabilistic(module: Any, exploration_type: ExplorationType) -> Callable | None:
-    """The forward of a probabilistic module that writes one sample, which it draws with torch's generator."""
+    """Returns the forward of a probabilistic module, if that writes one sample, drawn with torch's generator; otherwise
+    None."""
     kind = module.distribution_class
     is_plain = isinstance(kind, type) and issubclass(kind, Distribution) and not issubclass(kind, CompositeDistribution)
     if not is_plain or any(getattr(module, name, None) is not None for name in _SAMPLER_OPTIONS):
@@ -106,14 +107,14 @@ def _probabilistic(module: Any, exploration_type: ExplorationType) -> Callable |
     cls = type(module)
     if cls is not ProbabilisticTensorDictModule and cls.__name__ != "SafeProbabilisticModule":
         return None
-    # The forward of TorchRL's class serves random samples with their log-probabilities, and otherwise calls the other.
+    # TorchRL's class uses its own forward for random samples with their log-probabilities, otherwise tensordict's.
     is_random = exploration_type is ExplorationType.RANDOM and module.return_log_prob
     return (cls if is_random else ProbabilisticTensorDictModule).forward
 
 
 def _with_values(module: Any, forward: Callable, exploration_type: ExplorationType, shape: tuple[int, ...]) -> Step:
-    """A step that calls `forward` with a dict in place of a TensorDict, and without tensordict's decorators, which
-    expect one."""
+    """Returns a step that calls `forward` with a dict in place of a TensorDict, and without tensordict's decorators,
+    which expect one."""
     forward = inspect.unwrap(forward)
     reads, writes = [*module.in_keys], [*module.out_keys]
 
@@ -136,7 +137,7 @@ class _Values(dict[Any, torch.Tensor]):
 
 
 def reads_only_tensors(steps: Sequence[Step], observed: Collection[Key]) -> bool:
-    """False where a step reads a nested TensorDict."""
+    """Whether no step reads a nested TensorDict."""
     known = set(observed)
     for step in steps:
         if not known.issuperset(step.reads):
@@ -146,5 +147,5 @@ def reads_only_tensors(steps: Sequence[Step], observed: Collection[Key]) -> bool
 
 
 def is_private(key: Key) -> bool:
-    """Whether the key is omitted from batches, as in TorchRL."""
+    """Whether batches omit the key, as in TorchRL: a part of it begins with an underscore."""
     return any(part.startswith("_") for part in key)

@@ -1,7 +1,7 @@
 """The actor over a user's policy.
 
-Keys, shapes and casts are fixed when the actor is made, by one forward on first observations of the env
-(`EnvSpec.example_observation`). How the policy is called: `collectx.policy.call_plan`.
+A call of the policy with first observations of the env (`EnvSpec.example_observation`), when the actor is made, fixes
+keys, shapes and casts. `collectx.policy.call_plan` decides how the policy is called.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from collectx.random_state import preserve_random_state
 
 
 class UserActor(Actor):
-    """See `collectx.policy.base.Actor` for the other attributes, `collectx.policy.make_actor` for the arguments.
+    """Acts with a user's policy. See `collectx.policy.base.Actor` for the other attributes, and
+    `collectx.policy.make_actor` for the arguments.
 
     Attributes:
         plan: how the policy is called; `plan.describe()` returns it as plain data.
 
     Raises:
-        ConfigError: the policy reads keys that the env does not write, writes no action, carries a state of unknown
-            shape (`collectx.policy.recurrent`), or its distribution knows no action of that exploration type.
-        ShapeError: the shape or the kind of dtype of an action does not fit the action space, or an output that
-            overwrites an observation differs from it in shape or dtype. `act` raises it for an output that is missing,
-            changed its shape since the first call, or contains values that its dtype cannot represent, and for an
-            observation that the policy overwrites only in a later call.
+        ConfigError: the policy reads keys that the env does not write, writes no action, has a state of unknown shape
+            (`collectx.policy.recurrent`), or its distribution does not support the exploration type.
+        ShapeError: the shape or dtype of an action does not fit the action space, or an output overwrites an
+            observation of another shape or dtype. Also from `act`: an output is missing, its shape has changed since
+            the first call, its dtype cannot represent a value, or the policy overwrites an observation that it did not
+            overwrite before.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class UserActor(Actor):
         self.plan = plan = self._new_plan(self._spec, acceleration, self._written, self._outputs)
         graph = acceleration.capture(lambda *tensors: plan.run(tensors))
         self._run = plan.run if acceleration.cudagraph is None else lambda tensors: graph(*tensors)
-        # Unpacking a tuple takes less time than reading the attributes of a record. Scores may share the dtype of the
-        # one-hot action, so they are always converted.
+        # Tuples, because unpacking one takes less time than reading attributes. The dtype None makes `act` always
+        # convert scores, which may have the dtype of the one-hot action.
         numbered = zip(plan.numbers, self._outputs, strict=True)
         self._expected = [
             (number, each.shape, None if each.is_choice else each.leaf.dtype, each) for number, each in numbered
@@ -78,13 +79,14 @@ class UserActor(Actor):
         self._structure = None if self.module is None else structure(self.module)
 
     def follow(self) -> None:
-        """Acts with modules and hooks that were added or replaced since the last call. Newer tensors and other
-        attributes take effect without it."""
+        """Follows modules and hooks that were added or replaced since the last call. New tensors and other attributes
+        take effect without this."""
         if self.module is not None and self._structure != structure(self.module):
             self.accelerate(self._acceleration)
 
     def _probe(self, spec: EnvSpec) -> tuple[Leaf, ...]:
-        """Calls the policy once, on the first observations of `spec`. Sets `leaves`, which it returns, and the plan."""
+        """Calls the policy once, with first observations of `spec`. Sets the plan and `leaves`, and returns
+        `leaves`."""
         first = [_first(leaf, spec).to(self.device) for leaf in spec.observation]
         versions = [tensor._version for tensor in first]
         plan = self._new_plan(spec, Acceleration(), (), ())
@@ -119,7 +121,7 @@ class UserActor(Actor):
 
     def _call_once(self, plan: CallPlan, spec: EnvSpec, first: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         kind = self._options.exploration_type
-        # Not under inference mode: parameters that a lazy layer makes there could never be trained.
+        # Not under inference mode, because parameters that a lazy layer makes there cannot be trained.
         with exploration(kind), torch.no_grad(), _without_side_effects(self.module, self.device):
             try:
                 return plan.run(first)
@@ -137,7 +139,7 @@ class UserActor(Actor):
 
 
 def _first(leaf: Leaf, spec: EnvSpec) -> torch.Tensor:
-    """A copy of the first observation, or zeros, `[E, *shape]`."""
+    """Returns a copy of a leaf's first observation, `[E, *shape]`; zeros without one."""
     example = spec.example_observation.get(leaf.key)
     shape = (spec.num_envs, *leaf.shape)
     return torch.zeros(shape, dtype=leaf.dtype) if example is None else example.expand(shape).clone()
@@ -145,7 +147,7 @@ def _first(leaf: Leaf, spec: EnvSpec) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _without_side_effects(module: nn.Module | None, device: torch.device) -> Iterator[None]:
-    """Restores the module's tensors and the random state after the block."""
+    """Restores the module's tensors and the states of the global generators after the block."""
     try:
         weights = FlatWeights(module)
     except ValueError:  # lazy parameters do not exist before the block

@@ -1,4 +1,4 @@
-"""A replay buffer in shared memory that several processes write and sample, and its samplers."""
+"""A replay buffer in shared memory, which several processes may write and sample, and its samplers."""
 
 from collectx.replay.buffer import ReplayBuffer
 from collectx.replay.prioritized import PrioritizedSampler

@@ -1,4 +1,4 @@
-"""`ReplayBuffer`, the interface for collectors and trainers. All processes see the same frames.
+"""`ReplayBuffer`, which collectors write and trainers sample. All processes see the same frames.
 
 worker --extend--> | ring in shared memory | --sample--> trainer
 worker --extend--> |    one lock for all   | <--update_priority--
@@ -29,24 +29,32 @@ _SAVED = "replay-buffer-"
 
 
 class ReplayBuffer:
-    """The newest `capacity` frames, shared between processes.
+    """A replay buffer of the newest `capacity` frames, shared between processes.
 
-    A buffer can be pickled to other processes, as an argument at their start (forkserver or spawn) or through a pipe or
-    queue of multiprocessing. Every process may write and sample. One lock serialises writes, so calls block while other
-    processes copy frames, and a sample never contains a frame that is partly written. A process that is killed during a
-    write releases the lock; the batch that it was writing, and the old frames that the batch was replacing, are then
-    not in the buffer. Memory is anonymous, grows as frames are written, and is freed when the last process closes the
+    Pass a buffer to other processes as an argument at their start (forkserver or spawn), or through a pipe or queue of
+    `multiprocessing`. Every process may write and sample. One lock serialises writes, so calls block while another
+    process copies frames, and a sample never contains a partly written frame. If a process is killed during a write,
+    the lock is released; the buffer then lacks the batch that was being written, and the old frames that it was
+    replacing. The shared memory has no name, grows as frames are written, and is freed when the last process closes the
     buffer.
 
     Args:
-        capacity: maximum number of frames; new frames overwrite the oldest.
-        sampler: how `sample` chooses frames; None: uniformly. Do not share one between buffers.
-        batch_size: default number of frames of `sample`.
-        scratch_dir: an existing folder for a memory-mapped file of frames, if they do not fit in memory. None: frames
-            are in memory.
+        capacity: maximum number of frames. New frames overwrite the oldest.
+        sampler: how `sample` chooses frames; None: uniformly. Do not share a sampler between buffers.
+        batch_size: default of the argument of `sample`.
+        scratch_dir: an existing folder in which a memory-mapped file stores the frames, if they do not fit in memory.
+            None: they are in memory.
 
     Raises:
         ConfigError: an argument is out of range.
+
+    Examples:
+        >>> buffer = ReplayBuffer(1000)
+        >>> with Collector(lambda: gymnasium.make("CartPole-v1"), frames_per_batch=64, total_frames=64) as collector:
+        ...     for batch in collector:
+        ...         index = buffer.extend(batch)
+        >>> buffer.sample(16)["observation"].shape
+        torch.Size([16, 4])
     """
 
     def __init__(
@@ -84,7 +92,7 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Size of the shared memory, for `capacity` frames; before the first frame, of a header alone."""
+        """Size of the shared memory in bytes, for `capacity` frames; before the first frame, the size of a header."""
         return self._ring.nbytes
 
     @property
@@ -93,24 +101,25 @@ class ReplayBuffer:
         return self._ring.end
 
     def __len__(self) -> int:
-        """Number of frames that can be sampled."""
+        """Number of frames in the buffer, which can be sampled."""
         with self._lock:
             return len(self._ring)
 
     def extend(self, batch: TensorDictBase) -> torch.Tensor:
-        """Writes the frames of a batch; if it raises, none of them is in the buffer.
+        """Writes the frames of a batch: all of them, or none if it raises.
 
         Args:
-            batch: `[time]`, `[envs, time]`, `[workers, envs, time]` or any other batch dimensions, which are flattened.
-                Copied to the CPU before this returns. The first batch fixes the keys, shapes and dtypes of frames.
+            batch: frames with any batch dimensions, which are flattened, such as `[time]` or `[workers, envs, time]`.
+                They are copied to the CPU before this returns. The first batch fixes the keys, shapes and dtypes of
+                frames.
 
         Returns:
-            The indices of the frames, `[frames]` int64, counted from the first frame ever written. Of a batch with more
-            than `capacity` frames, only the last ones are kept.
+            The indices of the frames, `[frames]` int64: their numbers among all frames ever written, from 0. Of a batch
+            with more than `capacity` frames, only the last ones are kept.
 
         Raises:
-            ShapeError: keys, shapes or dtypes differ from those of the frames in the buffer, cannot be stored, or a key
-                that the sampler needs is missing.
+            ShapeError: keys, shapes or dtypes differ from those of the frames in the buffer or cannot be stored, or a
+                key that the sampler needs is missing.
         """
         count = batch.numel()
         leaves, frames = flatten_batch(batch, count)
@@ -129,12 +138,16 @@ class ReplayBuffer:
         return torch.arange(first, first + count)
 
     def add(self, frame: TensorDictBase) -> int:
-        """Writes one frame (a TensorDict without batch dimensions), or one frame for each of several envs; returns the
-        index of the first. See `extend`."""
+        """Writes one frame, a TensorDict without batch dimensions; or one frame of each of several envs. Returns the
+        index of the first. Raises the errors of `extend`."""
         return int(self.extend(frame.unsqueeze(0))[0])
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
-        """Returns a copy of the frames that the sampler chooses.
+        """Returns a copy of frames that the sampler chooses, on the CPU.
+
+
+        Args:
+            batch_size: number of frames; None: that of the constructor.
 
         Returns:
             `[batch_size]` (see `SliceSampler` for another shape) with the keys of the frames and "index", int64, for
@@ -150,7 +163,7 @@ class ReplayBuffer:
             index, extra = self._draw(size)
             restores = self._ring.num_restores
         frames = self._ring.frames(index)
-        # A writer advances `first` before it overwrites bytes: frames from `first` on were read completely.
+        # A writer advances `first` before it overwrites bytes, so frames from `first` on were read completely.
         barrier()
         if index.min() < self._ring.first or self._ring.num_restores != restores:
             with self._lock:
@@ -166,15 +179,15 @@ class ReplayBuffer:
         return self.sampler.draw(size)
 
     def __getitem__(self, index: torch.Tensor | slice | int | Sequence[int]) -> TensorDict:
-        """Returns a copy of frames by index.
+        """Returns a copy of frames by their indices, on the CPU.
 
         Args:
-            index: indices as returned by `extend`, `[*shape]` or a single int; the result is `[*shape]`. Negative ints
-                count from the newest frame. A slice selects the frames in the buffer between two indices, in the order
-                in which they were written: `[:]` are all.
+            index: indices of `extend`, `[*shape]`, or an int; the result is `[*shape]`. A negative int counts from the
+                newest frame. A slice selects the frames in the buffer between two indices, in the order in which they
+                were written: `[:]` selects all.
 
         Raises:
-            IndexError: a frame is not in the buffer: overwritten, or not yet written. Slices skip such frames.
+            IndexError: a frame was overwritten, or is not written yet. Slices skip such frames.
         """
         with self._lock:
             self._attach()
@@ -198,10 +211,10 @@ class ReplayBuffer:
 
         Args:
             index: the "index" of a sample. Frames that were overwritten meanwhile are ignored.
-            priority: as many values, not negative.
+            priority: a value, at least 0, for each index.
 
         Raises:
-            ValueError: the sampler does not use priorities, or priorities are negative or not finite.
+            ValueError: the sampler does not use priorities, or a priority is negative or not finite.
         """
         indices = index.to("cpu", torch.int64).numpy().reshape(-1)
         values = priority.detach().to("cpu", torch.float64).numpy().reshape(-1)
@@ -213,14 +226,15 @@ class ReplayBuffer:
                 self.sampler.update(indices[is_present], values[is_present])
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies the frames, their priorities and the state of the random generator, as tensors and plain data."""
+        """Returns a copy of the frames, their priorities and the state of the random generator, in tensors and plain
+        data."""
         with self.frozen_state() as state:
             return state | {name: TensorDict(state[name]).clone().to_dict() for name in ("frames", "sampler")}
 
     @contextmanager
     def frozen_state(self) -> Iterator[dict[str, Any]]:
-        """`state_dict()` as views of the buffer's memory, for a block in which no process changes them: those that
-        write or sample wait for its end."""
+        """Yields `state_dict()` as views of the buffer's memory. Within the block no process changes them: processes
+        that write or sample wait for its end."""
         with self._lock:
             ring = self._ring
             yield {
@@ -234,8 +248,8 @@ class ReplayBuffer:
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state, for all processes; of a buffer with a larger capacity, the newest frames. If the state is
-        of another type of sampler, all frames count as new.
+        """Restores a result of `state_dict`, for all processes. If that buffer had a larger capacity, restores the
+        newest frames. If it had another type of sampler, all frames count as new.
 
         Raises:
             ShapeError: this buffer already contains frames with other keys, or its sampler needs others.
@@ -256,9 +270,9 @@ class ReplayBuffer:
                 self.sampler.rebuild()
 
     def dumps(self, path: str | Path) -> None:
-        """Writes `state_dict()` to a new folder in the folder `path`, by torch.save, without a copy of the frames in
-        memory, and removes the one of the previous call. Returns after the data is synced to the disk; blocks other
-        processes until then. After a crash at any point, `loads` restores either the previous state or the new one.
+        """Saves the buffer to a new folder below `path`, without copying the frames in memory, and removes the folder
+        of the previous call. Blocks until the data is on the disk; writes and samples of other processes wait until
+        then. After a crash at any point, `loads` restores either the previous state or the new one.
 
         Raises:
             OSError: writing failed, for example for lack of space. The previous state is still there.
@@ -269,7 +283,7 @@ class ReplayBuffer:
             saved.write(number, {}, {STATE: state})
 
     def loads(self, path: str | Path) -> None:
-        """Restores a state written by `dumps`, after verifying sizes and digests of all files. Executes no code.
+        """Restores a state that `dumps` saved, after verifying sizes and digests of all files. Executes no code.
 
         Raises:
             FileNotFoundError: the folder contains no saved buffer.
@@ -292,8 +306,8 @@ class ReplayBuffer:
         self._ring.lay_out(leaves)
 
     def _attach(self) -> bool:
-        """Maps the frames that other processes wrote, and repairs the sampler's memory if a process was killed while
-        changing it. Returns False if no process has written frames yet."""
+        """Maps the frames that other processes wrote, and repairs the sampler's memory if a process was killed while it
+        changed that memory. Returns False if no process has written frames yet."""
         if not self._ring.is_laid_out():
             return False
         if not self._is_attached:
@@ -309,11 +323,11 @@ class ReplayBuffer:
         self._attach()
         self._ring.is_changing = True
         yield
-        # Not reset after an exception: the change is incomplete, and `_attach` repairs it.
+        # Stays True after an exception: the change is incomplete, and `_attach` repairs it.
         self._ring.is_changing = False
 
 
 def _is_count(value: Any) -> bool:
-    """Whether a value is a whole number, also of numpy or written as 1e6, and at least 1."""
+    """Whether a value is a whole number, at least 1; also a NumPy number or a float such as 1e6."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_number and value >= 1 and float(value).is_integer()

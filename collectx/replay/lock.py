@@ -13,11 +13,12 @@ from collectx.memory import anonymous_file
 
 
 class Lock:
-    """A lock between processes, and between the threads of each. The kernel releases it when its holder dies.
+    """A lock between processes and between their threads, as a context manager. The kernel releases it when its holder
+    dies.
 
-    It is a POSIX record lock: other kinds are shared with duplicated descriptors and forked processes. A process
-    releases it by closing any descriptor of the file; so the file serves no other purpose, and a process
-    creates only one `Lock` per file, however often the lock is unpickled.
+    It is a POSIX record lock, because other kinds belong to duplicated descriptors and forked processes too. Closing
+    any descriptor of the file releases it; so the file has no other purpose, and a process has one `Lock` object per
+    file, however often the lock is unpickled.
     """
 
     def __init__(self) -> None:

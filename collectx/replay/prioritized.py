@@ -9,21 +9,21 @@ from collectx.replay.ring import Ring
 from collectx.replay.sampler import Sampler
 
 _HEAD_BYTES = 64
-# Branches of a node of the sum tree.
+# Number of children of a node of the sum tree.
 _WIDTH = 16
 
 
 class PrioritizedSampler(Sampler):
-    """Frame i with probability `p_i**alpha / sum_k p_k**alpha`, in `size` strata of equal mass, with replacement.
+    """Samples frame i with probability `p_i**alpha / sum_k p_k**alpha`, stratified, with replacement.
 
-    A new frame gets the largest priority set so far, initially 1. A sample adds the key "priority_weight", float32, the
-    importance weight `(N P(i))**-beta` divided by the largest weight in the sample. (TorchRL divides by the largest
-    weight in the buffer, which a single frame of low priority determines.)
+    A new frame gets the largest priority so far, initially 1. Samples contain the key "priority_weight", float32: the
+    importance weight `(N P(i))**-beta`, divided by the largest one in the sample. (TorchRL divides by the largest one
+    in the buffer, which depends on the frame with the lowest priority.)
 
     Args:
         alpha: exponent of the priorities: 0 samples uniformly, 1 in proportion to the priority.
-        beta: exponent of the importance weights: 0 no correction of the sampling bias, 1 full correction. May be set
-            between samples, in each process separately.
+        beta: exponent of the importance weights: 0 does not correct the sampling bias, 1 corrects it fully. You may set
+            it between samples, in each process separately.
         eps: added to every priority, so that no frame has probability 0.
         seed: see `Sampler`.
 
@@ -96,20 +96,21 @@ class PrioritizedSampler(Sampler):
 
 
 class SumTree:
-    """`size` non-negative float64 weights, for sampling in proportion to them. A node has 16 branches.
+    """A tree over `size` non-negative float64 weights, for sampling in proportion to them. A node has 16 children.
 
         top       | sum of block 0 | sum of block 1 | ...     16 entries
         ...
         weights   | 0  1  2 ... 15 | 16 ... 31      | ...
 
-    A million weights have five levels. Each level of a search takes a few numpy calls for all searches together; a
-    binary tree would have twenty levels. A node is recomputed from its children, so rounding errors do not accumulate.
+    With a million weights, the tree has five levels; a binary tree would have twenty. Each level of a search takes a
+    few NumPy calls for all searches together. A node is recomputed from its children, so rounding errors do not
+    accumulate.
 
     Args:
-        memory: `[SumTree.nbytes(size)]` uint8, which the caller owns and has set to zero.
+        memory: `[SumTree.nbytes(size)]` uint8. The caller owns it, and has set it to zero.
 
     Attributes:
-        weights: `[size]`; after writing to it, call `rebuild`.
+        weights: `[size]` float64; call `rebuild` after you have written to it.
     """
 
     def __init__(self, size: int, memory: np.ndarray):
@@ -122,7 +123,7 @@ class SumTree:
 
     @staticmethod
     def nbytes(size: int) -> int:
-        """Size of the memory for `size` weights."""
+        """Returns the number of bytes for `size` weights."""
         return 8 * sum(_lengths(size))
 
     @property
@@ -147,13 +148,13 @@ class SumTree:
         self._sum(0, len(self.weights))
 
     def find(self, mass: np.ndarray) -> np.ndarray:
-        """Inverts the cumulative sum: for each `mass`, `[N]` in [0, `total`), returns the index of the weight whose
-        interval contains it. Never returns the index of a weight of 0. `total` must not be 0."""
+        """Returns, for each `mass`, `[N]` from 0 to below `total`, the index of the weight whose interval of the
+        cumulative sum contains it. Never returns the index of a weight of 0. `total` must not be 0."""
         block = np.zeros(len(mass), np.int64)
         rows = np.arange(len(mass))
         for level in reversed(self._levels):
             ends = level.take(block, axis=0).cumsum(1)
-            # The sum of a block and that in the level above may differ in the last bit.
+            # The sum of a block may differ in its last bit from the one in the level above.
             mass = np.minimum(mass, np.nextafter(ends[:, -1], 0))
             within = (ends > mass[:, None]).argmax(1)
             mass = mass - np.where(within > 0, ends[rows, within - 1], 0)
@@ -167,7 +168,7 @@ class SumTree:
 
 
 def _lengths(size: int) -> list[int]:
-    """Number of entries of each level, padded to multiples of the block size."""
+    """Returns the number of entries of each level, padded to multiples of the block size."""
     lengths = [-(-size // _WIDTH) * _WIDTH]
     while lengths[-1] > _WIDTH:
         lengths.append(-(-lengths[-1] // _WIDTH // _WIDTH) * _WIDTH)

@@ -1,14 +1,14 @@
 """The ring of frames: new frames overwrite the oldest.
 
-Frames are indexed from 0 in the order in which they are written. Frame n is at position n % capacity; the ring holds
-the frames from `first` to `end`, exclusive:
+Frames have indices from 0, in the order in which they are written. Frame n is at position n % capacity. The ring
+contains the frames from `first` to `end`, exclusive:
 
     position   0    1    2    3    4    5        capacity = 6, end = 8, first = 4
     frame      6    7   (2)  (3)   4    5        2 and 3 are being overwritten: `first` was advanced first
 
-So if a writer is killed while it copies, the ring contains fewer frames, but none that is partly written.
+So if a writer is killed while it copies, the ring contains fewer frames, but no partly written one.
 
-The caller holds the buffer's lock, except for the constructor.
+Hold the buffer's lock when you call these methods.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collectx.batch import Key, Layout, Leaf, as_array, as_tensor
 from collectx.errors import ShapeError
 from collectx.memory import SharedMemory, barrier
 
-# Keys of a sample in addition to those of the frames.
+# Keys of samples besides those of the frames.
 _SAMPLE_KEYS = ("index", "priority_weight")
 
 _HEADER_BYTES = 2**16
@@ -35,14 +35,14 @@ _RESTORED_AT_ONCE = 4096
 
 
 class Ring:
-    """Memory for `capacity` frames. The first frames that any process writes determine the leaves.
+    """Shared memory for `capacity` frames. The first frames that any process writes fix the leaves.
 
     Args:
-        num_extra_bytes: size of zeroed shared memory for the sampler.
+        num_extra_bytes: number of bytes of shared memory for the sampler, initially zero.
         directory: see `SharedMemory`.
 
     Attributes:
-        leaves: empty until `is_laid_out`.
+        leaves: the leaves of a frame; empty until `is_laid_out`.
         extra: the sampler's memory, `[num_extra_bytes]` uint8; empty until `is_laid_out`.
     """
 
@@ -69,12 +69,12 @@ class Ring:
     @property
     def first(self) -> int:
         """Index of the oldest frame."""
-        # Stored above `end` while a batch of more than `capacity` frames is written: the ring is empty then.
+        # Above `end` while a batch of more than `capacity` frames is written, when the ring is empty.
         return int(min(self._counts[1], self._counts[2]))
 
     @property
     def end(self) -> int:
-        """Index of the next frame: the number of frames written so far."""
+        """Index of the next frame, which is the number of frames written so far."""
         return int(self._counts[2])
 
     def __len__(self) -> int:
@@ -82,13 +82,14 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """Size of the shared memory; before `is_laid_out`, of the header alone. Pages that were never written take no
-        memory."""
+        """Size of the shared memory in bytes; before `is_laid_out`, the size of the header. Pages that were never
+        written take no memory."""
         return self._memory.nbytes
 
     @property
     def is_changing(self) -> bool:
-        """Whether a change of frames or sampler memory is incomplete. Under the lock: True if a process died in it."""
+        """Whether a change of frames or sampler memory is incomplete. If you hold the lock, True means that a process
+        died in the change."""
         return bool(self._counts[3])
 
     @is_changing.setter
@@ -101,7 +102,7 @@ class Ring:
         return int(self._counts[4])
 
     def is_laid_out(self) -> bool:
-        """Whether any process has written frames; maps them if so."""
+        """Whether any process has written frames. Maps them if so."""
         if not self._arrays and self._counts[0]:
             text = self._header[_COUNTS_BYTES : _COUNTS_BYTES + int(self._counts[0])].tobytes()
             self._map(map(Leaf.from_json, json.loads(text)))
@@ -141,7 +142,8 @@ class Ring:
         barrier()
 
     def write(self, frames: Mapping[Key, np.ndarray], count: int) -> None:
-        """Appends frames, `[count, *shape]` per leaf; keeps only the last `capacity`. Call `drop(count)` first."""
+        """Appends frames, `[count, *shape]` per leaf; only the last `capacity` if there are more. Call `drop(count)`
+        first."""
         kept = min(count, self.capacity)
         start = (self.end + count - kept) % self.capacity
         head = min(kept, self.capacity - start)
@@ -153,26 +155,26 @@ class Ring:
         self._counts[2] += count
 
     def read(self, index: np.ndarray, *keys: Key) -> list[np.ndarray]:
-        """Returns copies of leaves of the frames `index`, which are in the ring: `[*index.shape, *shape]` each."""
+        """Returns copies of leaves of the frames `index`, which must be in the ring: `[*index.shape, *shape]` each."""
         position = index % self.capacity
         return [self._arrays[key].take(position, axis=0) for key in keys]
 
     def frames(self, index: np.ndarray) -> dict[Key, torch.Tensor]:
-        """Reads frames as `read` does, all leaves as tensors."""
+        """Returns copies of all leaves of the frames `index`, as tensors; see `read`."""
         arrays = self.read(index, *(leaf.key for leaf in self.leaves))
         return {leaf.key: as_tensor(array, leaf.dtype) for leaf, array in zip(self.leaves, arrays, strict=True)}
 
     def contains(self, index: np.ndarray) -> np.ndarray:
-        """Whether each of the frames is in the ring."""
+        """Returns, for each index, whether the frame is in the ring, bool."""
         return (index >= self.first) & (index < self.end)
 
     def views(self) -> dict[Key, torch.Tensor]:
-        """Views of all leaves at all positions written so far: `[min(end, capacity), *shape]` each."""
+        """Returns views of all leaves at all positions written so far: `[min(end, capacity), *shape]` each."""
         size = min(self.end, self.capacity)
         return {leaf.key: as_tensor(self._arrays[leaf.key][:size], leaf.dtype) for leaf in self.leaves}
 
     def restore(self, first: int, end: int, frames: Mapping[Key, np.ndarray], capacity: int) -> None:
-        """Restores the newest frames of the `views` of a ring with this `capacity`. This ring is laid out."""
+        """Restores the newest frames from the `views` of a ring with this `capacity`. This ring must be laid out."""
         first = max(first, end - self.capacity)
         self._counts[4] += 1
         self._counts[1] = end  # no frames while bytes are written
@@ -198,8 +200,8 @@ def _differences(expected: Mapping[Key, Leaf], actual: Mapping[Key, Leaf]) -> li
 
 
 def flatten_batch(batch: TensorDictBase, count: int) -> tuple[dict[Key, Leaf], dict[Key, np.ndarray]]:
-    """Returns the leaves of a batch of `count` frames, and their `[count, *shape]` arrays: views where the batch is
-    contiguous, otherwise copies. Raises ShapeError if a buffer cannot store them."""
+    """Returns the leaves of a batch of `count` frames, and their arrays `[count, *shape]`: views of a contiguous batch,
+    otherwise copies. Raises `ShapeError` if a buffer cannot store them."""
     leaves: dict[Key, Leaf] = {}
     frames: dict[Key, np.ndarray] = {}
     dims = batch.batch_dims

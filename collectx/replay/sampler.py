@@ -12,15 +12,15 @@ from collectx.replay.ring import Ring
 
 
 class Sampler:
-    """Chooses frames of a ring with a seeded random generator.
+    """Chooses the frames of a sample, with a seeded random generator. Base class of all samplers.
 
-    Every process uses a copy with a separate random stream: pickling spawns a new one. Copies share state in shared
-    memory. Attributes without a leading underscore are settings and are pickled; `attach` sets the others.
+    Every process uses its own copy, with its own random stream, which pickling derives. The copies share their state in
+    shared memory. Attributes without a leading underscore are settings, which are pickled; `attach` sets the others.
 
-    The buffer calls all methods except `nbytes` with its lock held.
+    The buffer holds its lock when it calls these methods, except `nbytes`.
 
     Args:
-        seed: seed of the generator; None: another one in every run.
+        seed: seed of the generator; None: a random one.
     """
 
     def __init__(self, seed: int | None = None):
@@ -31,14 +31,15 @@ class Sampler:
         return {**settings, "random": self.random.spawn(1)[0]}
 
     def nbytes(self, capacity: int) -> int:
-        """Size of the sampler's shared memory for a ring of `capacity` frames."""
+        """Returns the number of bytes of shared memory that the sampler needs for `capacity` frames."""
         return 0
 
     def check(self, leaves: Mapping[Key, Leaf]) -> None:
         """Raises ShapeError if the sampler cannot sample frames with these leaves."""
 
     def attach(self, ring: Ring, memory: np.ndarray) -> None:
-        """Called once in each process with the shared memory, `[nbytes]` uint8, initially zero."""
+        """Called once in each process, with the ring of frames and the sampler's shared memory, `[nbytes]` uint8,
+        initially zero."""
         self._ring = ring
 
     def dropped(self, first: int, count: int) -> None:
@@ -48,19 +49,20 @@ class Sampler:
         """Called after frames `first` to `first + count` (exclusive; at most `capacity`) were added."""
 
     def restore(self, memory: np.ndarray, capacity: int) -> None:
-        """Takes the shared memory of a sampler whose ring has this `capacity`, before `rebuild`. The frames are in the
-        ring, and this sampler's shared memory is zero."""
+        """Takes over the shared memory of a saved sampler, whose ring had this `capacity`. Called before `rebuild`,
+        when the frames are in the ring and this sampler's shared memory is zero."""
 
     def rebuild(self) -> None:
         """Recomputes the shared memory after a process died in a change, or the ring was restored."""
 
     def draw(self, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Returns the indices of `size` frames, int64 of any shape, and additional leaves of the sample. The ring has
-        frames. Raises ValueError if `size` frames cannot be sampled."""
+        """Returns the indices of `size` frames, int64 of any shape, and additional leaves of the sample, by name. The
+        ring is not empty. Raises `ValueError` if `size` frames cannot be sampled."""
         raise NotImplementedError
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> None:
-        """Sets the priorities `[N]` of the frames `index` `[N]`, which are in the ring."""
+        """Sets the priorities, `[N]`, of frames in the ring with these indices, `[N]`. Raises `ValueError` if the
+        sampler does not use priorities."""
         raise ValueError(
             f"{type(self).__name__} does not use priorities. Construct the buffer with a PrioritizedSampler"
         )

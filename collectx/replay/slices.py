@@ -1,4 +1,4 @@
-"""Sampling of consecutive frames of one trajectory."""
+"""Samples consecutive frames of one trajectory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _ROUNDS = 8
 
 
 class SliceSampler(Sampler):
-    """Samples slices of `slice_len` frames, each possible slice with equal probability, with replacement.
+    """Samples slices of `slice_len` consecutive frames. Each possible slice has the same probability; with replacement.
 
-    A sample of `size` frames is `[size // slice_len, slice_len]`, with the second dimension named "time", as recurrent
-    networks and n-step targets need it. `sample.reshape(-1)` is the form of TorchRL's `SliceSampler`.
+    A sample of `size` frames is `[size // slice_len, slice_len]`, whose second dimension is named "time".
+    `sample.reshape(-1)` has the form of TorchRL's `SliceSampler`.
 
-    A slice consists of adjacent frames of the ring with the same `("collector", "traj_ids")`; only the last may have
-    a true `("next", "done")`. So write frames in the order of collection, without gaps within a trajectory. In a
-    batch of several envs, a slice is within one row. If a worker steps a single env, and no batch of another worker is
-    written in between, slices extend from one of its batches into the next. Episodes shorter than `slice_len` are never
-    sampled.
+    A slice consists of frames that were written one after the other, with the same `("collector", "traj_ids")`;
+    `("next", "done")` may only be true in its last frame. So write frames in the order of collection, without gaps
+    within a trajectory. A slice of a batch of several envs is within one row. Slices extend from one batch of a worker
+    into its next one if the worker steps a single env and no other batch is written in between. Episodes shorter than
+    `slice_len` are never sampled.
 
     Args:
-        slice_len: number of frames of a slice.
+        slice_len: number of frames per slice.
         seed: see `Sampler`.
 
     Raises:
@@ -54,7 +54,7 @@ class SliceSampler(Sampler):
 
     def attach(self, ring: Ring, memory: np.ndarray) -> None:
         super().attach(ring, memory)
-        # For each position, the number of consecutive frames of its trajectory up to and including it.
+        # For each position, the number of consecutive frames of its trajectory that end with it.
         self._run = memory.view(np.int64)
 
     def written(self, first: int, count: int) -> None:
@@ -87,7 +87,8 @@ class SliceSampler(Sampler):
         return last[:, None] + np.arange(1 - self.slice_len, 1), {}
 
     def _ends(self, count: int) -> np.ndarray:
-        """Returns the last frames of `count` slices, by rejection sampling: fast unless few frames end a slice."""
+        """Returns the indices of the last frames of `count` slices. Uses rejection sampling, which is fast unless few
+        frames end a slice."""
         first, end = self._ring.first + self.slice_len - 1, self._ring.end
         if first < end:
             ends = np.zeros(0, np.int64)

@@ -76,7 +76,7 @@ class Plot:
             self.figure.savefig(folder / f"{self.name}.png", dpi=_PNG_DPI)
 
     def svg(self) -> str:
-        """The figure as an element of HTML, as wide as its container, in the colour of the text around it."""
+        """Returns the figure as an element of HTML, as wide as its container, in the colour of the text around it."""
         text = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with matplotlib.rc_context(_STYLE):

@@ -76,12 +76,12 @@ class Run:
     _clock: Curve = (np.zeros(1), np.zeros(1))
 
     def seconds(self, time: float) -> float:
-        """The time of an event, from seconds since 1970."""
+        """Returns the time of an event, from seconds since 1970."""
         return float(np.interp(time, *self._clock))
 
     def curve(self, value: str, over: str) -> Curve | None:
-        """A column or a scalar over another column, at `NUM_POINTS` points at most, each a mean; `frames_per_s` is the
-        rate between two points. None where there is none."""
+        """Returns a column or a scalar over another column, at `NUM_POINTS` points at most, each a mean; `frames_per_s`
+        is the rate between two points. None where there is none."""
         columns = self.columns | {f"scalars/{name}": column for name, column in self.scalars.items()}
         places = columns.get(over, np.zeros(0))
         if value == "frames_per_s":
@@ -116,11 +116,11 @@ class Group:
     runs: tuple[Run, ...]
 
     def curves(self, value: str, over: str) -> list[Curve]:
-        """One curve for each run that recorded it."""
+        """Returns one curve for each run that recorded it."""
         return [curve for run in self.runs if (curve := run.curve(value, over)) is not None]
 
     def values(self, number: str) -> np.ndarray:
-        """A number in the `result.json` of each run that contains it and did not end early, [runs] float64."""
+        """Returns a number in the `result.json` of each run that contains it and did not end early, [runs] float64."""
         early = Status.FAILED, Status.INTERRUPTED
         numbers = ((run.numbers or {}).get(number) for run in self.runs if run.status.status not in early)
         return np.array([value for value in numbers if isinstance(value, (int, float))], float)
@@ -137,19 +137,19 @@ def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def centre(values: np.ndarray) -> np.ndarray:
-    """The interquartile mean over axis 0: the mean without the lowest and the highest quarter; of fewer than four
-    values, the mean of all."""
+    """Returns the interquartile mean over axis 0: the mean without the lowest and the highest quarter; of fewer than
+    four values, the mean of all."""
     cut = len(values) // 4
     return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
 
 
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 95 % bootstrap percentile interval of `centre`: its lower and upper end."""
+    """Returns the 95 % bootstrap percentile interval of `centre`: its lower and upper end."""
     return bootstrap_interval(values, centre, _NUM_DRAWS)
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs in or below some folders, each once. Asks SLURM if some are jobs that have not ended.
+    """Returns the runs in or below some folders, each once. Asks SLURM if some are jobs that have not ended.
 
     Raises:
         ConfigError: there is no run in or below one of them.
@@ -228,8 +228,8 @@ def _read_metrics(run: Run) -> None:
 
 
 def _spans(run: Run, worker: int, entries: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[Span]:
-    """The time of a worker between its entries; with a gap, as long as what was not measured, where it was started
-    again."""
+    """Yields the time of a worker between its entries; with a gap, as long as what was not measured, where it was
+    started again."""
     kinds = "worker_failed", "workers_started"
     lost_s = [
         run.seconds(each["time"])
@@ -254,7 +254,7 @@ def _number(value: Any) -> float:
 
 
 def objective_of(run: Run) -> str:
-    """The first `sweep.objective` of a run, which Hydra has saved; its default where it cannot be read."""
+    """Returns the first `sweep.objective` of a run, which Hydra has saved; its default where it cannot be read."""
     try:
         name = read_config(run.files.hydra / "config.yaml")["sweep"]["objective"]
         return str(name[0] if isinstance(name, list) else name)
@@ -263,7 +263,7 @@ def objective_of(run: Run) -> str:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The options that differ between the runs, with the value in each; None if a run lacks the option."""
+    """Returns the options that differ between the runs, with the value in each; None if a run lacks the option."""
     known = [run.options for run in runs if run.options] or [{}]
     keys = dict.fromkeys(key for options in known for key in options if not key.startswith(("hydra", "run.")))
     differing = [key for key in keys if any(options.get(key) != known[0].get(key) for options in known)]
@@ -271,7 +271,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """The runs in groups that differ in their seeds alone, in the order of their first runs."""
+    """Returns the runs in groups that differ in their seeds alone, in the order of their first runs."""
     keys = [key for key in differences(runs) if not key.startswith(_NO_GROUPS)]
     members: dict[str, list[Run]] = {}
     for run in runs:
@@ -285,6 +285,6 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-    """The last word of a key, where no other key has it."""
+    """Returns the last word of a key, where no other key has it."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key

@@ -1,1 +1,1 @@
-"""Rollouts: step an env group with a policy and write the frames into a slot, in the worker's process."""
+"""Rollouts step an env group with a policy, and write the frames into a slot. They run in the worker's process."""

@@ -1,6 +1,4 @@
-"""Trajectory ids, and returns and lengths of episodes. Computed once per batch from rewards and ends, so that the step
-loop does not count.
-"""
+"""Computes trajectory ids, and returns and lengths of episodes, once per batch, so the step loop does not count."""
 
 from __future__ import annotations
 
@@ -9,10 +7,10 @@ import torch
 
 
 class Episodes:
-    """Trajectory ids, returns and lengths of an env group.
+    """Computes trajectory ids, returns and lengths for an env group.
 
-    The n-th trajectory of the env with global index g has the id `g + n * total_envs`: unique in the run without
-    communication between workers, and the same in every run.
+    The n-th trajectory, from 0, of the env with global index g gets the id `g + n * total_envs`. So ids are unique in
+    the run although workers do not communicate, and the same seed gives the same ids.
 
     Attributes:
         total_envs: number of envs of all workers.
@@ -20,25 +18,25 @@ class Episodes:
     Args:
         first_env: global index of the group's first env.
         num_envs: number of envs in the group.
-        incarnation: the worker's incarnation; each provides 2**32 trajectory ids per env.
+        incarnation: the worker's incarnation. Each incarnation has 2**32 trajectory ids per env.
     """
 
     def __init__(self, first_env: int, num_envs: int, total_envs: int, incarnation: int = 0):
         self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + incarnation * 2**32 * total_envs
         self.total_envs = total_envs
-        # Returns and lengths of the current episodes.
+        # Returns and lengths of the unfinished episodes.
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
         self._arrays = {"traj_ids": self._ids, "returns": self._returns, "lengths": self._lengths}
         self._finished: list[tuple[np.ndarray, np.ndarray]] = []
 
     def record(self, envs: np.ndarray | slice, reward: np.ndarray, done: np.ndarray, traj_ids: np.ndarray) -> None:
-        """Records the next T frames of some envs and writes their trajectory ids.
+        """Records the next T frames of some envs, and writes their trajectory ids.
 
         Args:
-            envs: indices in the group, each at most once.
-            reward, done: `[T, len(envs)]` float32 and bool; `done` where a trajectory ends.
-            traj_ids: `[T, len(envs)]` int64, written.
+            envs: indices of the envs in the group, each at most once.
+            reward, done: `[T, len(envs)]`, float32 and bool; `done` is True for the last frame of a trajectory.
+            traj_ids: `[T, len(envs)]`, int64; this writes it.
         """
         is_finite = np.isfinite(reward)
         if not is_finite.all():  # with `check_finite=False`; otherwise `FiniteCheck` raises an error
@@ -49,7 +47,7 @@ class Episodes:
         np.multiply(ends[:-1], self.total_envs, out=traj_ids[1:])
         traj_ids[1:] += ids
         self._ids[envs] = ids + ends[-1] * self.total_envs
-        # Sums and clocks run over all steps of the batch, so subtract the values at the end of the previous episode.
+        # Sums and clocks run over all steps of the batch: subtracts their values at the end of the previous episode.
         sums = np.cumsum(reward, axis=0, dtype=np.float64)
         columns, times = done.T.nonzero()
         earlier = np.flatnonzero(columns[1:] == columns[:-1]) + 1
@@ -65,13 +63,13 @@ class Episodes:
         self._lengths[envs] = len(done) - start
 
     def abandon(self, envs: np.ndarray | slice = slice(None)) -> None:
-        """Drops the current episodes of these envs: their next frames belong to new trajectories."""
+        """Drops the unfinished episodes of these envs, whose next frames belong to new trajectories."""
         self._ids[envs] += self.total_envs
         self._returns[envs] = 0
         self._lengths[envs] = 0
 
     def state(self) -> dict[str, torch.Tensor]:
-        """A copy of the state for `load`."""
+        """Returns a copy of the state for `load`."""
         return {name: torch.from_numpy(array.copy()) for name, array in self._arrays.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
@@ -80,8 +78,8 @@ class Episodes:
             array[:] = state[name].numpy()
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
-        """Undiscounted returns (float64) and lengths in frames (int64), each `[episodes]`, of the episodes that ended
-        since the last call, in order of time within each `record`. Owned by the caller."""
+        """Returns the undiscounted returns, float64, and lengths in frames, int64, of the episodes that ended since the
+        last call, `[episodes]` each, in the order of their ends within each `record`. The caller owns the arrays."""
         finished, self._finished = self._finished, []
         if not finished:
             return np.zeros(0), np.zeros(0, np.int64)

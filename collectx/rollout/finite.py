@@ -1,4 +1,4 @@
-"""Refuses batches with NaN or infinities in observations, actions or rewards."""
+"""Raises an error for batches with NaN or infinities in observations, actions or rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FiniteCheck:
     Args:
         spec: the rollout's env spec.
         written: keys of the policy's outputs.
-        slots: the slots to check, `[rows, steps, *shape]` each.
+        slots: the slots to check, whose tensors are `[rows, steps, *shape]`.
         worker: the worker's index, for messages.
         first_env: global index of the worker's first env.
         total_envs: number of envs of all workers, to find an env from a trajectory id.
@@ -41,7 +41,7 @@ class FiniteCheck:
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
         self._slots: list[Mapping[Key, Any]] = [self._values(slot) for slot in slots]
         self._actions = [leaf.key for leaf in spec.action if leaf.dtype.is_floating_point]
-        # In the order of cause and effect within a step.
+        # In the order in which the values of a step arise.
         keys = (*(leaf.key for leaf in observed), *self._actions, *(leaf.key for leaf in produced))
         self._keys = [key for key in keys if key in self._slots[0]]
         self._from_policy = {*written, *self._actions}
@@ -50,7 +50,7 @@ class FiniteCheck:
         """Checks the first `steps` steps of a slot.
 
         Raises:
-            ShapeError: names worker, env, key and step of the first value that is not finite.
+            ShapeError: a value is not finite; the message names worker, env, key and step of the first one.
         """
         arrays = self._arrays(slot)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -62,8 +62,8 @@ class FiniteCheck:
                     self._raise(arrays, steps)
 
     def explain(self, slot: int, error: Exception) -> None:
-        """Raises a `ShapeError` from `error`, which ended a batch, if an action of that batch is not finite: some envs
-        raise errors of their own for such an action."""
+        """Raises a `ShapeError` if an action of the batch that `error` ended is not finite, because some envs raise
+        errors of their own for such an action. Otherwise does nothing."""
         for key in self._actions:
             # The slot's later steps belong to an earlier batch, which was checked.
             values = self._arrays(slot)[key]
@@ -94,7 +94,8 @@ class FiniteCheck:
         )
 
     def _first_places(self, arrays: Mapping[Key, np.ndarray], steps: int) -> Iterator[tuple[int, int, int, Key]]:
-        """For each key with a value that is not finite: its first such step, the key's order within a step, the row."""
+        """Yields, for each key with values that are not finite: the step of the first one, the key's order within a
+        step, the row, and the key."""
         for order, key in enumerate(self._keys):
             places = np.argwhere(~np.isfinite(arrays[key][:, :steps]))
             if len(places):
@@ -103,7 +104,7 @@ class FiniteCheck:
 
 
 def _limit(value: np.floating) -> str:
-    """The limit of the dtype, if the value is an infinity: it may have been finite before it was stored."""
+    """Returns the limit of the dtype, if the value is an infinity: it may have been finite before it was stored."""
     return f"; the largest {value.dtype} is {np.finfo(value.dtype).max:.3g}" if np.isinf(value) else ""
 
 

@@ -1,4 +1,4 @@
-"""Runs the policy for one step: slot -> (pinned memory -> GPU ->) policy -> slot; or writes random actions instead."""
+"""Calls the policy for one step: slot -> (pinned memory -> GPU ->) policy -> slot; or writes random actions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from collectx.env.base import EnvSpec
 from collectx.policy.base import Actor
 from collectx.policy.random import random_actor
 
-# Called once per step: acts on `observation`, one `[E, *shape]` CPU tensor per leaf, and writes the actor's outputs.
+# Called once per step with the observation, a CPU tensor `[E, *shape]` per leaf; writes the actor's outputs into
+# arrays.
 Inference = Callable[[Sequence[torch.Tensor], Sequence[np.ndarray]], None]
 
 
 def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
-    """The inference on the actor's device. On the CPU, the policy reads the slot's memory directly."""
+    """Returns the inference for the actor's device. On the CPU, the policy reads the memory of the slot directly."""
     if actor.device.type == "cuda":
         return CudaInference(actor, spec)
     act = actor.act
@@ -45,11 +46,11 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
 
 
 def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarray) -> Inference:
-    """The inference for one batch, with the newest weights in each step.
+    """Returns an inference for one batch that loads the newest weights before each step.
 
     Args:
         refresh: see `collectx.rollout.loop.Rollout`.
-        versions: `[T, E]` int64, written: the policy version of each step.
+        versions: the policy version of each frame, `[T, E]` int64; this writes it.
     """
     version_of_step = iter(versions)
 
@@ -61,10 +62,11 @@ def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarra
 
 
 class RandomInference:
-    """Random actions, and zeros for the policy's other outputs. Observations that the policy overwrites stay unchanged.
+    """Writes random actions, and zeros for the policy's other outputs. Observations that the policy would overwrite
+    stay unchanged.
 
     Args:
-        leaves: the actor's leaves, one per array of `out`.
+        leaves: the actor's leaves, one for each array of `out`.
     """
 
     def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
@@ -80,8 +82,8 @@ class RandomInference:
 
 
 class CudaInference:
-    """Copies through pinned memory. Both copies and the forward pass are queued on the current stream, like copies of
-    new weights; the process waits once per step, until the actions have arrived.
+    """Calls the policy on a GPU, by way of pinned memory. Both copies and the forward pass are queued on the current
+    stream, as are copies of new weights; the process waits once per step, for the actions.
 
         slot --copy--> pinned --queued--> GPU --forward--> GPU --queued--> pinned --wait once--> slot
     """

@@ -1,18 +1,15 @@
-"""The step loop: steps a group of E envs for T steps with a policy, and writes the values directly into the slot. An
-observation is written twice: as next.observation of its step, and as observation of the following step.
+"""The step loop: steps a group of E envs for T steps with a policy, and writes all values directly into the slot. It
+writes an observation twice: as next.observation of its step, and as observation of the following step.
 
     step t:      observation --policy--> action --env--> next.observation, reward, terminated, truncated
     step t + 1:  observation = next.observation, or the first observation of a new episode if one ended
 
-The step body exists once for each kind of group (`collectx.worker.rollout_source.rollout_class`):
+There is a step loop for each kind of env group (`collectx.worker.rollout_source.rollout_class`):
 
-    class           module        used for
-    Rollout         loop.py       several envs, or a policy that writes an observation
-    OneEnvRollout   one_env.py    one env
-    RaggedRollout   segments.py   envs that spend a step on a reset (`EnvSpec.ragged`)
-    TensorRollout   tensors.py    envs that return tensors (`EnvSpec.device`)
-With central inference, `ServedGroup` (`collectx/worker/inference/rollout.py`) steps the envs while the server calls the
-policy. Random actions are drawn as in `Rollout`.
+    class module used for Rollout loop.py several envs, or a policy that writes an observation OneEnvRollout one_env.py
+    one env RaggedRollout segments.py envs that spend a step on a reset (`EnvSpec.ragged`) TensorRollout tensors.py envs
+    that return tensors (`EnvSpec.device`) With central inference, `ServedGroup`
+    (`collectx/worker/inference/rollout.py`) steps the envs, and the server calls the policy.
 """
 
 from __future__ import annotations
@@ -40,9 +37,9 @@ from collectx.rollout.wrappers import OwnGeneratorsEnv, keep_options
 from collectx.state import dumps, loads
 from collectx.transport.base import SlotReport, Stop
 
-# Returns whether the current batch ends early.
+# Returns whether to end the current batch early.
 EndsEarly = Callable[[], bool | int]
-# The policy's inputs and outputs in a step, `[E, *shape]` for each leaf.
+# The policy's inputs and outputs in a step: `[E, *shape]` for each leaf.
 PolicyInput = tuple[torch.Tensor, ...]
 PolicyOutput = tuple[np.ndarray, ...]
 
@@ -52,7 +49,7 @@ class RolloutStopped(Exception):
 
 
 def raise_at_step(error: ShapeError, step: int) -> NoReturn:
-    """Raises `error` with the step of the batch added to its message."""
+    """Raises `error`, with the step of the batch in its message."""
     error.args = (f"{error} (step {step} of the batch)",)
     raise error
 
@@ -62,11 +59,11 @@ def _leaves(spec: EnvSpec) -> tuple[Any, ...]:
 
 
 class SlotViews:
-    """Views of one slot with time first, `[T, E, *shape]` for each leaf; made once per slot.
+    """Views of a slot with time first, `[T, E, *shape]` for each leaf. They are made once per slot.
 
     Args:
-        slot: leaves `[E, T, *shape]` in the transport's memory.
-        spec: the slot contains its observation and action leaves.
+        slot: a slot in the transport's memory, `[E, T, *shape]` for each leaf.
+        spec: the env spec, whose observation and action leaves the slot contains.
         actor_leaves: the actor's outputs, action leaves first.
     """
 
@@ -84,7 +81,7 @@ class SlotViews:
             arrays[key] if (key := ("next", *leaf.key)) in arrays else np.zeros_like(arrays[leaf.key])
             for leaf in spec.observation
         ]
-        # The arrays that `set_truncated` sets in the last frames.
+        # The flags that `set_truncated` sets in the last frames.
         self.cuts = [self.truncated, self.done, *(self.next_observation[index] for index in spec.agents_cuts)]
         self._actor = [arrays[leaf.key] for leaf in actor_leaves]
         self.next_only: list[np.ndarray] = []
@@ -97,8 +94,8 @@ class SlotViews:
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
 
     def step_arrays(self) -> Iterator[tuple[PolicyInput, PolicyOutput, StepArrays]]:
-        """Returns, for each step, the policy's input, one `[E, *shape]` tensor per observation leaf; the arrays that
-        the policy writes; and the arrays that the env writes."""
+        """Returns an iterator over the steps: the policy's input, a tensor `[E, *shape]` per observation leaf; the
+        arrays that the policy writes; and the arrays that the env writes."""
         rewards = self.by_step(self.next_only)
         outputs = map(
             StepArrays,
@@ -112,28 +109,29 @@ class SlotViews:
         return zip(*self.policy_arrays(), outputs, strict=True)
 
     def policy_arrays(self) -> tuple[Iterator[PolicyInput], Iterator[PolicyOutput]]:
-        """Returns, for each step, the policy's input tensors and its output arrays; see `step_arrays`."""
+        """Returns two iterators over the steps, with the policy's input tensors and its output arrays; see
+        `step_arrays`."""
         return self.by_step([tensor.unbind(0) for tensor in self._policy_input]), zip(*self._actor, strict=True)
 
     def by_step(self, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        """Returns, for each step, the part of every leaf; empty tuples without leaves."""
+        """Returns an iterator over the steps, with the part of every leaf; empty tuples without leaves."""
         return zip(*leaves, strict=True) if leaves else repeat((), self.steps)
 
 
 class Rollout:
-    """An env group, a policy, and the state of their episodes.
+    """Fills slots: steps an env group with a policy, and keeps the state of its episodes between batches.
 
     Args:
-        env: the group, with its wrappers (`collectx.rollout.wrappers`).
+        env: the env group, with its wrappers (`collectx.rollout.wrappers`).
         actor: acts for all envs of the group at once.
-        episodes: the group's trajectory ids.
-        seeds: one seed per env, with which the constructor resets the group; None: the group was already reset, and
-            `env.spec.example_observation` contains its observations.
-        stop: one byte; nonzero ends the loop between two steps.
+        episodes: computes trajectory ids, returns and lengths for the group.
+        seeds: one seed per env, with which the constructor resets the group. None: the group was already reset, and
+            `env.spec.example_observation` contains its first observations.
+        stop: ends the loop between two steps; see `Stop`.
         options: how batches begin and end.
-        refresh: fetches newer weights, if any, and returns their version; called before every step if
-            `options.refresh_each_step` is set.
-        ends_early: called after every step but the last; the batch ends if it returns true. None for a ragged group.
+        refresh: loads newer weights, if any, and returns the current version; called before every step with
+            `options.refresh_each_step`.
+        ends_early: called after every step but the last; if it returns true, the batch ends. None for a ragged group.
     """
 
     # The attributes that `state` saves.
@@ -161,34 +159,34 @@ class Rollout:
         self._ends_early = ends_early
         self._held: HeldGenerators | None = None
         first = env.spec.example_observation if seeds is None else first_observations(env, seeds)
-        # The first observations of the next batch. Not views of a slot, which is sent before that batch.
+        # The first observations of the next batch, in memory of their own, because the slot is sent before that batch.
         self._carry = tuple(
             self._own(first[leaf.key].expand(env.spec.num_envs, *leaf.shape)) for leaf in env.spec.observation
         )
 
     def _make_inference(self) -> tuple[Inference, RandomInference | None]:
-        """The inference, and the one for the first batches if their actions are random."""
+        """Returns the inference with the policy, and the one with random actions for the first batches, if any."""
         spec = self._env.spec
         random = RandomInference(spec, self._actor.leaves) if self._num_random else None
         return make_inference(self._actor, spec), random
 
     def _own(self, observation: torch.Tensor) -> Any:
-        """A copy of a first observation, in the form in which envs write later ones."""
+        """Returns a copy of a first observation, as the array into which envs write later ones."""
         return as_array(observation.clone())
 
     def prepare(self, slot: Slot) -> SlotViews:
-        """Makes the views of `slot` for `collect`; called once per slot."""
+        """Returns the views of a slot for `collect`. Call it once per slot."""
         return SlotViews(slot, self._env.spec, self._actor.leaves)
 
     def collect(self, views: SlotViews, policy_version: int) -> SlotReport:
-        """Fills the slot with the next `T x E` frames, or with fewer. Blocks until that is done.
+        """Fills a slot with the next `T x E` frames, or with fewer if the batch ends early. Blocks until then.
 
         Args:
             policy_version: the version of the current weights.
 
         Raises:
             RolloutStopped: `stop` became nonzero.
-            ShapeError: an env or the policy returned a value that its spec does not allow; names the step.
+            ShapeError: an env or the policy returned a value that does not fit its spec; the message names the step.
         """
         infer = self._next_inference()
         views.policy_version[:] = policy_version
@@ -203,7 +201,7 @@ class Rollout:
     def _report(
         self, views: SlotViews, policy_version: int, num_steps: int, env_s: float, policy_s: float
     ) -> SlotReport:
-        """Writes `done` and the trajectory ids of the first `num_steps` steps, and reports the batch."""
+        """Writes `done` and the trajectory ids of the first `num_steps` steps; returns the report about the batch."""
         terminated, truncated, done = (flag[:num_steps] for flag in (views.terminated, views.truncated, views.done))
         np.logical_or(terminated, truncated, out=done)
         started = perf_counter()
@@ -213,15 +211,15 @@ class Rollout:
         return SlotReport(policy_version, done.size, env_s, policy_s, *self._episodes.take())
 
     def _observations_by_step(self, views: SlotViews) -> list[Sequence[np.ndarray]]:
-        """Writes the observations before the first step. Returns the arrays for the observations before each step and,
-        as the last entry, for the observations after the last step."""
+        """Writes the observations before the first step. Returns the arrays for the observations before each step; the
+        last entry is for the observations after the last step."""
         for array, carry in zip(views.observation, self._carry, strict=True):
             array[0] = carry
         return [*views.by_step(views.observation), self._carry]
 
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
-        """Writes observations, policy outputs, rewards and ends of a batch. Returns the number of steps, and the
-        seconds spent in envs and policy. Leaves the observations after the last step in `_carry`."""
+        """Steps the envs for a batch, and writes observations, policy outputs, rewards and ends. Returns the number of
+        steps, and the seconds that envs and policy took. Leaves the observations after the last step in `_carry`."""
         env, stop, ends_early = self._own_env(), self._stop, self._ends_early
         counts, num_actions = progress.counts, len(env.spec.action)
         observations = self._observations_by_step(views)
@@ -254,7 +252,7 @@ class Rollout:
         return step + 1, env_s, policy_s
 
     def reset(self, seeds: Sequence[int] | None) -> None:
-        """Begins new trajectories in all envs, with one seed each; None: with the envs' current random state."""
+        """Begins new trajectories in all envs, with a seed per env. None: with the envs' current random states."""
         self._actor.reset()
         if self._random is not None:
             self._random.reset()
@@ -263,16 +261,16 @@ class Rollout:
         self._episodes.abandon()
 
     def restart(self, chosen: np.ndarray) -> None:
-        """Begins new trajectories in some envs, `[E]` bool, of a group with `can_restart_early`."""
+        """Begins new trajectories in the chosen envs, `[E]` bool. The group must have `can_restart_early`."""
         self._own_env().restart(chosen, self._carry)
         self._episodes.abandon(chosen)
 
     def hold(self, held: HeldGenerators) -> None:
-        """Uses `held` during all later calls of the envs."""
+        """Uses the generators of `held` in all later calls of the envs."""
         self._held = held
 
     def _own_env(self) -> Env:
-        """The envs to call."""
+        """Returns the envs to call, which use their own generators if they have any."""
         return self._env if self._held is None else OwnGeneratorsEnv(self._env, self._held)
 
     @property
@@ -281,23 +279,23 @@ class Rollout:
         return self._num_random > 0
 
     def take_metrics(self) -> np.ndarray:
-        """The sums of `env.metrics` since the last call; see `InfoMetrics.take`."""
+        """Returns the sums of `env.metrics` since the last call; see `InfoMetrics.take`."""
         metrics = self.group.metrics
         return np.zeros((2, 0)) if metrics is None else metrics.take()
 
     @property
     def group(self) -> Env:
-        """The envs without wrappers, as they were built or as `load` replaced them."""
+        """The envs without wrappers: those that were built, or those of a state that `load` restored."""
         return self._env.group
 
     @property
     def groups(self) -> list[Env]:
-        """The groups of envs; several with central inference."""
+        """All env groups of the worker; more than one only with central inference."""
         return [self.group]
 
     def state(self) -> dict[str, Any]:
-        """Returns a copy of the state for `load`: tensors and plain data, and a pickle of the envs, see
-        `collectx.state`. If the envs cannot be saved, the entry "reason" says why."""
+        """Returns a copy of the state for `load`: tensors, plain data, and a pickle of the envs (`collectx.state`). If
+        the envs cannot be saved, the entry "reason" says why."""
         state: dict[str, Any] = {"episodes": self._episodes.state(), "num_random_batches": self._num_random}
         try:
             state["envs"] = dumps(self._graph(), "the group of envs", self._outside())
@@ -306,8 +304,8 @@ class Rollout:
         return state
 
     def load(self, state: dict[str, Any]) -> str | None:
-        """Restores the result of `state`; unpickling executes code. Returns None; or, if only trajectory ids continue,
-        the reason: the envs were not saved, or differ. Then call `reset`."""
+        """Restores a result of `state`; unpickling executes code. Returns None; or the reason if only trajectory ids
+        continue, because the envs were not saved or are different. Then call `reset`."""
         self._episodes.load(state["episodes"])
         self._num_random = min(self._num_random, state["num_random_batches"])
         if "envs" not in state:
@@ -319,15 +317,15 @@ class Rollout:
             keep_options(loaded["own"]["_env"], self._env)
         except NotRestorable as error:
             return str(error)
-        # The replaced envs are not closed: picklable envs own no process, file or thread, and kept objects are shared
-        # by old and new envs.
+        # Does not close the replaced envs: picklable envs own no process, file or thread, and old and new envs may
+        # share objects.
         self._take(loaded["own"])
         for actor, saved in zip(self._random_actors(), loaded["actors"], strict=True):
             vars(actor).update(vars(saved))
         return None
 
     def _graph(self) -> dict[str, Any]:
-        """Returns the objects that change as the envs step, and that may share objects with the envs."""
+        """Returns the objects to save: those that change while the envs step."""
         return {"own": {name: vars(self)[name] for name in self._saved}, "actors": self._random_actors()}
 
     def _take(self, attributes: dict[str, Any]) -> None:
@@ -335,7 +333,7 @@ class Rollout:
         vars(self).update(attributes)
 
     def _outside(self) -> list[Any]:
-        """Returns objects that envs may refer to, but that are not part of their state."""
+        """Returns objects to which envs may refer, but which are not part of their state."""
         return [] if self._actor.module is None else [*self._actor.module.modules()]
 
     def _random_actors(self) -> list[RandomActor]:
@@ -343,16 +341,17 @@ class Rollout:
         return [actor for actor in actors if isinstance(actor, RandomActor)]
 
     def _next_inference(self) -> Inference:
-        """The inference of the next batch."""
+        """Returns the inference for the next batch."""
         return self._random if self._num_random and self._random is not None else self._inference
 
     def _count_random(self) -> None:
-        """Counts a full batch. An interrupted batch is collected again, with random actions too."""
+        """Counts a complete batch with random actions. An interrupted batch is not counted, as it is collected
+        again."""
         self._num_random -= self._num_random > 0
 
     def _end_batch(self, done: np.ndarray, cuts: Sequence[np.ndarray]) -> np.ndarray:
-        """Applies `reset_at_each_iter` and `set_truncated`; the latter sets the flags `cuts`, `[T, E, ...]`, which
-        include `done`. Returns where trajectories end, `[T, E]`: unlike `done`, not in the last frames that only
+        """Applies `reset_at_each_iter` and `set_truncated`, which sets the flags `cuts`, `[T, E, ...]`, including
+        `done`. Returns the frames in which trajectories end, `[T, E]` bool: `done` without the last frames that only
         `set_truncated` marks."""
         options = self._options
         if not (options.reset_at_each_iter or options.set_truncated):

@@ -1,15 +1,16 @@
-"""The rollout of a group of one env. The env writes the same small arrays in every step, and these are copied into the
-slot: a slot view for each step, as in groups of several envs, would cost more than the copies.
+"""The rollout of a single env. The env writes into the same small arrays in every step, which are then copied into the
+slot: making views of the slot for each step, as for several envs, would take longer than the copies.
 
     carry --> observation[t] --policy--> action[t] --env--> carry, reward, terminated, truncated
                                                               |      |
                                                               v      v
                                                 next.observation[t], next.reward[t], ...
 
-The policy reads and writes the slot itself, as policy and env may keep an observation or an action for the next step.
+The policy reads and writes the slot directly, because policy and env may keep an observation or an action for the next
+step.
 
-With one CartPole-v1 and an MLP, this loop reaches 0.87 of the bare loop, and that for several envs 0.75; with random
-actions 0.75 and 0.57 (docs/explanation/performance.md, "One env per worker").
+With one CartPole-v1 and an MLP, this loop reaches 0.87 of the speed of the bare loop, and the loop for several envs
+0.75; with random actions, 0.75 and 0.57 (docs/explanation/performance.md, "One env per worker").
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from collectx.rollout.loop import Rollout, RolloutStopped, SlotViews, raise_at_s
 
 
 def is_possible(spec: EnvSpec, actor_leaves: Sequence[Leaf]) -> bool:
-    """Whether `OneEnvRollout` can be used: one env, and a policy that writes no observation."""
+    """Whether `OneEnvRollout` can be used: for one env, and a policy that writes no observation."""
     observed = {leaf for each in spec.observation for leaf in (each, each.under("next"))}
     return spec.num_envs == 1 and observed.isdisjoint(actor_leaves)
 
 
 class OneEnvRollout(Rollout):
-    """A rollout of one env, with the same batches as `Rollout`."""
+    """A rollout of one env, which gives the same batches as `Rollout`."""
 
     def _step_envs(self, views: SlotViews, infer: Inference) -> tuple[int, float, float]:
         env, stop, ends_early, carry = self._own_env(), self._stop, self._ends_early, self._carry

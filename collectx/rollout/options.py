@@ -13,7 +13,7 @@ from collectx.config.schema.collector import CollectorConfig
 from collectx.env.base import EnvSpec
 from collectx.errors import ConfigError
 
-# TorchRL's key, shape and dtype.
+# The leaf of TorchRL's StepCounter.
 _STEP_COUNT = Leaf(STEP_COUNT, (1,), torch.int64)
 
 
@@ -22,12 +22,12 @@ class RolloutOptions:
     """How batches and trajectories begin and end.
 
     Attributes:
-        check_finite: refuse batches with NaN or infinities (`collectx/rollout/finite.py`).
-        max_frames_per_traj: truncate trajectories after this number of frames; None: never.
+        check_finite: whether NaN and infinities raise an error (`collectx/rollout/finite.py`).
+        max_frames_per_traj: number of frames after which a trajectory is truncated; None: never.
         num_random_batches: number of batches at the beginning whose actions are random.
-        reset_at_each_iter: begin every batch with new trajectories in all envs.
-        set_truncated: mark the last frame of every row of a batch as truncated, and thus done, in all agent groups.
-        refresh_each_step: fetch newer weights before every step, not only between batches.
+        reset_at_each_iter: whether every batch begins with new trajectories in all envs.
+        set_truncated: whether the last frame of every row of a batch is marked truncated and done, in all agent groups.
+        refresh_each_step: whether newer weights are loaded before every step, not only between batches.
         may_end_early: whether a batch may contain fewer frames than its slot.
     """
 
@@ -41,8 +41,8 @@ class RolloutOptions:
 
     @classmethod
     def of(cls, options: CollectorConfig, incarnation: int = 0, has_interruptor: bool = False) -> RolloutOptions:
-        """The options of one worker process. `init_random_frames` counts only in incarnation 0: a replacement takes no
-        random actions."""
+        """Returns the options of a worker process. Only incarnation 0 takes `init_random_frames`, so replacements take
+        no random actions."""
         frames = num_workers_of(options) * frames_per_part(options)
         num_random_batches = -(-(options.init_random_frames or 0) // frames)
         return cls(
@@ -56,11 +56,11 @@ class RolloutOptions:
         )
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
-        """The spec of the rollout's env, from the `spec` of the group without wrappers. With `max_frames_per_traj`, the
-        last observation leaf is `("step_count",)`, `[1]` int64.
+        """Returns the spec of the rollout's env, from the `spec` of the group without wrappers. With
+        `max_frames_per_traj`, the last observation leaf is `("step_count",)`, `[1]` int64.
 
         Raises:
-            ConfigError: the group cannot end trajectories or batches early, or already observes a `step_count`.
+            ConfigError: the envs cannot end trajectories or batches early, or already observe a `step_count`.
         """
         if self.may_end_early and spec.ragged:
             raise ConfigError(

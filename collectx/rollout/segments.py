@@ -1,11 +1,11 @@
-"""The rollout for envs that spend a step on a reset (`EnvSpec.ragged`): in such a step, the env yields no frame.
+"""The rollout for envs that spend a step on a reset (`EnvSpec.ragged`). Such a step yields no frame.
 
     step        0    1    2    3    4
     env 0       f    f    f    f    f        f: a frame      r: a reset, no frame
     env 1       f    f    r    f    f
 
-So envs fill their rows at different speeds. A row of a batch is therefore not an env but a *segment*: T successive
-frames of one env, with no frame missing between its segments. A batch consists of the first E complete segments.
+So envs fill rows at different speeds. A row of a batch is therefore a *segment* instead of an env: T successive frames
+of one env, whose next segment begins with the next frame. A batch consists of the first E complete segments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collectx.transport.base import SlotReport
 
 
 class RaggedRollout(Rollout):
-    """Fills segments, and each slot from the first E complete ones. See `Rollout` for the arguments."""
+    """Fills segments, and copies the first E complete ones into each slot. See `Rollout` for the arguments."""
 
     _saved = ("_env", "_carry", "_out", "_written", "_segments", "_free", "_complete", "_segment", "_cursor")
 
@@ -40,7 +40,7 @@ class RaggedRollout(Rollout):
         self._carry_tensors = self._as_tensors()
         observation = [np.zeros_like(carry) for carry in self._carry]
         self._out = StepArrays(observation, np.zeros(size, np.float32), *np.zeros((3, size), np.bool_))
-        # Policy outputs below `next` and overwritten observations share the env's arrays.
+        # Policy outputs below `next`, and observations that the policy overwrites, share the env's arrays.
         observed = dict(zip(spec.observation, self._carry, strict=True))
         observed |= zip([leaf.under("next") for leaf in spec.observation], self._out.observation, strict=True)
         self._written = [
@@ -48,7 +48,7 @@ class RaggedRollout(Rollout):
             for leaf in self._actor.leaves
         ]
         self._segments: dict[Key, np.ndarray] = {}
-        # When a batch is delivered, at most 2E - 1 segments are complete, and E are being filled.
+        # 3E segments suffice: when a batch is delivered, at most 2E - 1 are complete, and E are being filled.
         self._free = deque(range(size, 3 * size))
         self._complete: deque[int] = deque()
         self._segment = np.arange(size)
@@ -73,7 +73,7 @@ class RaggedRollout(Rollout):
         self._carry_tensors = self._as_tensors()
 
     def _as_tensors(self) -> list[torch.Tensor]:
-        """The policy's input, as views of `_carry`."""
+        """Returns the policy's input tensors, which are views of `_carry`."""
         leaves = self._env.spec.observation
         return [as_tensor(carry, leaf.dtype) for carry, leaf in zip(self._carry, leaves, strict=True)]
 
@@ -112,11 +112,11 @@ class RaggedRollout(Rollout):
         return SlotReport(policy_version, views[TRAJ_IDS].size, env_s, policy_s, *self._episodes.take())
 
     def _store(self, policy_version: int) -> None:
-        """Appends the frames of a step to the segments of their envs, and makes its observations the current ones."""
+        """Appends the frames of a step to the segments of their envs, and copies its observations into `_carry`."""
         out, spec, segments = self._out, self._env.spec, self._segments
         envs = np.flatnonzero(out.frame)
         place = self._segment[envs], self._cursor[envs]
-        # Stored before the observations, as the policy may have overwritten these in `self._carry`.
+        # Before the observations, because the policy may have overwritten these in `self._carry`.
         for actor_leaf, written in zip(self._actor.leaves, self._written, strict=True):
             segments[actor_leaf.key][place] = written[envs]
         for leaf, before, after in zip(spec.observation, self._carry, out.observation, strict=True):

@@ -1,11 +1,11 @@
-"""The rollout of envs that take and write tensors on one device (`collectx.env.tensor_vector`). The slot is on this
-device too, so no frame is copied to another one. Within a batch the process queues work and never waits; once per batch
-it reads a few numbers: whether all values are finite, and the returns of the episodes that ended.
+"""The rollout of envs that take and return tensors on one device (`collectx.env.tensor_vector`). The slot is on the
+same device, so frames are not copied to another one. Within a batch, the process queues work and never waits. Once per
+batch, it reads a few numbers: whether all values are finite, and the returns of the episodes that ended.
 
-The report's env and policy times only include queueing.
+The env and policy times of the report include only the queueing.
 
-On a GPU, 64 or 4,096 pendulums reach 0.76 or 0.84 of a loop that stores nothing, and 0.05 or 0.08 bytes per frame reach
-the CPU (docs/explanation/performance.md, "On a GPU").
+On a GPU, 64 or 4,096 pendulums reach 0.76 or 0.84 of the speed of a loop that stores nothing, and 0.05 or 0.08 bytes
+per frame are copied to the CPU (docs/explanation/performance.md, "On a GPU").
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collectx.transport.base import SlotReport
 
 
 class TensorEpisodes:
-    """`Episodes` on a device, with the same ids, returns and lengths.
+    """`Episodes` for tensors on a device; gives the same ids, returns and lengths.
 
     Args:
         episodes: the group's episodes before its first frame.
@@ -41,22 +41,23 @@ class TensorEpisodes:
 
     def __init__(self, episodes: Episodes, device: torch.device):
         self._total_envs = episodes.total_envs
-        # "traj_ids", "returns" and "lengths" of the current episodes.
+        # "traj_ids", "returns" and "lengths" of the unfinished episodes.
         self._now = {name: value.to(device) for name, value in episodes.state().items()}
 
     def record(
         self, reward: torch.Tensor, done: torch.Tensor, traj_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Records T frames and writes their trajectory ids; arguments `[T, E]`, see `Episodes.record`. Returns the
-        returns and lengths, `[episodes]`, of the episodes that ended, in order of time; waits for their number."""
+        """Records the next T frames of all envs, and writes their trajectory ids; all arguments are `[T, E]`, see
+        `Episodes.record`. Returns the returns and lengths, `[episodes]`, of the episodes that ended, in the order of
+        their ends. Waits for the device."""
         now = self._now
         traj_ids.copy_(now["traj_ids"] + (done.cumsum(0) - done.long()) * self._total_envs)
         now["traj_ids"] += done.sum(0) * self._total_envs
-        # Before frame 0, and after each frame, since the beginning of the batch.
+        # The sums before frame 0 and after each frame of the batch.
         reward = torch.where(reward.isfinite(), reward, 0).double()
         sums = torch.cat([-now["returns"][None], reward.cumsum(0)])
         clocks = torch.arange(len(reward) + 1, device=reward.device)[:, None].repeat(1, reward.shape[1])
-        # The first frame of the trajectory to which each frame belongs.
+        # The index of the first frame of each frame's trajectory.
         begin = torch.cat([torch.zeros_like(clocks[:1]), clocks[1:] * done]).cummax(0).values
         clocks[0] = -now["lengths"]
         returns, lengths = (total[1:] - total.gather(0, begin[:-1]) for total in (sums, clocks))
@@ -70,7 +71,7 @@ class TensorEpisodes:
         self._now["lengths"].zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """A copy of the state for `load`, on the CPU."""
+        """Returns a copy of the state for `load`, on the CPU."""
         return {name: value.to("cpu", copy=True) for name, value in self._now.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
@@ -80,7 +81,8 @@ class TensorEpisodes:
 
 
 class TensorFiniteCheck(FiniteCheck):
-    """`FiniteCheck` of slots on a device: waits for one flag per batch, and copies the slot if the flag is false."""
+    """`FiniteCheck` for slots on a device: waits for one flag per batch, and copies the slot only if a value is not
+    finite."""
 
     def __call__(self, slot: int, steps: int) -> None:
         values = [self._slots[slot][key][:, :steps] for key in self._keys]
@@ -95,7 +97,7 @@ class TensorFiniteCheck(FiniteCheck):
 
 
 class TensorRandomInference(RandomInference):
-    """`RandomInference` into tensors."""
+    """`RandomInference` that writes into tensors."""
 
     def __call__(self, observation: Sequence[torch.Tensor], out: Sequence[Any]) -> None:
         for target, value in zip(out, self._act(observation), strict=False):
@@ -105,7 +107,7 @@ class TensorRandomInference(RandomInference):
 
 
 def tensor_inference(actor: Actor) -> Inference:
-    """The inference for an actor on the envs' device; random actions are drawn on the CPU."""
+    """Returns the inference for an actor on the device of the envs."""
 
     def infer(observation: Sequence[torch.Tensor], out: Sequence[Any]) -> None:
         for target, value in zip(out, actor.act(observation), strict=True):
@@ -116,10 +118,11 @@ def tensor_inference(actor: Actor) -> Inference:
 
 @dataclass(frozen=True, slots=True)
 class _Views:
-    """Views of one slot with time first, `[T, E, *shape]`.
+    """Views of a slot with time first, `[T, E, *shape]`.
 
     Attributes:
-        steps: for each step, the policy's input, the tensors that it writes, and those that the env writes.
+        steps: the tensors of each step: the policy's input, those that the policy writes, and those that the env
+            writes.
     """
 
     traj_ids: torch.Tensor
@@ -132,7 +135,7 @@ class _Views:
 
 
 class TensorRollout(Rollout):
-    """A rollout of tensors; see `Rollout` for the arguments, and the module's docstring."""
+    """A rollout of envs with tensors; see the module's docstring, and `Rollout` for the arguments."""
 
     def __init__(self, env: Env, actor: Actor, episodes: Episodes, *more: Any):
         super().__init__(env, actor, episodes, *more)

@@ -1,5 +1,6 @@
-"""Env wrappers (`collectx.env.base.Env`): a time limit and the state of a recurrent policy, which add observation
-leaves, and separate generators for envs that seed global ones. Step loops treat wrapped envs like any others."""
+"""Wrappers of env groups: a time limit and the state of a recurrent policy, which add observation leaves, and separate
+generators for envs that seed the global ones. To a step loop, a wrapped group is an env group
+(`collectx.env.base.Env`)."""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ from collectx.rollout.options import RolloutOptions
 
 
 def wrapped(env: Env, options: RolloutOptions) -> Env:
-    """`env` with the wrappers that `options` require."""
+    """Returns `env` with the wrappers that `options` require."""
     spec = options.env_spec(env.spec)
     return env if options.max_frames_per_traj is None else TimeLimitEnv(env, spec, options.max_frames_per_traj)
 
 
 def keep_options(loaded: Env, current: Env) -> None:
-    """Copies the options of the current wrappers into wrappers that were loaded from a state.
+    """Copies the options of the current wrappers into wrappers that a state contained.
 
     Raises:
-        NotRestorable: the loaded envs have other wrappers.
+        NotRestorable: the loaded envs have different wrappers.
     """
     while isinstance(loaded, _Wrapper) and isinstance(current, _Wrapper) and type(loaded) is type(current):
         vars(loaded).update((name, vars(current)[name]) for name in current.options)
@@ -36,13 +37,13 @@ def keep_options(loaded: Env, current: Env) -> None:
 
 
 class _Wrapper(Env):
-    """A group that observes the leaves of `env`, followed by its own leaves, if any.
+    """An env group whose observation consists of the leaves of `env` and of the leaves that it adds, if any.
 
     Attributes:
-        options: names of the attributes that are collector options, not state.
+        options: names of the attributes that are options of the collector; all others are state.
 
     Args:
-        env: the wrapped group; closed with this one.
+        env: the wrapped group; `close` closes it.
         spec: the spec of this group.
     """
 
@@ -73,12 +74,12 @@ class _Wrapper(Env):
         return self._env.step(action, inner)
 
     def _write_first(self, envs: np.ndarray | slice, added: Sequence[np.ndarray]) -> None:
-        """Writes this wrapper's leaves of a first observation."""
+        """Writes the leaves that this wrapper adds to the first observations of these envs."""
 
 
 class TimeLimitEnv(_Wrapper):
-    """Marks the `max_frames`-th frame of a trajectory truncated, whether or not its episode ends there too; the caller
-    then restarts the env, as after any episode. The added leaf counts the frames of the env's trajectory.
+    """Marks the `max_frames`-th frame of a trajectory as truncated; the caller then restarts the env, as after any
+    episode. Adds a leaf that counts the frames of the trajectory.
 
     Args:
         env: a group with `can_restart_early`.
@@ -110,10 +111,10 @@ class TimeLimitEnv(_Wrapper):
 
 
 class OwnGeneratorsEnv(_Wrapper):
-    """Envs with separate states of the global generators, because they seed these.
+    """Calls envs with their own states of the global generators, for envs that seed these.
 
     Args:
-        held: the states, used within every call.
+        held: the states of the generators, in use within every call.
     """
 
     def __init__(self, env: Env, held: HeldGenerators):
@@ -134,8 +135,8 @@ class OwnGeneratorsEnv(_Wrapper):
 
 
 class RecurrentStateEnv(_Wrapper):
-    """Resets the policy state of every env whose episode begins, and passes it from frame to frame. The policy writes
-    the state after a frame directly into `next`, where it stays.
+    """Adds the state of a recurrent policy to the observation: its initial values when an episode begins, then the
+    values that the policy has written. The policy writes the state after a frame directly into `next`.
 
     Args:
         states: see `collectx.policy.recurrent`.
@@ -146,7 +147,7 @@ class RecurrentStateEnv(_Wrapper):
         added = [(state, as_array(state.initial)) for state in states if state.initial is not None]
         self._initial = [initial for _, initial in added]
         self._unwritten = [i for i, (state, _) in enumerate(added, self._num_inner) if not state.is_written]
-        # An env that observes such states writes them here, as the policy writes them into the batch.
+        # Receives the states that an env itself observes: in the batch, the policy writes them.
         size, observed = env.spec.num_envs, env.spec.observation
         self._unused = {
             observed.index(state.leaf): np.zeros((size, *state.leaf.shape), numpy_dtype(state.leaf))
@@ -160,7 +161,7 @@ class RecurrentStateEnv(_Wrapper):
         for i in self._unwritten:
             out.observation[i][...] = 0
         if self.spec.ragged:
-            # If the step was a reset, these are first observations.
+            # Steps that were resets end with first observations.
             was_reset = ~out.frame
             self._write_first(was_reset, out.observation[self._num_inner :])
             for i, array in self._unused.items():

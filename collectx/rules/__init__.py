@@ -50,5 +50,5 @@ RULES: tuple[Rule, ...] = (
 
 
 def problems(cfg: RunConfig, rules: Iterable[Rule] = RULES) -> list[Problem]:
-    """The problems that `rules` find."""
+    """Returns the problems that `rules` find."""
     return [*found(rules, cfg)]

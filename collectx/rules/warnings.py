@@ -12,7 +12,8 @@ from collectx.user_objects import named_call
 
 
 def warnings_of(cfg: RunConfig) -> list[str]:
-    """The backend that `backend=auto` chose, and combinations that are probably not intended. For a valid `cfg`."""
+    """Returns the backend that `backend=auto` chose, and combinations that are probably not intended. For a valid
+    `cfg`."""
     collector, trainer = cfg.collector, cfg.trainer.kind
     notes = place_of(cfg).notes()
     if trainer == "ppo" and collector.schedule == "async":

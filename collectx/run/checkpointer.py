@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _MAX_SHARE = 0.01
 # A checkpoint that could not be written is tried again after this time, or the interval if that is shorter.
 _RETRY_S = 60.0
-# Bytes of pickled envs in a checkpoint, from which a note says why it is so large.
+# From this many bytes of pickled envs on, a note says why checkpoints are so large.
 _LARGE_ENVS = 64 << 20
 
 
@@ -48,7 +48,7 @@ class Checkpointer:
     """Writes checkpoints.
 
     Args:
-        events: the event log; receives every checkpoint and its cost.
+        events: the event log; receives every checkpoint and the seconds that it took.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Checkpointer:
         self._due_s = time.monotonic() + self._every_s
 
     def before_batch(self, complete: Callable[[], None] = lambda: None) -> None:
-        """Call this before a batch is requested. Blocks while it writes a checkpoint.
+        """Writes a checkpoint if one is due; blocks until it is on the disk. Call this before requesting a batch.
 
         Args:
             complete: writes the line of the last batch; called before a checkpoint is written.
@@ -154,14 +154,15 @@ class Checkpointer:
         self._due_s = time.monotonic() + max(every_s, cost_s / _MAX_SHARE)
 
     def _score(self) -> float | None:
-        """The metric by which the best checkpoint is kept; None before its first value."""
+        """Returns the metric that chooses the best checkpoint (`checkpoint.keep_best`); None before its first value."""
         name, statistics = self._options.keep_best, self._record.statistics
         metrics = {"mean_return": statistics.mean_return, **statistics.metrics}
         value = metrics.get(name or "", math.nan)
         return None if math.isnan(value) else value
 
     def write_final(self, path: Path) -> None:
-        """Writes the trainer's state alone, if it has one, to the file `path`; blocks until it is on the disk.
+        """Writes the trainer's state alone to the file `path`; blocks until it is on the disk. Does nothing for a
+        trainer without a state.
 
         Raises:
             OSError: the file could not be written.
@@ -192,8 +193,8 @@ class Checkpointer:
 
 
 def announce_unsaved(cfg: RunConfig, events: Callable[..., None]) -> Callable[[Env], None]:
-    """Returns a function that announces, at the start of a run, if checkpoints will not contain env states. Its
-    argument is the env group of one worker, or one env of the group, in any state."""
+    """Returns a function that adds an event, at the start of a run, if checkpoints will not contain env states. The
+    function takes the env group of one worker, or one env of the group, in any state."""
 
     def announce(group: Env) -> None:
         reason = group.unsaved or states.reason_not_saved(group, "the group of envs")

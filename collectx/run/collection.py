@@ -1,4 +1,4 @@
-"""The batch iterator of a trainer: counts, digests and logs every batch of the collector.
+"""The batches that a trainer iterates over: counts, digests and logs each one.
 
     stream --batch--> RunCollection --batch--> trainer
                           |   ^                   |
@@ -39,7 +39,7 @@ class RunCollection(EnvMethods):
     """A `collectx.trainer.base.Collection` over a stream.
 
     A batch's line is written to `metrics.jsonl` when the trainer takes the next batch, because the trainer logs scalars
-    in between. Worker times are written once per second, not per batch: they would fill most of the file.
+    in between. Worker times, which would fill most of the file, are written once per second.
 
     Attributes:
         statistics: sums over all deliveries, also read by the progress display.
@@ -61,14 +61,15 @@ class RunCollection(EnvMethods):
     ):
         """
         Args:
-            digest: hashes every batch, which takes about 0.05 ms and 0.2 ms per MB; None: no digests.
+            digest: hashes every batch, which takes about 0.05 ms plus 0.2 ms per MB; None: no digests.
             check: called before each batch; raises if the run has to stop. Its argument is a function that writes
                 the line of the last batch.
-            hold: context manager within which a signal does not raise, so that each batch is counted completely.
-            clock: returns seconds, for `Statistics.first_s` and `last_s`, and the times in lines.
+            hold: makes a context manager within which a signal does not raise, so that each batch is counted
+                completely.
+            clock: returns monotonic seconds, for `Statistics.first_s` and `last_s`.
             max_batches: ends the iteration after this number of the collector's batches; None: no limit.
             loggers: called with each line of `metrics.jsonl`.
-            evaluator: its results go into the next line.
+            evaluator: evaluates the policy during the run; its results go into the next line.
         """
         self.statistics = statistics
         self.folder = folder.path
@@ -160,8 +161,8 @@ class RunCollection(EnvMethods):
             self._lines.close()
 
     def _worker_entries(self, delivery: BatchInfo, now_s: float) -> list[dict[str, Any]]:
-        """Returns entries for the workers whose last entry is `_ENTRY_INTERVAL_S` old. A one-worker batch always names
-        its worker and policy version, which `collectx.run.after.reproduce.order_of` reads."""
+        """Returns complete entries for the workers whose last one is `_ENTRY_INTERVAL_S` old. A one-worker batch always
+        names its worker and policy version, which `collectx.run.after.reproduce.order_of` reads."""
         entries = []
         for number, part in enumerate(delivery.parts):
             entry = {"worker": part.worker, "policy_version": part.report.policy_version}
@@ -191,9 +192,9 @@ class RunCollection(EnvMethods):
 
 
 def _line(delivery: BatchInfo, statistics: Statistics, settings_version: int) -> dict[str, Any]:
-    """A batch's line in `metrics.jsonl`: times in seconds, `frames` since the start of the run. If no episode ended in
-    the batch, returns and lengths are missing. All lines after the first episode contain `mean_return`, and all after
-    the first setting the number of settings."""
+    """Returns a batch's line in `metrics.jsonl`: times in seconds, `frames` since the start of the run. Returns and
+    lengths are missing if no episode ended in the batch, `mean_return` until the first episode ended, and `settings`,
+    their version, until the first setting."""
     line = {
         "batch": delivery.index,
         "time": round(time.time(), 3),

@@ -16,13 +16,13 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def num_cores() -> int:
-    """Cores that this process may use, at least 1: the minimum of its affinity, the CPU quotas of its control groups
-    and the cores of its SLURM task."""
+    """Returns how many cores this process may use, at least 1: the minimum of its affinity, the CPU quotas of its
+    control groups and the cores of its SLURM task."""
     return max(1, int(min(limits().values())))
 
 
 def limits() -> dict[str, float]:
-    """The limits of `num_cores`, in cores, by their source."""
+    """Returns the limits of `num_cores`, in cores, by their source."""
     found: dict[str, float] = {
         "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     }
@@ -34,7 +34,7 @@ def limits() -> dict[str, float]:
 
 
 def shortage(num_processes: int) -> str | None:
-    """Advice if this number of busy processes shares too few cores; None if each gets at least half a core."""
+    """Returns advice if this number of busy processes shares too few cores; None if each gets at least half a core."""
     usable = num_cores()
     if num_processes <= 2 * usable:
         return None
@@ -45,7 +45,7 @@ def shortage(num_processes: int) -> str | None:
 
 
 def note(cfg: RunConfig) -> str | None:
-    """A note if the processes of a run share too few cores of this machine; otherwise None."""
+    """Returns a note if the processes of a run share too few cores of this machine; otherwise None."""
     place = place_of(cfg)
     if not place.is_local:
         return None
@@ -71,7 +71,8 @@ def limit_threads(cfg: RunConfig) -> None:
 
 
 def trainer_threads(cfg: RunConfig) -> int:
-    """The number of torch threads that `limit_threads` sets. Imports torch; connects to Ray with launcher=ray."""
+    """Returns the number of torch threads that `limit_threads` sets. Imports torch; connects to Ray with
+    launcher=ray."""
     import torch
 
     now = torch.get_num_threads()
@@ -81,7 +82,7 @@ def trainer_threads(cfg: RunConfig) -> int:
 
 
 def _slurm_cores(environment: Mapping[str, str]) -> int | None:
-    """Cores of this SLURM task or batch script; None outside SLURM.
+    """Returns the cores of this SLURM task or batch script; None outside SLURM.
 
     Without `--cpus-per-task` SLURM reports only the cores of the step on this node, which its tasks share equally.
     """
@@ -96,7 +97,7 @@ def _slurm_cores(environment: Mapping[str, str]) -> int | None:
 
 
 def _quotas() -> Iterator[float]:
-    """The CPU quotas, in cores, of the control groups of this process that have one."""
+    """Yields, in cores, the CPU quotas that the control groups of this process set."""
     for text in control_group_values("cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
         quota, period = text.split()
         if quota not in ("max", "-1"):
@@ -104,11 +105,11 @@ def _quotas() -> Iterator[float]:
 
 
 def control_group_values(controller: str, version2: Sequence[str], version1: Sequence[str]) -> Iterator[str]:
-    """Yields the contents of a controller's files for every control group of this process, from the innermost to the
-    root, the files of one group joined by a space.
+    """Yields, for every control group of this process from the innermost to the root, the contents of a controller's
+    files, joined by a space.
 
     Args:
-        version2, version1: the file names in both versions of control groups.
+        version2, version1: the file names in version 2 and in version 1 of control groups; see cgroups(7).
     """
     try:
         lines = _CGROUP_FILE.read_text().splitlines()

@@ -22,8 +22,8 @@ _KIND = "xxh3"
 
 
 class Digest:
-    """Digests one batch after another. The header of keys, dtypes and shapes is computed when they change: for small
-    batches it takes longer than the bytes."""
+    """Digests one batch after another. The header of keys, dtypes and shapes is computed only when they change: for
+    small batches it takes longer than the bytes."""
 
     def __init__(self) -> None:
         self._chain = xxhash.xxh3_128()
@@ -45,7 +45,7 @@ class Digest:
 
     @property
     def total(self) -> str:
-        """Digest of all batches so far: equal only if every batch is equal, in the same order."""
+        """The digest of all batches so far: equal only if every batch is equal, in the same order."""
         return f"{_KIND}-{self._chain.hexdigest()}"
 
     def _of(self, batch: TensorDictBase) -> bytes:
@@ -66,8 +66,8 @@ class Digest:
 
 
 def _collect(prefix: tuple[str, ...], batch: TensorDictBase, structure: list[tuple], leaves: list[Tensor]) -> None:
-    """Adds key, dtype and shape of every leaf to `structure`, and the leaf to `leaves`. `batch.items(True, True)` takes
-    as long as hashing a small batch."""
+    """Adds key, dtype and shape of every leaf to `structure`, and the leaf to `leaves`. Faster than
+    `batch.items(True, True)`, which takes as long as hashing a small batch."""
     for key, value in batch.items():
         if not hasattr(value, "batch_size"):  # a tensor
             structure.append(((*prefix, key), value.dtype, value.shape))
@@ -77,8 +77,8 @@ def _collect(prefix: tuple[str, ...], batch: TensorDictBase, structure: list[tup
 
 
 def _copy(leaf: Tensor) -> np.ndarray:
-    """A copy of the bytes of a leaf that numpy cannot view: on a GPU, with a gradient, not contiguous, or of a dtype
-    that numpy lacks."""
+    """Returns a copy of the bytes of a leaf that numpy cannot view: on a GPU, with a gradient, not contiguous, or of a
+    dtype that numpy lacks."""
     import torch
 
     return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -40,11 +40,11 @@ _END_S = 2.0
 
 
 class Evaluator:
-    """Evaluates as `cfg.eval` says. Its methods are called in the trainer's main thread, and do not block except
-    `wait` and `close`.
+    """Evaluates the policy with the options `cfg.eval`. The trainer's main thread calls the methods; only `wait` and
+    `close` block.
 
     Args:
-        newest_weights: returns a copy of the last published weights; see `FlatWeights`.
+        newest_weights: returns a copy of the last published weights, a flat tensor; see `FlatWeights`.
         events: the event log; receives every result, every skipped evaluation, and the first error, which ends the
             evaluations.
     """
@@ -84,7 +84,7 @@ class Evaluator:
         self._jobs.put(({"batches": batches, "frames": self._statistics.frames}, self._newest_weights()))
 
     def result(self) -> dict[str, Any] | None:
-        """The next new result; None if there is none."""
+        """Returns the next new result, an entry `eval` of `metrics.jsonl`; None if there is none. Does not block."""
         try:
             return self._results.get_nowait()
         except queue.Empty:
@@ -136,7 +136,7 @@ class Evaluator:
 
 
 def run_evaluations(cfg: RunConfig, connection: Connection) -> None:
-    """The main function of the process: evaluates the weights that it receives until the connection closes."""
+    """Evaluates the weights that it receives, until the connection closes. Runs in the process of the evaluator."""
     os.nice(_NICENESS)
     try:
         policy, spec, _ = build(cfg)

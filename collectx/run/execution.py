@@ -59,7 +59,7 @@ def execute(cfg: RunConfig, folder: Path, argv: list[str], open_launcher: OpenLa
     and written to `result.json`, which is always the last file.
 
     Args:
-        argv: the command line as typed, for the snapshot.
+        argv: the command line as typed, which the snapshot records.
         open_launcher: opens the launcher of workers that are SLURM jobs, or tasks of one job; called with a function
             that shows messages. None: the launcher of `cfg`.
 
@@ -121,7 +121,8 @@ def _run(
     signals: Signals,
     point: ResumePoint | None,
 ) -> None:
-    """Runs from the snapshot to the closed collector. Errors of training go to `record`; others are raised."""
+    """Executes the run, from writing the snapshot to closing the collector. Errors of training go to `record`; others
+    are raised."""
     place = place_of(cfg)
     has_processes = place.is_local and not place.is_inline
     if has_processes or cfg.eval.every_batches is not None:
@@ -185,7 +186,8 @@ class _Execution:
         self._evaluator: Evaluator | None = None
 
     def prepare(self, launcher: Launcher | None) -> AbstractContextManager[CollectorCore]:
-        """Makes the policy and the trainer, and starts the workers; does not wait for them."""
+        """Makes the policy and the trainer, and starts the workers without waiting for them. Returns the collector, a
+        context manager."""
         import numpy as np
         import torch
 
@@ -241,7 +243,8 @@ class _Execution:
         )
 
     def _limited(self, what: str, option: str) -> AbstractContextManager[None]:
-        """See `limited`; `option` is a collector option."""
+        """Limits the time of a block (`limited`) to that of a collector option; a block that takes longer ends the
+        process, with the result of a failed run."""
 
         def give_up(error: BaseException) -> None:
             self._record.end(error)
@@ -353,7 +356,8 @@ class _Execution:
             self._event_log.show(display.format_error(error))
 
     def close(self) -> None:
-        """Called after the workers are closed. Blocks until the loggers have written everything."""
+        """Ends the evaluator and the loggers, after the workers are closed. Blocks until the loggers have written
+        everything, at most `logger.close_timeout_s`."""
         if self._evaluator is not None:
             self._evaluator.close()
         if self._loggers is not None:

@@ -23,7 +23,7 @@ from collectx.run.folder.saved_config import flat
 from collectx.transport.connections import LONGEST_WAIT_S
 from collectx.user_objects import call, resolve
 
-# Lines that may wait for a logger; some seconds of a fast run.
+# The number of lines that may wait for a logger: some seconds of a fast run.
 _MAX_LINES = 10_000
 # Seconds that a thread rests before the next lines: in a fast run, waking up for each line would cost the trainer more
 # time than the lines do.
@@ -45,7 +45,7 @@ class LoggerThreads:
     """The loggers of a run.
 
     Args:
-        make: the factory of each logger, by name; called in the logger's thread.
+        make: the factories of the loggers, by name; each is called in the logger's own thread.
         events: the event log; receives the first error of each logger, which stops it, and a notice if a logger is too
             slow and skips lines.
         close_timeout_s: `logger.close_timeout_s`.
@@ -149,7 +149,7 @@ def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str,
 
 
 def _run_id(files: RunFolder) -> str:
-    """The run's id in wandb and MLflow, which a resume keeps."""
+    """Returns the run's id in wandb and MLflow, which a resume keeps."""
     if not files.logger_id.exists():
         run_id = secrets.token_hex(8)
         write_atomically(files.logger_id, lambda file: file.write(run_id.encode()))

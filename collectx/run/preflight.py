@@ -1,5 +1,5 @@
-"""Checks of a configuration that depend on this machine (commands, devices, networks), or on the folder of another run.
-The others are in `collectx/rules/`.
+"""Checks a configuration against this machine (commands, devices, networks) and the folders of other runs. The other
+checks are in `collectx/rules/`.
 
 They run before any worker starts, and import torch only if they need it.
 """
@@ -24,8 +24,8 @@ _PARALLEL = {"torchrun": "WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE", "srun":
 
 
 def copies() -> tuple[str, bool]:
-    """A message if a parallel launcher runs this command, otherwise an empty one; and whether to refuse the run: the
-    ranks of torchrun all run the same command, but tasks of srun may run different ones."""
+    """Returns a message if a parallel launcher runs several copies of this command, otherwise "", and whether to refuse
+    the run: the ranks of torchrun all run the same command, but tasks of srun may run different ones."""
     for name, variable in _PARALLEL.items():
         size = os.environ.get(variable, "")
         if not size.isdigit() or (name == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ):
@@ -39,7 +39,8 @@ def copies() -> tuple[str, bool]:
 
 
 def env_problems(cfg: RunConfig) -> list[str]:
-    """An id that Gymnasium does not know; ids that an import registers are checked when the env is made."""
+    """Returns a message if Gymnasium does not know `env.id`. Ids that an import registers are checked when the env is
+    made."""
     env_id = cfg.env.id if isinstance(cfg.env, GymEnvConfig | GymVectorEnvConfig) else None
     if env_id is None or ":" in env_id or env_id.startswith("ALE/"):
         return []
@@ -53,8 +54,8 @@ def env_problems(cfg: RunConfig) -> list[str]:
 
 
 def device_problems(cfg: RunConfig) -> list[str]:
-    """Devices of the trainer, or of workers on this machine, that do not exist. Imports torch unless all are the
-    CPU."""
+    """Returns a message for each device of the trainer, or of workers on this machine, that does not exist. Imports
+    torch unless all are the CPU."""
     chosen = {name: value for name, value in vars(cfg.devices).items() if value not in (None, "cpu")}
     if not place_of(cfg).is_local:
         chosen.pop("policy_device", None)
@@ -65,7 +66,8 @@ def device_problems(cfg: RunConfig) -> list[str]:
 
 
 def missing_device(device: str) -> str | None:
-    """The end of a message about a CPU or GPU that this machine lacks; None if the device exists. Imports torch."""
+    """Returns the end of a message about a CPU or GPU that this machine lacks; None if the device exists. Imports
+    torch."""
     import torch
 
     kind, _, index = device.partition(":")
@@ -76,7 +78,7 @@ def missing_device(device: str) -> str | None:
 
 
 def rule_problems(cfg: RunConfig) -> list[str]:
-    """The messages of all rules that `cfg` breaks; empty if it can run."""
+    """Returns the messages of all rules that `cfg` breaks; empty if it can run."""
     broken = rules.problems(cfg)
     is_backend_wrong = any(problem.path == "backend" for problem in broken)
     machine_rules = (_recorded_order, _launcher, _loggers, _data_format, *(() if is_backend_wrong else (_network,)))

@@ -39,9 +39,9 @@ class ResumePoint:
     """The point that a run continues from: the newest checkpoint that is not damaged.
 
     Attributes:
-        batches: how many batches the run had delivered.
-        state: for `Stream.load`.
-        collector: for `collectx.collector.build`.
+        batches: how many batches the run had delivered at the checkpoint.
+        state: the content of `state.pt`, which `Stream.load` takes.
+        collector: the collector's part of `state`, which `collectx.collector.build` takes.
         order: the order in which an async run delivered the batches after the checkpoint, which are collected again;
             see `collectx.run.after.reproduce.recorded_order`. Empty if it cannot be repeated.
         damaged: messages about newer checkpoints that are damaged.
@@ -65,7 +65,7 @@ class ResumePoint:
         self.order = self._order(files, cfg, lines)
 
     def _check_ends(self, cfg: RunConfig) -> None:
-        """Raises `ConfigError` if the run is already past its end."""
+        """Raises `ConfigError` if the checkpoint is already past the end that `cfg` sets."""
         path, frames = self._checkpoint.path, self._checkpoint.manifest["frames"]
         ends = (
             ("collector.total_frames", cfg.collector.total_frames, frames, "frames"),
@@ -112,7 +112,7 @@ class ResumePoint:
             return []  # also where a line is damaged: these lines and events may be newer than the synced ones
 
     def rewind(self, files: RunFolder) -> None:
-        """Removes lines and checkpoints of batches after the checkpoint."""
+        """Removes the lines and checkpoints of batches after this checkpoint from the folder."""
         Checkpoints(files.checkpoints).remove_after(self.batches)
         if files.metrics.exists():
             with open(files.metrics, "rb") as file:
@@ -122,7 +122,7 @@ class ResumePoint:
             os.truncate(files.metrics, position)
 
     def load_record(self, record: ResultBuilder) -> None:
-        """Continues the statistics and the digest."""
+        """Restores the statistics and the digest of the run."""
         # The start of this process counts, as the first one's did.
         record.statistics.load(self.state["statistics"], record.start_s)
         record.start_s -= self.state["wall_s"]
@@ -178,7 +178,7 @@ def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -
 
 
 def buffer_file(name: str) -> str:
-    """The name of a replay buffer's file in a checkpoint."""
+    """Returns the name of a replay buffer's file in a checkpoint."""
     return f"replay-{quote(name, safe='')}.pt"
 
 

@@ -1,4 +1,4 @@
-"""Raises SIGINT, SIGTERM and SIGHUP as one exception in the main thread, and protects blocks that must finish. SIGUSR1
+"""Turns SIGINT, SIGTERM and SIGHUP into one exception in the main thread, and protects blocks that must finish. SIGUSR1
 and SIGUSR2 request a checkpoint. If the process already had a Python handler for one of these two, that signal ends the
 run as SIGINT does, and the earlier handler is called when the run has ended: submitit's handler requeues the job.
 
@@ -25,7 +25,7 @@ from collectx import signal_handlers
 from collectx.transport.connections import LONGEST_WAIT_S
 
 PATIENCE = 3
-# Seconds that the end of the `with` block waits for a note, whose terminal or pipe may be blocked.
+# How many seconds the end of the `with` block waits for a note, whose terminal or pipe may be blocked.
 _NOTE_S = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -40,7 +40,7 @@ def ignore_requests() -> None:
 
 class RunStopped(KeyboardInterrupt):
     """A signal stops the run. A `KeyboardInterrupt`, so that no `except Exception` in user code catches it. `signal` is
-    its name, as in "SIGTERM"."""
+    the signal's name, such as "SIGTERM"."""
 
     def __init__(self, signum: int):
         self.signal = signal.Signals(signum).name
@@ -57,8 +57,8 @@ class Signals:
         note: called if user code replaced a handler, see `collectx.signal_handlers`.
 
     Attributes:
-        last: the last signal, or None.
-        is_checkpoint_requested: whether SIGUSR1 or SIGUSR2 came.
+        last: the number of the last signal; None before the first.
+        is_checkpoint_requested: whether SIGUSR1 or SIGUSR2 came; the reader resets it.
     """
 
     def __init__(self, note: Callable[[str], None] = lambda text: None) -> None:
@@ -134,8 +134,8 @@ class Signals:
         """Defers the first signal: from now on it raises in `check` only, or after `grace_s` seconds.
 
         Args:
-            note: called in another thread when that signal comes. The end of the `with` block waits up to `_NOTE_S`
-                seconds for this thread, which otherwise ends with the process.
+            note: called in another thread when the signal comes. The end of the `with` block waits up to 2 s for this
+                thread, which otherwise ends with the process.
         """
         self._grace_s, self._note = grace_s, note
 
@@ -146,13 +146,13 @@ class Signals:
             raise RunStopped(self.last)
 
     def shield(self) -> None:
-        """Makes only a third signal raise from now on."""
+        """From now on, only a third signal raises."""
         self._end_grace()
         self._shielded = True
         self._raise_at = max(self._raise_at, PATIENCE)
 
     def seal(self) -> None:
-        """Makes no signal raise from now on."""
+        """From now on, no signal raises."""
         self._shielded = self._sealed = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:

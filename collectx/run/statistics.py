@@ -34,8 +34,8 @@ TIMES = ("env_s", "policy_s", "wait_s", "send_s")
 
 @dataclass(slots=True)
 class PartTotals:
-    """One worker's sums since the start: seconds of each of `TIMES`, frames, ended episodes and their returns; and how
-    many versions its last part was behind the newest."""
+    """One worker's sums since the start: seconds of each of `TIMES`, frames, ended episodes and their returns. `lag` is
+    the number of versions that its last part was behind the newest."""
 
     spent_s: tuple[float, ...] = (0.0,) * len(TIMES)
     frames: int = 0
@@ -51,11 +51,12 @@ class PartTotals:
         self.total_return += total_return
 
     def spent_since(self, earlier: PartTotals) -> list[float]:
-        """Seconds of each of `TIMES` since an earlier copy."""
+        """Returns the seconds of each of `TIMES` since an earlier copy."""
         return [now - before for now, before in zip(self.spent_s, earlier.spent_s, strict=True)]
 
     def shares(self, since: PartTotals) -> tuple[float, ...]:
-        """The share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without measurements."""
+        """Returns the share of each of `TIMES` since an earlier copy; they sum to 1, or are all 0 without
+        measurements."""
         spent_s = self.spent_since(since)
         total_s = sum(spent_s)
         return tuple(each / total_s if total_s > 0 else 0.0 for each in spent_s)
@@ -72,23 +73,23 @@ class Statistics:
     """Sums and rates of the delivered batches.
 
     Attributes:
-        total_frames: frames that the run will deliver; -1 for an endless one.
+        total_frames: the number of frames that the run will deliver; -1: no limit.
         target_return: the trainer may end the run at this mean return; None: no such limit.
         scalars: the newest value of every scalar that the trainer logged.
-        frames, batches, num_episodes: sums.
-        waited_s: total time that the trainer waited for batches.
-        checkpoint_s: total time that writing checkpoints took.
+        frames, batches, num_episodes: how many were delivered; episodes count when they end.
+        waited_s: seconds in which the trainer waited for batches.
+        checkpoint_s: seconds in which checkpoints were written.
         first_s, last_s: when the first and the last batch were delivered, on the caller's clock; None before.
         started: `last_s` and `waited_s` at the first delivery of this process; None before. The time before it counts
             as start-up.
-        rate: frames of the last batch divided by the time since the previous delivery; None before the second.
-        metrics: the mean of each of `env.metrics`, over the last batches that contain `RETURN_WINDOW` frames with the
-            entry; those that have occurred. Also part of `scalars`.
+        rate: the last batch's frames divided by the seconds since the previous delivery; None before the second.
+        metrics: the mean of each of `env.metrics` that has occurred, over the last batches that together contain
+            `RETURN_WINDOW` values of it. Also part of `scalars`.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
-        version: newest published policy version at the last delivery.
-        lag: mean lag of the last batch's frames, in versions.
+        version: the newest published policy version at the last delivery.
+        lag: by how many policy versions the last batch's frames were behind `version`, on average.
         workers: `PartTotals` by worker index.
-        taking_part: number of workers that take part, and number that were started; None if all take part.
+        taking_part: how many workers take part, and how many were started; None if all take part.
     """
 
     def __init__(self, total_frames: int, target_return: float | None = None, metrics: Sequence[str] = ()) -> None:
@@ -116,7 +117,7 @@ class Statistics:
         self._returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
     def add(self, delivery: BatchInfo, now_s: float) -> None:
-        """Counts one delivery, made at `now_s` on a monotonic clock."""
+        """Counts one batch, delivered at `now_s` on a monotonic clock."""
         if self.last_s is None or self.first_s is None:
             self.first_s = now_s
             self._first_frames = delivery.frames
@@ -174,7 +175,7 @@ class Statistics:
         }
 
     def load(self, state: dict[str, Any], now_s: float) -> None:
-        """Continues from a state. `now_s` is the current time on the clock of `add`."""
+        """Continues from a state that `state` returned. `now_s` is the current time on the clock of `add`."""
         for name, value in state["sums"].items():
             setattr(self, name, value)
         if state["elapsed_s"] is not None:
@@ -195,7 +196,7 @@ class Statistics:
 
     @property
     def frames_per_s(self) -> float | None:
-        """Frames after the first batch, divided by the time from the first delivery to the last; None before the
+        """The frames after the first batch, divided by the seconds from the first delivery to the last; None before the
         second."""
         if self.first_s is None or self.last_s is None or self.last_s <= self.first_s:
             return None
@@ -278,7 +279,7 @@ class MetricsTail(Statistics):
 
 @dataclass(frozen=True)
 class PartRates:
-    """One worker over the last `RATE_WINDOW_S`: frames per second, shares of `TIMES`, and its current lag."""
+    """One worker over the last `RATE_WINDOW_S`: frames per second, the shares of `TIMES`, and the current lag."""
 
     worker: int
     frames_per_s: float
@@ -288,9 +289,9 @@ class PartRates:
 
 @dataclass(frozen=True)
 class View:
-    """The numbers of a run at one moment: a copy of its `Statistics` and the time since its start; and over the last
-    `RATE_WINDOW_S`, frames per second and the share of time in which the trainer did not wait for a batch, None while
-    unknown."""
+    """The numbers of a run at one moment: a copy of its `Statistics`, and the seconds since its start. `now_per_s`
+    (frames per second) and `trainer_share` (of the time, in which the trainer did not wait for a batch) cover the last
+    `RATE_WINDOW_S`; None while unknown."""
 
     numbers: Statistics
     elapsed_s: float
@@ -300,7 +301,7 @@ class View:
 
     @property
     def left_s(self) -> float | None:
-        """Remaining time at the current rate; None while unknown."""
+        """The remaining seconds at the current rate; None while unknown."""
         rate = self.now_per_s or self.numbers.frames_per_s
         if not rate or self.numbers.total_frames < 0:
             return None
@@ -311,13 +312,13 @@ class Sampler:
     """Makes views of `Statistics`; keeps samples of the last seconds for the current rates. Not thread-safe."""
 
     def __init__(self, statistics: Statistics, start_s: float):
-        """`start_s` is the zero of `elapsed_s`, on the clock of `view`."""
+        """`start_s` is when the run started, on the clock of `view`."""
         self._statistics = statistics
         self._start_s = start_s
         self._samples: deque[tuple[float, Statistics]] = deque()
 
     def view(self, now_s: float) -> View:
-        """The view at `now_s`."""
+        """Returns the view at `now_s`, on a monotonic clock."""
         now = copy.copy(self._statistics)
         now.workers = {worker: copy.copy(totals) for worker, totals in now.workers.items()}
         samples = self._samples
@@ -342,8 +343,8 @@ class Sampler:
 
 
 def _trainer_share(now: Statistics, since: Statistics) -> float | None:
-    """The trainer's share of the time between the deliveries of two samples; without a delivery in between, its share
-    since this process's first delivery."""
+    """Returns the trainer's share of the time between the deliveries of two samples; without a delivery in between, its
+    share since this process's first delivery."""
     if now.last_s is None or now.started is None:
         return None
     begin_s, waited_s = now.started
@@ -364,7 +365,7 @@ def _part_rates(now: Statistics, since: Statistics, passed_s: float) -> Iterator
 
 
 def bootstrap_interval(values: np.ndarray, centre: Callable[..., Any], num_draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the 95 % CI of `centre(values)` over axis 0, by the percentile bootstrap."""
+    """Returns the ends of the 95 % confidence interval of `centre(values)` over axis 0, by the percentile bootstrap."""
     import numpy as np
 
     draws = np.random.default_rng(0).integers(len(values), size=(num_draws, len(values)))

@@ -10,13 +10,13 @@ from collectx.transport.base import Arrival
 
 
 class AsyncSchedule(Schedule):
-    """First ready, first served. Grants no more batches than will be delivered, except that the end of a run does not
-    wait for workers that have never delivered.
+    """Delivers slots in the order in which they are filled. Grants no more slots than batches will be delivered; but so
+    that the end of a run does not wait for workers that have never delivered, others may then fill more.
 
     Args:
-        num_slots: slots of each worker; one is being filled while the others are full or free.
-        num_batches: number of batches that will be delivered; None: without end.
-        wait_for_all: makes the end of a run wait for workers that have never delivered, too.
+        num_slots: slots of each worker; it fills one of them at a time.
+        num_batches: number of batches that will be delivered; None: no limit.
+        wait_for_all: whether the end of a run waits for workers that have never delivered, too.
     """
 
     stacked = require_latest = False
@@ -24,17 +24,17 @@ class AsyncSchedule(Schedule):
     def __init__(self, num_workers: int, num_slots: int, num_batches: int | None, wait_for_all: bool = False):
         self.num_slots = num_slots
         self._wait_for_all = wait_for_all
-        # Batches that may still be granted.
+        # Number of slots that may still be granted; None: no limit.
         self._num_left = num_batches
-        # Slot 0 of every worker first, so that a small budget is spread over them.
+        # Slot 0 of every worker comes first, so that few batches are spread over all workers.
         self._free: deque[Grant] = deque((worker, slot) for slot in range(num_slots) for worker in range(num_workers))
         self._granted: dict[int, list[int]] = {worker: [] for worker in range(num_workers)}
-        # Workers that have delivered a batch; others may still be in a scheduler's queue.
+        # Workers that have filled a slot; others may still wait in a cluster's queue.
         self._active: set[int] = set()
         self._arrivals: deque[Arrival] = deque()
-        # Full slots whose memory was not read yet. Their worker may have been dropped, and may have joined again.
+        # Full slots whose memory is still in use. The worker may have been dropped, and may have joined again.
         self._full: set[Grant] = set()
-        # Slots that are withheld while restored batches take their places, by the batches' slot numbers.
+        # Free slots that are not granted until a restored batch is released, by the slot number of that batch.
         self._withheld: dict[int, Grant] = {}
 
     def batch_awaited(self) -> Iterable[Grant]:
@@ -59,7 +59,7 @@ class AsyncSchedule(Schedule):
             self._withhold_slot(arrival)
 
     def _withhold_slot(self, restored: Arrival) -> None:
-        """Lets a restored batch take the place of a free slot of its worker until the batch is released."""
+        """Withholds a free slot of a restored batch's worker until the batch is released."""
         grant = next((grant for grant in self._free if grant[0] == restored.worker), None)
         if grant is not None:
             self._free.remove(grant)
@@ -105,7 +105,7 @@ class AsyncSchedule(Schedule):
         return grants
 
     def _grant_beyond_budget(self) -> list[Grant]:
-        """Grants one more slot if all granted slots belong to workers that have never delivered."""
+        """Grants one more slot if all granted slots belong to workers that have never filled one."""
         if self._wait_for_all or not self._may_grant() or any(self._granted[worker] for worker in self._active):
             return []
         grant = next((grant for grant in self._free if grant[0] in self._active), None)
@@ -124,13 +124,13 @@ class AsyncSchedule(Schedule):
 
 
 class BoundedLagSchedule(AsyncSchedule):
-    """The schedule of `collector.max_policy_lag`: workers wait instead of filling slots that would be too old. Grants a
-    slot only if no batch can then exceed a lag of `max_lag`; for the other arguments see `AsyncSchedule`. `next_batch`
-    raises `RuntimeError` if a batch does, because the trainer published twice between two batches.
+    """The schedule of `collector.max_policy_lag`: grants a slot only if no batch can then exceed a lag of `max_lag`, so
+    workers wait instead. `next_batch` raises `RuntimeError` if a batch exceeds it nevertheless, because the trainer
+    published twice between two batches. For the other arguments see `AsyncSchedule`.
 
-    The lag of a batch is the number of versions published after the one that acted in it, up to its delivery. A slot is
-    filled with the newest version at its grant, or a newer one. Between two publications the trainer takes at least one
-    batch, so a slot's lag at its delivery is at most
+    The lag of a batch is the number of versions that were published after its own and before its delivery. A slot is
+    filled with the newest version at its grant, or a newer one. The trainer takes at least one batch between two
+    publications, so the lag of a slot at its delivery is at most
 
         versions published since its grant
         + other granted or full slots: each may be delivered before it and be followed by a publication
@@ -145,7 +145,7 @@ class BoundedLagSchedule(AsyncSchedule):
         super().__init__(num_workers, num_slots, num_batches, wait_for_all)
         self._max_lag = max_lag
         self._version = 0
-        # For each granted or full slot, the newest version at its grant.
+        # The newest version at the grant of each granted or full slot.
         self._versions: dict[Grant, int] = {}
         # Whether a batch was delivered after the newest version was published.
         self._may_publish = False

@@ -1,5 +1,5 @@
-"""The schedule interface: which slots workers may fill, and which filled slots make a batch. Decisions only: no
-processes, no clocks, no memory.
+"""The interface of schedules, which decide which slots workers may fill, and which filled slots make a batch. A
+schedule knows no processes, clocks or memory.
 
 A schedule returns grants `(worker, slot)`, which the collector passes to the transport.
 
@@ -20,14 +20,14 @@ Grant: TypeAlias = tuple[int, int]
 
 
 class Schedule:
-    """The interface.
+    """Decides about slots. The collector calls its methods when something has happened.
 
     Attributes:
-        stacked: whether a batch contains a part of every worker that takes part when it begins.
-        require_latest: whether a slot must be filled with the newest weights at its grant, or newer ones.
-        grants_name_version: whether `version_of` names the exact version that acts in a slot.
+        stacked: whether a batch stacks a part of every worker that takes part at its beginning.
+        require_latest: whether a slot must be filled with the newest version at its grant, or a newer one.
+        grants_name_version: whether `version_of` names the exact version for each slot.
         num_slots: number of slots per worker.
-        must_wait_to_publish: whether slots must still be filled with the current weights.
+        must_wait_to_publish: whether slots must still be filled with the current weights before new ones are published.
     """
 
     stacked: bool
@@ -48,7 +48,8 @@ class Schedule:
         raise NotImplementedError
 
     def version_of(self, slot: int) -> int | None:
-        """The version that acts in a granted slot. None: the newest at its grant, or a newer one."""
+        """Returns the version with which a granted slot must be filled. None: the newest at its grant, or a newer
+        one."""
         return None
 
     def before_publish(self) -> Iterable[Grant]:
@@ -60,23 +61,23 @@ class Schedule:
         raise NotImplementedError
 
     def next_batch(self) -> tuple[Arrival, ...] | None:
-        """Returns the arrivals of the next batch, or None while it is incomplete."""
+        """Returns and removes the parts of the next batch; None while it is incomplete."""
         raise NotImplementedError
 
     def undelivered(self) -> list[tuple[Arrival, ...]]:
-        """Returns the arrivals of complete batches that were not taken."""
+        """Returns the parts of complete batches that `next_batch` has not returned."""
         raise NotImplementedError
 
     def restore(self, arrivals: tuple[Arrival, ...]) -> None:
-        """Adds a complete batch that an earlier process of the run left; its slots are negative."""
+        """Adds a complete batch from the state of an earlier process of the run; its slot numbers are negative."""
         raise NotImplementedError
 
     def released(self, arrivals: tuple[Arrival, ...]) -> Iterable[Grant]:
-        """The memory of a batch was read; returns slots that may be filled."""
+        """The memory of a batch is no longer in use; returns slots that may be filled."""
         raise NotImplementedError
 
     def replaced(self, worker: int) -> Iterable[Grant]:
-        """A new process replaced this worker's; returns slots that it may fill."""
+        """A new process of this worker was started; returns slots that it may fill."""
         raise NotImplementedError
 
     def dropped(self, worker: int) -> None:

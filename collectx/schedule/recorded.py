@@ -1,4 +1,4 @@
-"""The schedule that reproduces an async run: every batch comes from the same worker, with the same weights, as in the
+"""The schedule that reproduces an async run: every batch comes from the same worker, with the same weights as in the
 recorded run.
 
 A worker may fill its next batch once the batch's weights are published, and newer weights are not published until all
@@ -18,8 +18,13 @@ from collectx.transport.base import Arrival
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """A batch of the recorded run: its worker, the version at its start, and the newest version at its delivery; of the
-    weights, and of the settings (`collectx.collector.settings`)."""
+    """A batch of the recorded run.
+
+    Attributes:
+        worker: index of its worker.
+        acted, acted_settings: its policy version and its settings version (`collectx.collector.settings`).
+        newest, newest_settings: the newest versions at its delivery.
+    """
 
     worker: int
     acted: int
@@ -29,21 +34,21 @@ class RecordedBatch:
 
     @property
     def can_begin(self) -> int:
-        """How many versions of both kinds there were at least when it could begin."""
+        """The number of versions, of weights and settings, that must exist before it can begin."""
         return self.acted + self.acted_settings
 
     @property
     def at_delivery(self) -> int:
-        """How many versions of both kinds there were at its delivery."""
+        """The number of versions, of weights and settings, that existed at its delivery."""
         return self.newest + self.newest_settings
 
 
 class RecordedSchedule(AsyncSchedule):
-    """After the end of the record, behaves like `AsyncSchedule`.
+    """Grants and delivers in the order of a record; after its end, behaves like `AsyncSchedule`.
 
     Args:
-        record: the batches in order of delivery.
-        zero_copy: whether a delivered batch keeps its slot until the next one is requested.
+        record: the batches in the order of their delivery.
+        zero_copy: whether a delivered batch occupies its slot until the next one is requested.
     """
 
     require_latest = True
@@ -58,7 +63,7 @@ class RecordedSchedule(AsyncSchedule):
     ):
         super().__init__(num_workers, max(num_slots, slots_needed(record) + zero_copy), num_batches)
         self._version, self._settings = -1, 0
-        # The worker of each undelivered batch.
+        # The workers of the undelivered batches, in order.
         self._order = deque(batch.worker for batch in record)
         # For each worker, the versions of its batches that are not granted yet.
         self._versions: dict[int, deque[tuple[int, int]]] = {worker: deque() for worker in range(num_workers)}
@@ -94,7 +99,7 @@ class RecordedSchedule(AsyncSchedule):
     def dropped(self, worker: int) -> None:
         super().dropped(worker)
         self._versions.pop(worker, None)
-        # The worker's arrived batches keep their places.
+        # Batches that have arrived from the worker keep their places.
         num_arrived = sum(arrival.worker == worker for arrival in self._arrivals)
         order: deque[int] = deque()
         for other in self._order:
@@ -111,12 +116,12 @@ class RecordedSchedule(AsyncSchedule):
         self._settings = version
 
     def _can_act(self, grant: Grant) -> bool:
-        """Whether the weights of the worker's next batch are published, and its settings made."""
+        """Whether the weights and settings of the worker's next batch exist."""
         versions = self._versions[grant[0]]
         return bool(versions) and versions[0][0] <= self._version and versions[0][1] <= self._settings
 
     def _grant_free_slots(self) -> list[Grant]:
-        """Grants each free slot whose worker may act."""
+        """Grants the free slots of workers that can begin their next batch."""
         if not self._order:
             return super()._grant_free_slots()
         grants: list[Grant] = []
@@ -131,8 +136,8 @@ class RecordedSchedule(AsyncSchedule):
 
 
 def slots_needed(record: Sequence[RecordedBatch]) -> int:
-    """The largest number of one worker's batches that are full when weights are published, or settings made, and
-    delivered later."""
+    """Returns the number of slots per worker that the record needs: the largest number of one worker's batches that are
+    full when weights are published, or settings made, and delivered later."""
     most, pending = 1, Counter[int]()
     ahead = deque(sorted(range(len(record)), key=lambda index: record[index].can_begin))
     for index, batch in enumerate(record):

@@ -1,4 +1,4 @@
-"""Sync schedules: every batch contains a part of every worker that takes part when the batch begins.
+"""Sync schedules: a batch contains a part of every worker that takes part when the batch begins.
 
 With overlap, the workers fill the next batch while the trainer learns from the last one. When the trainer requests
 batch k, the workers may also fill batch k + 1, each as soon as its part of batch k is full:
@@ -25,12 +25,12 @@ from collectx.transport.base import Arrival
 
 @dataclass
 class _Batch:
-    """A batch that is being filled or complete.
+    """A batch that is being filled, or is complete.
 
     Attributes:
-        slot: the slot number, the same for all workers; negative for a batch of an earlier process of the run.
-        version: the version that acts in the batch.
-        missing: the workers whose part has not arrived.
+        slot: the slot number, the same for all workers; negative for a restored batch.
+        version: the policy version with which the batch is filled, with overlap.
+        missing: the workers whose parts have not arrived.
         parts: the arrived parts, by worker.
     """
 
@@ -41,16 +41,16 @@ class _Batch:
 
     @property
     def arrivals(self) -> tuple[Arrival, ...] | None:
-        """The parts in worker order; None while any is missing."""
+        """The parts in the order of worker indices; None while a part is missing."""
         return None if self.missing or not self.parts else tuple(self.parts[worker] for worker in sorted(self.parts))
 
 
 class SyncSchedule(Schedule):
-    """One part of every worker, stacked in order of worker index.
+    """Stacks a part of every worker, in the order of worker indices.
 
     Args:
-        overlap: number of batches beyond the requested one that may be filled, 0 or 1.
-        num_batches: number of batches that will be delivered, beyond which none is filled early; None: without end.
+        overlap: number of batches, 0 or 1, that may be filled beyond the requested one.
+        num_batches: number of batches that will be delivered; none is filled beyond them. None: no limit.
     """
 
     stacked = True
@@ -61,7 +61,7 @@ class SyncSchedule(Schedule):
         self._workers = list(range(num_workers))
         self._num_left = num_batches
         self._version = -1
-        # The next batch to be delivered, then the one after it.
+        # The next batch to deliver, then the one after it.
         self._batches: deque[_Batch] = deque()
 
     def batch_requested(self) -> Iterable[Grant]:
@@ -76,7 +76,7 @@ class SyncSchedule(Schedule):
 
     @property
     def must_wait_to_publish(self) -> bool:
-        # After an interrupted wait, a worker may still have to read the older of two versions.
+        # After an interrupted wait, a worker may still need the older of two versions.
         return len(self._batches) == 2 and bool(self._batches[0].missing)
 
     def batch_awaited(self) -> Iterable[Grant]:
@@ -113,7 +113,7 @@ class SyncSchedule(Schedule):
         return [(worker, batch.slot) for batch in self._batches if worker in batch.missing]
 
     def dropped(self, worker: int) -> None:
-        # Parts that the worker delivered before are complete and stay in their batches.
+        # Parts that have arrived from the worker stay in their batches.
         self._workers.remove(worker)
         for batch in list(self._batches):
             batch.missing.discard(worker)
@@ -132,13 +132,13 @@ class SyncSchedule(Schedule):
 
 
 class PreemptiveSchedule(SyncSchedule):
-    """Ends a batch early, once a share of the workers has delivered: the others deliver the frames collected so far.
+    """Ends a batch early, when a share of its parts has arrived: the other workers deliver the frames that they have.
 
     Args:
-        threshold: this share; at least one worker.
+        threshold: this share, from 0 to 1; at least one part must arrive.
 
     Attributes:
-        preempt: called with True to end the batch early, with False when it is complete. Set it before use.
+        preempt: called with True to end the batch early, and with False when it is complete. Set this before use.
     """
 
     preempt: Callable[[bool], None]

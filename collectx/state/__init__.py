@@ -1,5 +1,5 @@
-"""The state of envs, as pickles that only workers read; and of the process's random generators, as plain data
-(`collectx.random_state`).
+"""Saves and restores the state of envs, as pickles that only workers read, and of the global random generators, as
+plain data (`collectx.random_state`).
 
 pickles.py       `dumps`, `loads`, and why something cannot be pickled
 reducers.py      what pickling alone would lose or refuse: memory that is shared, closures, weak references, ...

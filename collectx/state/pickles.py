@@ -1,7 +1,7 @@
-"""Pickles envs as one graph with everything they share, and recreates them from the bytes.
+"""Pickles envs together with everything that they share, and recreates them from the bytes.
 
-A process that calls `loads` executes the bytes: only the worker that resumes does, with bytes of a trainer that it
-has authenticated (docs/reference/network.md). The trainer passes them on without reading them.
+`loads` executes the bytes. Only the resuming worker calls it, with bytes of a trainer that it has authenticated
+(docs/reference/network.md); the trainer passes the bytes on without reading them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from collectx.state.reducers import ReducingPickler
 from collectx.state.simulators import Kept, kept_of
 
 _ENVS = (gymnasium.Env, gymnasium.vector.VectorEnv)
-# A node of a linked list takes two calls within each other, and some hundred bytes of the stack for each of them.
+# A node of a linked list takes two nested calls, each with some hundred bytes of the stack.
 _DEEPEST, _STACK_BYTES = 100_000, 256 << 20
 _MAX_PATH = 16
 _Result = TypeVar("_Result")
 
 
 def dumps(value: Any, name: str, outside: Sequence[Any] = ()) -> torch.Tensor:
-    """Returns the pickle of `value`, called `name` in messages: a tensor of bytes, uint8, which torch writes and reads
-    with `weights_only=True`.
+    """Returns the pickle of `value` as a uint8 tensor, which torch saves and loads with `weights_only=True`. Messages
+    call the value `name`.
 
     Args:
-        outside: objects that are not part of the state though it may refer to them, such as the policy. `loads` puts
-            its own in their places.
+        outside: objects that the value may refer to, but that are not part of its state, such as the policy. `loads`
+            puts other objects in their places.
 
     Raises:
-        NotRestorable: names what cannot be pickled.
+        NotRestorable: the value cannot be pickled; the message names the part.
     """
     file = io.BytesIO()
     try:
@@ -46,16 +46,16 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = ()) -> torch.Tensor:
     except Exception as error:
         where = ": ".join(filter(None, (f"{name} cannot be saved", _culprit(value, outside), _line(error))))
         raise NotRestorable(where) from error
-    # Bounds of spaces and models of simulators are mostly zeros.
+    # Compressed, because bounds of spaces and models of simulators are mostly zeros.
     return torch.frombuffer(bytearray(zlib.compress(file.getbuffer(), 1)), dtype=torch.uint8)
 
 
 def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] = ()) -> Any:
-    """Recreates what was saved. Executes what the bytes say.
+    """Returns the value that was saved. Executes code from the bytes.
 
     Args:
-        current: the object in place of the saved value, built in the same way. Its objects that cannot be recreated,
-            such as processes, become part of the result.
+        current: an object that was built like the saved value. Those of its parts that cannot be recreated, such as
+            processes, become part of the result.
 
     Raises:
         NotRestorable: the bytes cannot be read, or belong to other envs. Objects of `current` may then have changed, so
@@ -81,14 +81,14 @@ def reason_not_saved(value: Any, name: str) -> str | None:
 
 
 class _StateDictError(NotRestorable):
-    """A `state_dict` raises an error."""
+    """A `state_dict` of the user raised an error."""
 
 
 class _Pickler(ReducingPickler):
-    """Writes a graph, then the state of the modules and classes that it has met.
+    """Pickles a value, then the data of the modules and classes that occurred in it.
 
     Attributes:
-        kept: the objects that the resuming process has, in the order in which they were met.
+        kept: the objects that the resuming process provides, in the order in which they occurred.
     """
 
     def __init__(self, file: Any, outside: Sequence[Any], saves_kept: bool = True):
@@ -139,7 +139,7 @@ class _Unpickler(pickle.Unpickler):
     def read(self) -> Any:
         value = self.load()
         while (states := self.load()) is not None:
-            # A trial uses the classes and modules as they are.
+            # A trial does not change classes and modules.
             for holder, names in states if self._loads_kept else ():
                 for name, each in names.items():
                     setattr(holder, name, each)
@@ -158,14 +158,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _kept(value: Any, outside: Sequence[Any]) -> list[tuple[Any, Kept]]:
-    """The objects of `value` that a pickle of it refers to, in its order."""
+    """Returns the objects in `value` that its pickle only refers to, in the order of the pickle."""
     pickler = _Pickler(io.BytesIO(), outside, saves_kept=False)
     _deeply(lambda: pickler.write(value))
     return pickler.kept
 
 
 def _deeply(call: Callable[[], _Result]) -> _Result:
-    """Calls the function; once more, in a thread with a larger stack, where it has called itself too often."""
+    """Calls a function. If it exceeds the recursion limit, calls it again in a thread with a larger stack."""
     try:
         return call()
     except RecursionError:
@@ -194,7 +194,8 @@ def _deeply(call: Callable[[], _Result]) -> _Result:
 
 
 def _culprit(value: Any, outside: Sequence[Any]) -> str:
-    """The path of the innermost object that cannot be pickled by itself; of an env, it begins with its class."""
+    """Returns the path of the innermost object that cannot be pickled by itself. For an env, the path begins with its
+    class."""
     path = ""
     for _ in range(_MAX_PATH):
         found = next((part for part in _parts(value) if not _is_picklable(part[1], outside)), None)

@@ -17,14 +17,14 @@ from collectx.state.simulators import SAVES_PROCESS
 class ProcessState(gymnasium.Wrapper):
     """Saves and restores an env within the process that steps it, and the global random generators of the process.
 
-    An AsyncVectorEnv takes the metadata of its first env, which thus shows that its state can be read.
+    An AsyncVectorEnv takes over the metadata of its first env, which tell that the states of its envs can be saved.
     """
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
         self.metadata = {**env.metadata, SAVES_PROCESS: True}
-        # With the autoreset mode NEXT_STEP, a process resets the env in the step after an episode's end. Only the
-        # process knows whether a reset is due, so a restored env does it itself.
+        # With autoreset mode NEXT_STEP, the process resets the env in the step after the end of an episode. Only the
+        # saved process knew that a reset was due, so a restored env does the reset itself.
         self._has_ended = self._resets_next = False
         # The state that `load_process` restores; the vector env sets it.
         self.received = b""
@@ -42,7 +42,7 @@ class ProcessState(gymnasium.Wrapper):
         return result
 
     def save_process(self) -> bytes | str:
-        """Returns the state, or the reason why it cannot be saved."""
+        """Returns the state, or as a str the reason why it cannot be saved."""
         state = {
             "env": self.env,
             "has_ended": self._has_ended or self._resets_next,
@@ -55,7 +55,8 @@ class ProcessState(gymnasium.Wrapper):
             return str(error)
 
     def load_process(self) -> str | None:
-        """Restores `received`. Returns None, or the reason why it does not fit; the env must be reset then."""
+        """Restores the state `received`. Returns None; or the reason why it does not fit, in which case the env must be
+        reset."""
         current = {"env": self.env}
         try:
             state = loads(torch.frombuffer(bytearray(self.received), dtype=torch.uint8), current, "the env")

@@ -1,4 +1,4 @@
-"""How objects are pickled that `pickle` and `cloudpickle` would refuse, or change in silence.
+"""How to pickle objects that `pickle` and `cloudpickle` refuse, or change without a word.
 
     memory that arrays and tensors share     shared again
     closures, lambdas, local functions       with the globals of their module, and variables that they share
@@ -6,7 +6,8 @@
     weak references                          to the objects of the graph
     data of modules and classes              of those whose classes the graph has: numbers, containers, generators, ...
 
-Open files, views of memory, memory that processes share, and objects of the process, such as threads, are refused.
+Open files, memoryviews, memory that processes share, and objects of the process, such as threads, raise
+`NotRestorable`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from collectx.errors import NotRestorable
 from collectx.installed import is_installed
 from collectx.state.simulators import simulator_reducer
 
-# Objects of their classes name things of the process, such as descriptors.
+# Packages whose objects refer to parts of the process, such as file descriptors.
 _OF_PROCESS = ("asyncio", "concurrent", "ctypes", "mmap", "multiprocessing", "selectors", "socket", "subprocess")
 _REFUSED = (memoryview, io.TextIOWrapper, np.memmap)
 _DATA = (
@@ -42,17 +43,17 @@ _DATA = (
 
 
 class ReducingPickler(cloudpickle.Pickler):
-    """See the module's docstring."""
+    """A pickler with the reducers of this module; see its docstring."""
 
     def __init__(self, file: Any):
         super().__init__(file, protocol=5)
-        # The array that stands for each block of memory, by address. Kept alive, so that no address is used twice.
+        # The array that stands for each block of memory, by address. It is kept alive, so that no address occurs twice.
         self._blocks: dict[int, np.ndarray] = {}
         self._addresses: list[int] = []
         self._contents: dict[bytes, bytes] = {}
         self._holders: dict[int, Any] = {}
         self._num_taken = 0
-        # Variables of functions that are pickled with a copy of their globals.
+        # The function of each closure variable, for functions that are pickled with a copy of their globals.
         self._cells: dict[int, Any] = {}
 
     def reducer_override(self, value: Any) -> Any:
@@ -87,17 +88,17 @@ class ReducingPickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
     def dump(self, value: Any) -> None:
-        # Without cloudpickle's, which hides a RecursionError.
+        # Not cloudpickle's `dump`, which hides a RecursionError.
         pickle.Pickler.dump(self, value)
 
     def take_globals(self) -> list[tuple[Any, dict[str, Any]]]:
-        """The data of the modules and classes that were met since the last call, by name."""
+        """Returns the modules and classes that occurred since the last call, each with its data by name."""
         holders = [*self._holders.values()][self._num_taken :]
         self._num_taken = len(self._holders)
         return [(holder, data) for holder in holders if (data := _data_of(holder))]
 
     def _note(self, kind: type) -> None:
-        """Notes a class that is pickled by its name, and its module."""
+        """Notes a class that is pickled by name, and its module, unless they are installed."""
         module = sys.modules.get(kind.__module__)
         path = getattr(module, "__file__", None) or ""
         if path and not is_installed(path) and not kind.__module__.startswith("collectx."):
@@ -117,7 +118,8 @@ class ReducingPickler(cloudpickle.Pickler):
         if type(base) is np.ndarray and base.base is None and (base.flags.c_contiguous or base.flags.f_contiguous):
             if not array.dtype.hasobject:
                 return _view, self._place(array, base)
-            # The references are the array's, `base`'s and the argument's: nothing else refers to it.
+            # These three references are those of the array, of `base` and of the argument, so nothing else refers to
+            # it.
             if sys.getrefcount(base) > 3:
                 raise NotRestorable("an object array that is a view of another one cannot be saved")
             return NotImplemented
@@ -137,12 +139,12 @@ class ReducingPickler(cloudpickle.Pickler):
         return _storage_of, (block, _address(array) - _address(block), storage.nbytes())
 
     def _place(self, array: np.ndarray, base: np.ndarray) -> tuple[Any, ...]:
-        """The arguments of `_view` for a view of `base`, or of the block with its memory."""
+        """Returns the arguments of `_view` for an array that is a view of `base`."""
         block = self._block(base)
         return block, _address(array) - _address(block), array.shape, array.strides, array.dtype, array.flags.writeable
 
     def _block(self, array: np.ndarray) -> np.ndarray:
-        """The array that stands for the memory of `array`: the first one that was met with it."""
+        """Returns the array that stands for the memory of `array`: the first one with this memory."""
         address = _address(array)
         place = bisect_right(self._addresses, address) - 1
         if place >= 0:
@@ -172,7 +174,7 @@ class ReducingPickler(cloudpickle.Pickler):
 
 
 def _data_of(holder: Any) -> dict[str, Any]:
-    """The data of a module or of a class by name, without what cannot be pickled by itself."""
+    """Returns the data of a module or class by name, without data that cannot be pickled by itself."""
     module = holder.__name__ if isinstance(holder, types.ModuleType) else holder.__module__
     data = {}
     for name, value in vars(holder).items():
@@ -187,12 +189,12 @@ def _data_of(holder: Any) -> dict[str, Any]:
 
 
 def _address(array: np.ndarray) -> int:
-    """The lowest address of the array's memory, which may be traversed in any direction."""
+    """Returns the lowest address of an array's memory; its strides may be negative."""
     return np.lib.array_utils.byte_bounds(array)[0] if array.size else array.ctypes.data
 
 
 def _view(base: np.ndarray, offset: int, shape: Any, strides: Any, dtype: Any, is_writeable: bool) -> np.ndarray:
-    """A view of the memory of a contiguous array; the offset is that of its lowest address."""
+    """Returns a view of the memory of a contiguous array; `offset` is that of the view's lowest address."""
     offset -= sum(min(0, stride * (size - 1)) for size, stride in zip(shape, strides, strict=True))
     view = np.ndarray(shape, dtype, base if base.flags.c_contiguous else base.T, offset, strides)
     view.flags.writeable = is_writeable
@@ -247,7 +249,7 @@ def _weak(reference: weakref.ReferenceType) -> Any:
 
 
 class _Nothing:
-    """Target of a weak reference that must be dead."""
+    """The target of a dead weak reference."""
 
 
 def _dead() -> weakref.ReferenceType:
@@ -255,7 +257,7 @@ def _dead() -> weakref.ReferenceType:
 
 
 def _set_attributes(value: Any, state: Any) -> None:
-    """Sets what `object.__getstate__` returned, without the object's own `__setstate__`."""
+    """Sets the attributes that `object.__getstate__` returned, without calling the object's own `__setstate__`."""
     attributes, slots = state if isinstance(state, tuple) else (state, None)
     for name, each in {**(attributes or {}), **(slots or {})}.items():
         object.__setattr__(value, name, each)

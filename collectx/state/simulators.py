@@ -1,10 +1,10 @@
-"""The state that objects hold outside of Python.
+"""Saves and restores the state of objects outside of Python.
 
     recreated                         MuJoCo's models and data
     kept by the resuming process,     the Arcade Learning Environment, processes of Gymnasium's AsyncVectorEnv, and envs
     which loads their state           with `state_dict` and `load_state_dict`
 
-Their packages are imported only where an env has already done so.
+These packages are imported only if an env has already imported them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SAVES_PROCESS = "saves_process"
 
 @dataclass(frozen=True)
 class Kept:
-    """How the state of objects that cannot be recreated is saved and loaded.
+    """How to save and load the state of objects that cannot be recreated.
 
     Attributes:
-        save: returns the state, which can be pickled.
-        load: changes an object to a state.
-        is_users: whether the two are user code.
+        save: returns the state of an object, which can be pickled.
+        load: restores a state in an object.
+        is_users: whether these functions call the user's code.
     """
 
     save: Callable[[Any], Any]
@@ -39,13 +39,13 @@ class Kept:
 
 
 def kept_of(value: Any) -> Kept | None:
-    """The entry for an object; None: it is recreated."""
+    """Returns how to save and load an object; None if it can be recreated."""
     return _kept_of(type(value))  # type: ignore[arg-type]
 
 
 def simulator_reducer(kind: type) -> Callable[[Any, dict[bytes, bytes]], Any] | None:
-    """Returns how objects of a class are reduced for pickling; None: as others are. The function takes the object, and
-    the contents that were pickled before: equal ones are pickled once.
+    """Returns the function that reduces objects of a class for pickling; None for the default. It takes the object, and
+    the contents that were pickled before, so that equal contents are pickled once.
     """
     return _REDUCERS.get((kind.__module__.partition(".")[0], kind.__name__))
 
@@ -83,7 +83,7 @@ def _reduce_data(data: Any, contents: dict[bytes, bytes]) -> Any:
 
 @cache
 def _names(kind: type) -> list[str]:
-    """The arrays of an MjData whose size is the same in every step."""
+    """Returns the names of those arrays of an MjData whose size is the same in every step."""
     import mujoco
 
     data = mujoco.MjData(mujoco.MjModel.from_xml_string("<mujoco/>"))
@@ -93,8 +93,8 @@ def _names(kind: type) -> list[str]:
 
 
 def _make_data(model: Any, time: float, arrays: dict[str, np.ndarray]) -> Any:
-    """Computes constraints and contacts from the positions. Then all arrays get their saved values, as some are of an
-    earlier moment within the last step."""
+    """Returns a new MjData: computes constraints and contacts from the positions, then sets all arrays to their saved
+    values, because some date from an earlier moment within the last step."""
     import mujoco
 
     data = mujoco.MjData(model)
@@ -138,7 +138,7 @@ def _save_processes(env: Any) -> list[bytes]:
 
 
 def _load_processes(env: Any, states: list[bytes]) -> None:
-    # So that no process resets its env at the next step, as it does in the autoreset mode NEXT_STEP.
+    # In autoreset mode NEXT_STEP, otherwise a process might reset its env in the next step.
     env.reset()
     env.set_attr("received", states)
     for index, reason in enumerate(env.call("load_process")):

@@ -1,4 +1,4 @@
-"""Trainers consume batches and publish weights, in the trainer's process."""
+"""Trainers consume batches and publish weights. They run in the trainer's process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
-    """Builds the trainer that `cfg` describes.
+    """Returns the trainer of `cfg`.
 
     Args:
-        policy: the trainer's copy, whose weights it publishes; None for random actions.
-        seed: seeds the critic's weights and the order of minibatches.
-        device: where the trainer computes; a trainer that learns moves `policy` there.
+        policy: the policy to train and publish; None for random actions.
+        seed: seed of the critic's weights and of the order of minibatches.
+        device: the device on which the trainer computes; a trainer that learns moves `policy` there.
 
     Raises:
         ConfigError: the configuration is wrong, or this trainer cannot train this policy in this env.

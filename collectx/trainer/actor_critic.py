@@ -1,4 +1,5 @@
-"""The actor-critic trainers, PPO and IMPALA: training loop, critic, batches as `[R, T]` tensors, losses."""
+"""The actor-critic trainers, PPO and IMPALA: the training loop, the critic, batches as `[R, T]` tensors, and the
+losses."""
 
 from __future__ import annotations
 
@@ -32,15 +33,15 @@ _ADVICE = (
 )
 
 
-# In the order of the columns of `ActorCriticTrainer.learn`.
+# The columns of the result of `ActorCriticTrainer.learn`.
 _LOSSES = ("actor_loss", "critic_loss", "entropy")
 
 
 class ActorCriticTrainer(ABC):
-    """Updates policy and critic from every batch, with one Adam optimiser for both, and publishes the policy.
+    """Updates policy and critic with every batch, by one Adam optimiser for both, then publishes the policy.
 
     Attributes:
-        device: where both networks compute.
+        device: the device of both networks.
         policy, critic: the modules.
         generator: a CPU generator for the order of minibatches.
     """
@@ -66,7 +67,7 @@ class ActorCriticTrainer(ABC):
         self._scale_rewards = RewardScale(cfg.gamma) if cfg.normalize_rewards else None
 
     def train(self, collection: Collection) -> str | None:
-        """Returns when the collection is exhausted or `target_return` is reached."""
+        """Trains until the collection is exhausted, or `target_return` is reached, which the result then says."""
         for batch in collection:
             if reason := reached(self._cfg.target_return, collection):
                 return reason
@@ -80,8 +81,8 @@ class ActorCriticTrainer(ABC):
         return None
 
     def _transitions(self, batch: TensorDict) -> Transitions:
-        """What to learn from a batch, with statistics that contain it: otherwise, the first batch would not be scaled.
-        How this changes the policy counts in the ratios of probabilities, like a gradient step."""
+        """Returns the transitions of a batch. First adds the batch to the statistics; otherwise the first batch would
+        not be scaled. The ratios of probabilities include how this changes the policy, as after a gradient step."""
         transitions = Transitions.of(batch, self.policy.observation_keys, self.device)
         if self._update_statistics is not None:
             self._update_statistics(transitions.observation)
@@ -93,7 +94,7 @@ class ActorCriticTrainer(ABC):
 
     @abstractmethod
     def learn(self, batch: Transitions) -> torch.Tensor:
-        """Updates the networks from one batch; returns the `_LOSSES` of each gradient step, `[steps, 3]`."""
+        """Updates the networks with a batch; returns the `_LOSSES` of each gradient step, `[steps, 3]`."""
 
     def step(self, loss: torch.Tensor) -> None:
         """Takes one gradient step."""
@@ -187,11 +188,11 @@ class ImpalaTrainer(ActorCriticTrainer):
 
 
 class Critic(nn.Module):
-    """The state-value function: the policy's architecture with separate weights and one output. It shares the policy's
-    observation encoder, and is never published.
+    """The state-value function. It has the architecture of the policy, with its own weights and one output, and shares
+    the policy's encoder. It is never published.
 
-    For a user-defined policy: two tanh layers of width 64 over the observation leaves at and below the policy's
-    `observation_keys`, flattened. The critic ignores keys that the env does not write, such as a recurrent state.
+    For a user's policy, it has two tanh layers of width 64 over the flattened observation leaves at and below the
+    policy's `observation_keys`, without those that the env does not write, such as a recurrent state.
     """
 
     def __init__(self, policy: Any, spec: EnvSpec, seed: int):
@@ -216,8 +217,8 @@ class Critic(nn.Module):
             initialize(self.out, 1.0)
 
     def forward(self, observation: Sequence[Any]) -> torch.Tensor:
-        """One tensor `[B, *shape]` per key of the policy's `observation_keys` to values `[B]`; a TensorDict for a key
-        above several leaves."""
+        """Returns values `[B]` for a tensor `[B, *shape]` per key of the policy's `observation_keys`; a key above
+        several leaves takes a TensorDict."""
         if self._parts is not None:
             observation = [observation[i][path] if path else observation[i] for i, path in self._parts]
         return self.out(self.body(self.encode(observation))).squeeze(-1)
@@ -228,11 +229,11 @@ class Transitions:
     """The transitions of a batch: R independent rows of T consecutive frames.
 
     Attributes:
-        observation, next_observation: one `[R, T, *shape]` per key of the policy's `observation_keys`.
+        observation, next_observation: a tensor `[R, T, *shape]` per key of the policy's `observation_keys`.
         action: `[R, T, *shape]`.
         log_prob, reward: `[R, T]` float32.
-        terminated: `[R, T]` bool: the value of the next observation is 0.
-        done: `[R, T]` bool: terminated or truncated; the next frame belongs to another episode.
+        terminated: `[R, T]` bool; the value of the next observation is then 0.
+        done: `[R, T]` bool, terminated or truncated; the next frame then belongs to another episode.
     """
 
     observation: Sequence[torch.Tensor]
@@ -245,7 +246,8 @@ class Transitions:
 
     @classmethod
     def of(cls, batch: TensorDict, observation_keys: Sequence[Key], device: torch.device) -> Transitions:
-        """Merges all batch dimensions but the last, which is time. Copies only tensors that are on another device."""
+        """Returns the transitions of a batch: merges all batch dimensions but the last, time. Copies only tensors that
+        are on another device."""
         size = batch.batch_size
         observation_keys = present_keys(batch, observation_keys)
 
@@ -270,15 +272,15 @@ class Transitions:
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`[R, T, ...]` to `[R * T, ...]`."""
+    """Returns tensors `[R, T, ...]` as `[R * T, ...]`."""
     return [tensor.flatten(0, 1) for tensor in tensors]
 
 
 @torch.no_grad()
 def state_values(critic: Callable[..., torch.Tensor], batch: Transitions) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values `[R, T]` of the observations and of the next observations.
+    """Returns the values of the observations and of the next observations, both `[R, T]`.
 
-    Within an episode the next observation is the observation of the following frame, so the critic is evaluated on next
+    Within an episode, the next observation is the observation of the following frame. So this evaluates next
     observations only for the last frame of each row and the last frames of episodes. The next value of a terminated
     frame is 0; that of a truncated frame is the value of its true final observation (Pardo et al. 2018, "Time Limits in
     Reinforcement Learning").

@@ -8,8 +8,8 @@ import torch
 
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam` whose methods do not import `torch._dynamo`, which takes a second and 70 MB. torch's methods
-    ask it not to compile them; no trainer of collectx compiles its step."""
+    """`torch.optim.Adam` whose methods do not import `torch._dynamo`, which takes a second and 70 MB. Torch's own
+    methods import it to exclude themselves from compilation; no trainer of collectx compiles its step."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
     zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)

@@ -1,4 +1,4 @@
-"""The two protocols of training: `Collection`, which a trainer receives, and `Trainer`."""
+"""The two protocols of training: `Trainer`, and `Collection`, which a trainer gets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from collectx.worker.spec import ConfigOverrides
 
 
 class Collection(Protocol):
-    """Iterates over batches; publishes weights; changes envs, by the methods of
+    """What a trainer gets: it yields batches, publishes weights, and changes envs by the methods of
     `collectx.collector.env_methods.EnvMethods`.
 
     Attributes:
-        total_frames: frames in the run; -1: no limit.
-        frames: frames delivered so far, including the current batch.
-        mean_return: mean undiscounted return of the last 100 finished episodes; nan before the first one ends.
-        num_episodes: episodes finished so far.
+        total_frames: number of frames of the run; -1: no limit.
+        frames: number of frames delivered so far, including the current batch.
+        mean_return: mean undiscounted return of the last 100 episodes that ended; NaN before the first one ends.
+        num_episodes: number of episodes that ended so far.
         folder: the run folder.
     """
 
@@ -40,51 +40,50 @@ class Collection(Protocol):
     folder: Path
 
     def __iter__(self) -> Iterator[TensorDict | WrittenBatch]:
-        """Yields batches (see docs/explanation/concepts.md) until `total_frames` are delivered. The trainer owns the
-        memory of each batch, unless `collector.zero_copy=true`: a batch is then valid until the next one is requested.
-        Yields a `WrittenBatch` for each batch of a trainer whose workers write to its `shared_replay`."""
+        """Yields batches (see docs/explanation/concepts.md, "A batch") until `total_frames` are delivered. Each batch
+        owns its memory, unless `collector.zero_copy=true`: it is then valid until the next one is requested. If the
+        workers write to the trainer's `shared_replay`, yields a `WrittenBatch` instead of each batch."""
 
     def publish(self, policy: nn.Module) -> int:
-        """Publishes the weights of `policy` to the workers and returns their version. Copies them before it returns, so
-        the module may be modified afterwards. Sync workers act with them from the next batch, with
-        `collector.overlap=1` from the one after it."""
+        """Publishes a copy of the weights of `policy` to the workers, and returns their version. Sync workers act with
+        them from the next batch on, with `collector.overlap=1` from the batch after that; async workers from their next
+        batch on."""
 
     def log(self, **scalars: float) -> None:
-        """Adds scalars to the line of metrics.jsonl for the current batch, and to the progress display."""
+        """Adds scalars to the line of the current batch in metrics.jsonl, and to the progress display."""
 
 
 class Trainer(Protocol):
-    """Consumes a collection: returns when it is exhausted, or earlier to end the run (status completed). A string
-    that it returns is the `exit_reason`.
+    """Trains with the batches of a collection. `train` returns when the collection is exhausted, or earlier to end the
+    run as completed. If it returns a string, that is the `exit_reason` of the run.
 
-    A trainer may have the attribute `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object whose
-    `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs, time]`, in the
-    order in which they are ready, unless batches are hashed or consist of whole trajectories.
+    Only `train` is required. A trainer may have an attribute `shared_replay`: a `collectx.ReplayBuffer`, or a picklable
+    object whose `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs,
+    time]`, in the order in which they are ready, unless batches are hashed or consist of whole trajectories.
 
-    Checkpoints contain what `state_dict` returns before a batch is requested, and the buffers in the trainer's optional
-    attribute `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. To restore a trainer, collectx builds
-    it, calls `load_state_dict` of the trainer and its buffers, then `train`. Only `train` is required. Without
-    `state_dict`, checkpoints lack the state of the trainer. `checkpoint_written()`, if the trainer has it, is called
-    when a checkpoint is on the disk.
+    Checkpoints contain what `state_dict` returns before a batch is requested, and the buffers in the optional attribute
+    `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. Without `state_dict`, they lack the trainer's
+    state. At a resume, collectx makes the trainer, calls `load_state_dict` of the trainer and its buffers, then
+    `train`. An optional method `checkpoint_written()` is called when a checkpoint is on the disk.
     """
 
     def train(self, collection: Collection) -> str | None: ...
 
     def state_dict(self) -> dict:
-        """Returns the state to continue from: tensors and plain data only."""
+        """Returns the state for `load_state_dict`: only tensors and plain data."""
 
     def load_state_dict(self, state: dict) -> None:
         """Restores the result of `state_dict`."""
 
 
 class MeterTrainer:
-    """`trainer.kind=meter`: takes batches and learns nothing. The run counts, hashes and times them."""
+    """`trainer.kind=meter`: consumes batches, and learns nothing. The run counts, hashes and times them."""
 
     def __init__(self, *arguments: Any):
-        """Takes the arguments of every trainer, and uses none."""
+        """Ignores the arguments, which are those of every trainer."""
 
     def train(self, collection: Collection) -> None:
-        """Returns when the collection is exhausted."""
+        """Consumes batches until the collection is exhausted."""
         for _ in collection:
             pass
 
@@ -92,10 +91,11 @@ class MeterTrainer:
 def check_trainable(
     cfg: LearningTrainerConfig, policy: Callable | None, spec: EnvSpec, attributes: Sequence[str], advice: str
 ) -> Any:
-    """Returns `policy`, which has these attributes.
+    """Returns `policy` if it can be trained.
 
     Args:
-        advice: what the policy lacks, and what to do about it.
+        attributes: names of attributes that the policy must have.
+        advice: what a policy without them lacks, and what to do about it.
 
     Raises:
         ConfigError: the policy lacks an attribute, the env does not return exactly one float32 reward, or batches
@@ -117,7 +117,7 @@ def check_trainable(
 
 
 def present_keys(batch: TensorDict, observation_keys: Sequence[Key]) -> list[Key]:
-    """A policy's `observation_keys` as tuples.
+    """Returns a policy's `observation_keys` as tuples, all of which the batch contains.
 
     Raises:
         ConfigError: a key is missing from the batch, at the root or below `next`.
@@ -146,7 +146,7 @@ def load_moments(optimizer: torch.optim.Optimizer, state: dict) -> None:
 
 
 def reached(target_return: float | None, collection: Collection) -> str | None:
-    """Says that the mean return is at least `target_return`, once it averages 100 episodes; otherwise returns None."""
+    """Returns a sentence if the mean return of 100 episodes is at least `target_return`; otherwise None."""
     value, is_known = collection.mean_return, collection.num_episodes >= RETURN_WINDOW
     if target_return is None or not is_known or value < target_return:
         return None
@@ -155,15 +155,15 @@ def reached(target_return: float | None, collection: Collection) -> str | None:
 
 
 def remaining_fraction(collection: Collection) -> float:
-    """The fraction of the run's frames that are still to be delivered; 1 without a limit."""
+    """Returns the fraction of the run's frames that are still to be delivered; 1 without a limit."""
     if collection.total_frames <= 0:
         return 1.0
     return max(0.0, 1.0 - collection.frames / collection.total_frames)
 
 
 def replay_overrides(trainer: Trainer, cfg: RunConfig) -> list[ConfigOverrides]:
-    """The overrides for workers that write to the trainer's `shared_replay` themselves. Empty if the trainer's process
-    writes, because an option reads the batches first, or their order must be reproducible."""
+    """Returns the overrides for workers that write to the trainer's `shared_replay` themselves. Empty if the trainer's
+    process must write: because an option needs the batches, or because their order must be reproducible."""
     options, replay = cfg.collector, getattr(trainer, "shared_replay", None)
     # The trainer's process updates the policy's statistics.
     has_statistics = getattr(getattr(trainer, "policy", None), "update_statistics", None) is not None

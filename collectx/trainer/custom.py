@@ -1,4 +1,4 @@
-"""`trainer.kind=custom`: a user-defined trainer, located by its import path."""
+"""`trainer.kind=custom`: the user's trainer, from its import path."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from collectx.user_objects import call, resolve
 
 
 def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
-    """Calls `target` with those of `policy`, `spec`, `seed` and `device` that its signature accepts, and with `kwargs`.
-    Moves a policy that is a module to `device`, the device of the batches.
+    """Returns `target(...)`, called with those of `policy`, `spec`, `seed` and `device` that it accepts, and with
+    `kwargs`. First moves a policy that is a module to `device`, the device of the batches.
 
     Raises:
-        ConfigError: `target` does not exist, or returns an object without `train`.
+        ConfigError: `target` does not exist, or its result has no method `train`.
     """
     target = resolve(cfg.target, "trainer.target")
     if isinstance(policy, nn.Module):

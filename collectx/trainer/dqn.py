@@ -2,10 +2,10 @@
 
     batch --extend--> buffer --sample--> gradient steps --publish--> workers, with the current epsilon
 
-Async workers of this machine write to the buffer themselves; the trainer's process then sees no batches.
+Async workers of this machine write to the buffer themselves; the trainer then gets no batches.
 
-Q-learning is off-policy, so sync and async collectors serve alike. Rewards of several steps are summed without an
-off-policy correction, as in Rainbow (Hessel et al. 2018).
+Q-learning is off-policy, so sync and async collectors are equally suitable. Rewards of several steps are summed without
+an off-policy correction, as in Rainbow (Hessel et al. 2018).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collectx.trainer.base import Collection, check_trainable, load_moments, pre
 from collectx.trainer.finite import check_finite
 from collectx.trainer.returns import nstep
 
-# Most gradient steps that share one sample. Larger values need fewer calls, but use older targets.
+# Maximum number of gradient steps that share a sample. More would need fewer calls, but use older targets.
 _MAX_STEPS_PER_SAMPLE = 16
 
 _LOSSES = ("loss", "value")
@@ -74,7 +74,7 @@ class DqnTrainer:
                 self.shared_replay.extend(batch)
                 if self._update_statistics is not None:
                     self._update_statistics([batch[key].to(self._device) for key in policy_keys])
-                    # Both networks learn from one input.
+                    # Both networks normalise alike.
                     for buffer, newest in zip(self._target.buffers(), self.policy.buffers(), strict=True):
                         buffer.copy_(newest)
             self._anneal(collection)
@@ -89,7 +89,8 @@ class DqnTrainer:
         return None
 
     def state_dict(self) -> dict:
-        """Tensors and plain data only, without the frames of the replay buffer."""
+        """Returns the state for `load_state_dict`, without the frames of the replay buffer: only tensors and plain
+        data."""
         return {
             "policy": self.policy.state_dict(),
             "target": self._target.state_dict(),
@@ -98,7 +99,7 @@ class DqnTrainer:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restores what `state_dict()` returned; the buffer is restored by its own `loads`."""
+        """Restores a result of `state_dict`. The replay buffer's `loads` restores the frames."""
         self._due_steps = state["due_steps"]
         self.policy.load_state_dict(state["policy"])
         self._target.load_state_dict(state["target"])
@@ -120,7 +121,8 @@ class DqnTrainer:
         return dict(zip(_LOSSES, (sums / steps).tolist(), strict=True)) if steps else {}
 
     def _learn(self, steps: int) -> torch.Tensor:
-        """Takes `steps` gradient steps on one sample with fixed targets. Returns the sums of the `_LOSSES`."""
+        """Takes `steps` gradient steps on one sample, with targets computed once. Returns the sums of the `_LOSSES`,
+        `[2]`."""
         cfg, policy = self._cfg, self.policy
         sample = self._buffer.sample(steps * cfg.batch_size)
         frames = sample.to(self._device)
@@ -145,15 +147,15 @@ class DqnTrainer:
         if self._is_prioritized:
             self._buffer.update_priority(sample["index"], torch.cat(errors))
         with torch.no_grad():
-            # The same as `steps` updates by `target_rate`.
+            # Has the effect of `steps` updates by `target_rate`.
             rate = 1 - (1 - cfg.target_rate) ** steps
             torch._foreach_lerp_([*self._target.parameters()], self._parameters, rate)
         return losses.sum(0)
 
     @torch.no_grad()
     def _td_target(self, frames: TensorDict) -> torch.Tensor:
-        """The double-DQN target `[N]`: the n-step return plus the discounted value, by the target network, of the
-        policy's best action in the next observation."""
+        """Returns the double-DQN target `[N]`: the n-step return plus the discounted value, by the target network, of
+        the policy's best action in the next observation."""
         next_observation = [frames["next", *as_key(key)] for key in self.policy.observation_keys]
         best = self.policy(next_observation).argmax(-1, keepdim=True)
         return frames["return"] + frames["discount"] * self._target(next_observation).gather(-1, best).squeeze(-1)
@@ -161,7 +163,7 @@ class DqnTrainer:
 
 @dataclass(frozen=True)
 class NstepWriter:
-    """Writes n-step transitions to `buffer`. Used in the trainer's process or, pickled, in the workers."""
+    """Writes n-step transitions to `buffer`, in the trainer's process or, pickled, in the workers."""
 
     buffer: ReplayBuffer
     observation_keys: Sequence[Key]
@@ -173,8 +175,9 @@ class NstepWriter:
         return self.buffer.extend(self._transitions(batch))
 
     def _transitions(self, batch: TensorDict) -> TensorDict:
-        """`[rows, time]`: observation and action of each frame and, over the `num_steps` frames that start with it, the
-        "return", the last "next" observation, and the "discount" of its value (0 if that frame terminated)."""
+        """Returns transitions, `[rows, time]`: observation and action of each frame, and over the `num_steps` frames
+        that begin with it, the "return", the last "next" observation, and the "discount" of the value of the latter (0
+        if its frame terminated)."""
         keys = present_keys(batch, self.observation_keys)
         rows = batch.select("action", "next", *keys).reshape(-1, batch.batch_size[-1])
         reward, done, terminated = (rows["next", name].squeeze(-1) for name in ("reward", "done", "terminated"))

@@ -1,4 +1,4 @@
-"""`trainer.check_finite`: ends a run in which a loss or a weight is not finite, before the weights are published."""
+"""`trainer.check_finite`: ends a run if a loss or a weight is not finite, before the weights are published."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ def check_finite(
     modules: Mapping[str, nn.Module],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Checks the newest gradient steps, unless `cfg.check_finite` is false.
+    """Checks the losses of the newest gradient steps, and all weights, unless `cfg.check_finite` is false.
 
     Args:
-        names: the losses' names.
-        losses: `[steps, names]`, a row for each of these steps, at least one.
-        modules: what was trained, by name.
-        optimizer: counts the gradient steps since the start of the run.
+        names: the names of the losses.
+        losses: `[steps, names]`, a row per gradient step, at least one.
+        modules: the trained modules, by name.
+        optimizer: the optimiser, which counts the gradient steps of the run.
 
     Raises:
-        TrainingDiverged: names the first loss that is not finite, otherwise the first such weight, and the step.
+        TrainingDiverged: a value is not finite; the message names the first such loss, otherwise the first weight, and
+            the step.
     """
     if not cfg.check_finite:
         return
     weights = {f"{of}.{name}": weight for of, module in modules.items() for name, weight in module.named_parameters()}
-    # The largest absolute value of each: it does not overflow, and NaN stays NaN.
+    # Maximum norms, because they do not overflow, and NaN stays NaN.
     largest = torch._foreach_norm([weight.detach() for weight in weights.values() if weight.numel()], math.inf)
     if torch.cat((losses.flatten(), torch.stack(largest))).isfinite().all():
         return

@@ -3,9 +3,9 @@
     batch -> Assembler: unfinished episodes | ended ones -> every `flush_every_frames`: the writer of the format
                         the long ones -> files (data/unfinished.py) -> when they end: the writer, one by one
 
-A checkpoint contains the frames of the unfinished episodes in memory, the lengths of the others, and the position in
-the data set; all ended episodes are written first. A resumed run removes its later episodes from the data set and
-collects them again.
+Before a checkpoint, all ended episodes are written. It contains the frames of the unfinished episodes in memory, the
+lengths of those in files, and the position in the data set. A resumed run removes later episodes of this run from the
+data set, and collects them again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collectx.trajectories import Assembler
 
 
 class RecordTrainer:
-    """See the module's docstring."""
+    """Writes episodes to a data set; see the module's docstring."""
 
     def __init__(
         self, cfg: RecordTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device
@@ -61,7 +61,8 @@ class RecordTrainer:
         self._state: dict[str, Any] = {}
 
     def train(self, collection: Collection) -> None:
-        """Returns when the collection is exhausted. The last episodes are written also if it raises an error."""
+        """Writes episodes until the collection is exhausted. Also writes the last episodes if the collection raises an
+        error."""
         num_frames = 0
         try:
             for batch in collection:
@@ -75,7 +76,7 @@ class RecordTrainer:
                     self._flush()
                     num_frames = 0
                 if self._assembler.num_unfinished > self._cfg.flush_every_frames:
-                    # Not short ones, as each episode takes a file for each entry.
+                    # Only long ones, because each episode takes a file per entry.
                     for frames in self._assembler.take_unfinished(max(1, self._cfg.flush_every_frames // 10)):
                         self._long.append(_on_cpu(frames))
         finally:
@@ -83,7 +84,7 @@ class RecordTrainer:
                 with closing(self._writer):
                     self._state = self.state_dict()
                     if self._cfg.partial_episodes:
-                        # Not part of the state: a run that is continued completes them.
+                        # After the state was taken, so that a run that continues completes these episodes.
                         self._ended = self._assembler.unfinished()
                         self._flush()
                         for index in self._long.indices:
@@ -91,7 +92,7 @@ class RecordTrainer:
                 self._writer = None
 
     def state_dict(self) -> dict:
-        """Writes all ended episodes, and returns the position in the data set and the unfinished episodes."""
+        """Writes all ended episodes; returns the position in the data set, and the unfinished episodes."""
         if self._writer is None:
             return self._state
         self._flush()
@@ -104,7 +105,7 @@ class RecordTrainer:
         }
 
     def checkpoint_written(self) -> None:
-        """Removes files that older checkpoints counted."""
+        """Removes files that only older checkpoints needed."""
         if hasattr(self, "_long"):
             self._long.checkpoint_written()
 

@@ -1,4 +1,5 @@
-"""`trainer.normalize_rewards`: rewards of about the same size in every env, for the critic and its learning rate."""
+"""`trainer.normalize_rewards`: scales rewards to about the same size in every env, for the critic and its learning
+rate."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ import torch.nn.functional as F
 from collectx.policy.normalize import Moments
 from collectx.trainer.returns import discounted_sum
 
-# Trajectories whose end never arrives, as those of a lost worker, are forgotten after this many others.
+# A trajectory whose end never arrives, such as that of a lost worker, is dropped after this number of others.
 _MOST_TRAJECTORIES = 2**16
 
 
 class RewardScale:
     """Divides rewards by a standard deviation, as Gymnasium's `NormalizeReward` does.
 
-    Each frame has a sum: its reward, plus `gamma` times the sum of the frame before it in the episode. The rewards of a
-    batch are divided by the standard deviation of the sums of all frames up to this batch. Computes on the CPU, so that
-    every device gives the same scale.
+    The sum of a frame is its reward, plus `gamma` times the sum of the frame before it in the episode. Rewards are
+    divided by the standard deviation of the sums of all frames up to and including their batch. Computes on the CPU, so
+    that every device gives the same scale.
 
     Args:
         gamma: the discount factor.
@@ -28,11 +29,11 @@ class RewardScale:
     def __init__(self, gamma: float):
         self._gamma = gamma
         self._moments = Moments(1)
-        # The sums at the newest frames of unfinished trajectories, the oldest of these frames first.
+        # The sum of the newest frame of each unfinished trajectory, by id; the one with the oldest frame is first.
         self._sums: dict[int, float] = {}
 
     def __call__(self, reward: torch.Tensor, done: torch.Tensor, traj_ids: torch.Tensor) -> torch.Tensor:
-        """Adds the frames of a batch to the statistics. Returns its divided rewards, a new `[R, T]` tensor on their
+        """Adds the frames of a batch to the statistics. Returns its scaled rewards, a new tensor `[R, T]` on their
         device.
 
         Args:

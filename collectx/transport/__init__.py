@@ -1,3 +1,3 @@
-"""Transports: batches travel to the trainer, grants and weights to the workers. `Transport`s run in the trainer's
-process, `Link`s in the worker's; see `base.py`.
+"""Transports carry batches to the trainer, and grants and weights to the workers. A `Transport` is the trainer's end, a
+`Link` a worker's end; see `base.py`.
 """

@@ -1,4 +1,5 @@
-"""The interface of a transport: slots travel to the trainer, grants and weights to the workers. It has two ends:
+"""The interface of a transport, which carries slots to the trainer, and grants and weights to the workers. Its two
+ends:
 
       trainer's process (Transport)                        worker's process (Link)
       grant(worker, slot)  -------- may be filled -------->  acquire() -> Fill
@@ -7,12 +8,13 @@
       publish(writes)      ------- newest weights --------->  refresh(read, version)
       close()              ------------ stop ------------->  acquire() -> None, and `stop` becomes true
 
-Backpressure is by slots: a worker fills only granted slots, and a slot is granted again after it was read.
+Slots are the backpressure: a worker fills only granted slots, and a slot is granted again after the trainer has read
+it.
 
             granted            filled             read
     [free] --------> [worker] --------> [trainer] ------> [free]
 
-When a worker is gone, `receive` returns one `Departure`. Its undelivered slots are lost; the other workers continue,
+When a worker fails, `receive` returns one `Departure`. The worker's undelivered slots are lost; other workers continue,
 and a replacement may be attached.
 """
 
@@ -27,28 +29,28 @@ import torch
 
 from collectx.batch import Key, Layout, Leaf, Slot
 
-# Fills a flat uint8 buffer of `SlotSpec.weights_nbytes` bytes with weights.
+# Writes weights into a flat uint8 buffer of `SlotSpec.weights_nbytes` bytes.
 Write: TypeAlias = Callable[[torch.Tensor], object]
-# Functions by worker, or one for all workers, with the key None.
+# A function for each worker index, or one for all workers, with the key None.
 Writes: TypeAlias = Mapping[int | None, Write]
 
-# Where the weights of a version are, as a transport keeps them.
+# How a transport refers to the weights of a version.
 _Weights = TypeVar("_Weights")
 
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """The slots, each for one worker's batch or its part of one, and the weights. Known to both ends.
+    """The sizes of slots and weights, which both ends know. A slot contains one worker's part of a batch.
 
     Attributes:
-        leaves: the tensors of one frame.
-        rows, steps: the size of one slot.
-        num_slots: the number of slots of each worker.
-        stacked: a batch consists of slot k of all workers. In shared memory these slots are one region of
-            `num_workers * rows` rows, so that nothing is copied; otherwise each slot is a separate region.
-        require_latest: a slot is filled with the newest weights at the time of its grant, or newer ones.
-        grants_name_version: a slot is filled with the weight version that its grant names.
-        weights_nbytes: the size of one flat copy of the policy's weights.
+        leaves: the key, shape and dtype of each tensor of a frame.
+        rows, steps: number of envs and number of steps in a slot; its tensors are `[rows, steps, *leaf.shape]`.
+        num_slots: number of slots per worker.
+        stacked: whether a batch consists of slot k of all workers. In shared memory, these slots are then adjacent, one
+            region of `num_workers * rows` rows, so that stacking them copies nothing; otherwise each slot is a region.
+        require_latest: whether a slot must be filled with the newest weights at its grant, or newer ones.
+        grants_name_version: whether a slot must be filled with the weight version that its grant names.
+        weights_nbytes: size of a flat copy of the policy's weights.
         first_version: the version of the first published weights.
     """
 
@@ -71,11 +73,11 @@ class SlotSpec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SlotSpec:
-        """The inverse of `to_json`."""
+        """Returns the spec for a result of `to_json`."""
         return cls(**{**values, "leaves": tuple(map(Leaf.from_json, values["leaves"]))})
 
     def layout(self, num_parts: int = 1) -> Layout:
-        """The layout of `num_parts` slots as one batch."""
+        """Returns the memory layout of a batch of `num_parts` slots."""
         if num_parts not in self._layouts:
             self._layouts[num_parts] = Layout(self.leaves, self.rows * num_parts, self.steps)
         return self._layouts[num_parts]
@@ -83,18 +85,18 @@ class SlotSpec:
 
 @dataclass(slots=True, eq=False)
 class SlotReport:
-    """A worker's report about a batch that it filled.
+    """A worker's report about a slot that it filled.
 
     Attributes:
-        policy_version: the weight version that acted first.
-        frames: how many frames the batch contains; if it ended early, fewer than its slot, all in the first steps.
-        env_s, policy_s: seconds spent stepping envs, and calling the policy.
-        returns, lengths: float64 and int64, `[episodes]`: undiscounted return and number of frames of each episode that
-            ended in this batch, in order of time.
-        wait_s: seconds spent waiting for the grant.
-        send_s: seconds spent sending the previous batch, and taking new weights for this one.
+        policy_version: the weight version of the first step.
+        frames: number of frames in the slot. If the batch ended early, they fill its first steps.
+        env_s, policy_s: seconds that env steps and policy calls took.
+        returns, lengths: undiscounted return, float64, and number of frames, int64, of each episode that ended in this
+            slot, `[episodes]`, in the order of their ends.
+        wait_s: seconds for which the worker waited for the grant.
+        send_s: seconds that sending the previous slot and loading new weights took.
         metrics: `InfoMetrics.take` of the batch's steps, `[2, metrics]` float64; empty without `env.metrics`.
-        added: what the user's hook added to the batch: tensors `[envs, steps, *shape]` by key.
+        added: tensors that the user's hook added to the batch, `[envs, steps, *shape]`, by key.
     """
 
     policy_version: int
@@ -111,7 +113,7 @@ class SlotReport:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A filled slot of a worker, in the trainer's process: one worker's part of a batch."""
+    """A filled slot that the trainer has received: one worker's part of a batch."""
 
     worker: int
     slot: int
@@ -120,11 +122,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker is gone: its code raised, its process or its connection ended, or it exceeded a timeout. Its granted but
-    undelivered slots are lost.
+    """A worker has failed: its code raised, its process or connection ended, or it exceeded a timeout. Slots that it
+    has not delivered are lost.
 
     Attributes:
-        error: the error of user code (original type, remote traceback as a note), `WorkerDied` or `WorkerTimeout`.
+        error: the error of the user's code (with its type, and the remote traceback as a note), `WorkerDied` or
+            `WorkerTimeout`.
     """
 
     worker: int
@@ -138,13 +141,13 @@ class Request(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-# Requests whose arguments and results are tensors and plain data, which travel over networks too.
+# Requests whose arguments and results are tensors and plain data, so they can be sent over networks.
 PLAIN_REQUESTS = ("ready", "state", "load", "change", "get_attr")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """What the method of a request returned, or the error that it raised."""
+    """A worker's reply to a request: what the method returned, or the error that it raised."""
 
     worker: int
     value: Any = None
@@ -153,7 +156,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A worker on a network has connected. Its earlier grants are sent now. `info` is for the event log."""
+    """A worker on a network has connected; its earlier grants are sent now. `info` is what it tells the event log."""
 
     worker: int
     info: dict[str, Any]
@@ -161,10 +164,10 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """All envs of a worker are reset before a slot is filled.
+    """A reset of all envs of a worker, before it fills a slot.
 
     Attributes:
-        seed: the envs' seeds are derived from it; None: the envs keep their random state.
+        seed: the seed from which those of the envs are derived; None: the envs keep their random state.
         static: whether `seed` itself is the seed of every env.
     """
 
@@ -174,10 +177,10 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A granted slot, in the worker's process.
+    """A granted slot, as the worker gets it.
 
     Attributes:
-        reset: comes before the slot is filled; None: there is none.
+        reset: the reset before the slot is filled; None: no reset.
     """
 
     slot: int
@@ -185,12 +188,12 @@ class Fill:
 
 
 def keep_granted(granted: dict[int, _Weights], version: int, newest: _Weights) -> list[_Weights]:
-    """Keeps the weights of a version that is granted, with `SlotSpec.grants_name_version`. Workers fill two batches at
-    a time, so only the last two versions are kept.
+    """With `SlotSpec.grants_name_version`: keeps the weights of a version that is being granted. Two batches are filled
+    at a time, so only the two versions that were granted last are kept.
 
     Args:
-        granted: the weights of the versions that are kept, the oldest first.
-        newest: the weights of `version`, if they are not kept already.
+        granted: the kept weights by version, the oldest first; this changes the dict.
+        newest: the weights of `version`, used unless they are kept already.
 
     Returns:
         The weights that are no longer kept.
@@ -200,11 +203,12 @@ def keep_granted(granted: dict[int, _Weights], version: int, newest: _Weights) -
 
 
 class Transport(Protocol):
-    """The trainer's end. Used from one thread, except `interrupt`.
+    """The trainer's end of a transport. Use it from one thread, except `interrupt`.
 
     Attributes:
-        carries_objects: whether requests and replies may be any objects, as all processes belong to one user on one
-            machine, and they may be pickled. Otherwise they are tensors and plain data, of `PLAIN_REQUESTS` only.
+        carries_objects: whether requests and replies are pickled and may contain any objects, because all processes
+            belong to one user on one machine. Otherwise only `PLAIN_REQUESTS` are possible, with tensors and plain
+            data.
     """
 
     carries_objects: bool
@@ -213,80 +217,83 @@ class Transport(Protocol):
         """Allows one process of a worker to connect over a network. Must be called before the process is started.
 
         Args:
-            make_spec: returns what is sent to the process when it has connected, as JSON-compatible data. May be called
-                from any thread.
+            make_spec: returns what the process is sent when it has connected, JSON-compatible data. Called in any
+                thread.
         """
 
     def attach(self, worker: int, handle: Any) -> None:
-        """Watches a started worker: a process (`collectx.transport.handles.Handle`), or inline a generator."""
+        """Watches a started worker. `handle` is its process (`collectx.transport.handles.Handle`); inline, a
+        generator."""
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
-        """Allows `worker` to fill `slot`, after `reset`. With `SlotSpec.require_latest`, the worker acts with the
-        newest weights of this moment, or newer ones; with `SlotSpec.grants_name_version`, with those of `version`,
-        which is the newest one or one of the last two that were granted. Does not block. Does nothing for a worker that
-        is gone and whose `Departure` was not received yet."""
+        """Allows a worker to fill a slot, after `reset`. With `SlotSpec.require_latest`, the worker acts with the
+        weights that are newest now, or newer ones; with `SlotSpec.grants_name_version`, with those of `version`, which
+        must be the newest version or one of the last two that were granted. Does not block. Does nothing if the worker
+        has failed and `receive` has not returned its `Departure` yet."""
 
     def receive(self) -> Arrival | Departure | Joined | Reply:
-        """Blocks until a granted slot is full, a request was answered, or a worker has joined or is gone.
+        """Blocks until a granted slot is full, a request was answered, or a worker has joined or failed; returns that
+        event.
 
-        A worker is gone with `WorkerTimeout` if it makes no progress for `collector.start_timeout_s` (before its first
-        batch) or `collector.worker_timeout_s` (afterwards): it owes a batch, and makes, resets or steps no env.
+        A worker fails with `WorkerTimeout` if it owes a batch and makes, resets or steps no env for
+        `collector.start_timeout_s` (before its first batch) or `collector.worker_timeout_s` (afterwards).
         """
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
-        """Returns the bytes of filled slots, which are of one index or of one worker, concatenated along the rows: flat
-        uint8, laid out as `Layout(leaves, rows * len(parts), steps)`. Must be called before any of these slots is
-        granted again.
+        """Returns the bytes of filled slots, concatenated along the rows: flat uint8, laid out as
+        `Layout(leaves, rows * len(parts), steps)`. The slots have the same index, or a single slot is passed. Call this
+        before any of them is granted again.
 
         Args:
-            copy: whether the result is the caller's memory. Otherwise it may be the transport's, valid until one of
+            copy: True: the caller owns the result. False: the result may be memory of the transport, valid until one of
                 these slots is granted again or another batch is gathered.
         """
 
     def publish(self, writes: Writes) -> int:
-        """Makes the weights that `writes` write the newest, all of one version, and returns the version:
-        `SlotSpec.first_version` for the first call, then one more each time. Does not wait for workers. If a `write`
-        raises, nothing is published. With `SlotSpec.grants_name_version`, replaces a version that was not granted.
+        """Publishes the weights that `writes` write as one new version; returns its number: `SlotSpec.first_version`
+        for the first call, then one more each time. Does not wait for workers. If a function of `writes` raises,
+        nothing is published. With `SlotSpec.grants_name_version`, replaces the newest version if it was not granted.
 
         Args:
-            writes: by worker: each acts with the weights that its `write` writes until newer ones are published for it
-                or for all, and the other workers keep their weights and version. Or `{None: write}`: for all workers,
-                which is the only form with `SlotSpec.grants_name_version`.
+            writes: `{None: write}`: weights for all workers. Or a function for each of some workers, which act with
+                these weights until newer ones are published for them or for all; the other workers keep their weights
+                and version. With `SlotSpec.grants_name_version`, only weights for all.
         """
 
     def newest_weights(self) -> torch.Tensor:
         """Returns a copy of the newest weights that were published for all workers."""
 
     def send_request(self, worker: int, request: Request) -> None:
-        """Sends a request, which the worker answers after its earlier grants; `receive` returns the `Reply`. Does not
-        block."""
+        """Sends a request, which the worker answers when it has filled the slots granted before; `receive` then returns
+        the `Reply`. Does not block."""
 
     def preempt(self, requested: bool) -> None:
-        """Sets the workers' `Link.preempted`. No effect over a network."""
+        """Sets `Link.preempted` of all workers. Has no effect over a network."""
 
     def interrupt(self) -> None:
-        """Stops the workers between two of their steps, without waiting; afterwards they count as gone. May be called
-        from any thread."""
+        """Tells the workers to stop after their current step; `receive` then returns their departures. Does not block.
+        May be called from any thread."""
 
     def close(self) -> None:
-        """Stops the workers and releases all resources; kills workers that have not stopped within
-        `collector.close_timeout_s`. Idempotent."""
+        """Stops the workers and releases all resources. Blocks for up to `collector.close_timeout_s`, then kills
+        workers that have not stopped. Idempotent."""
 
 
 class Stop(Protocol):
-    """A flag that the step loop reads between two steps: `stop[0]` is nonzero once the worker should stop."""
+    """A flag that the step loop reads between two steps: `stop[0]` is nonzero as soon as the worker should stop."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
 
 class Link(Protocol):
-    """The worker's end. Used from one thread.
+    """The worker's end of a transport. Use it from one thread.
 
     Attributes:
         slots: this worker's slots, as views of the transport's memory.
-        batch: the slots and the weights.
-        stop: whether the worker should stop. Reading it costs less than a microsecond: the loop does so in every step.
-        preempted: whether the current batch should end with the frames it contains. As fast to read as `stop`.
+        batch: the sizes of slots and weights.
+        stop: whether the worker should stop. The loop reads it in every step, so reading takes less than a microsecond.
+        preempted: whether the current batch should end early, with the frames that it contains. As fast to read as
+            `stop`.
     """
 
     @property
@@ -299,22 +306,22 @@ class Link(Protocol):
     def preempted(self) -> Stop: ...
 
     def acquire(self) -> Fill | Request | None:
-        """Blocks until the trainer grants a slot or sends a request. Returns None if the worker should stop, or the
-        trainer is gone."""
+        """Blocks until the trainer grants a slot or sends a request, and returns it. Returns None if the worker should
+        stop, or the trainer is gone."""
 
     def refresh(self, read: Callable[[torch.Tensor], None], version: int) -> int:
-        """Calls `read` with this worker's newest weights if their version is not `version`; returns their version. The
-        weights are never a mixture of two versions."""
+        """Calls `read` with this worker's newest weights, flat uint8, unless their version is `version`; returns their
+        version. The weights are never a mixture of two versions: after a mixed read, `read` is called again."""
 
     def send(self, slot: int, report: SlotReport) -> None:
-        """Delivers a filled slot. The worker must not touch it before it is granted again."""
+        """Delivers a filled slot. The worker must not change it until it is granted again."""
 
     def reply(self, value: Any, error: Exception | None = None) -> None:
         """Answers the request that `acquire` returned."""
 
     def report_progress(self) -> None:
-        """Lets the trainer see what this process counts from now on (`collectx.progress`). Called once, in the worker's
-        process, before its envs are made."""
+        """Shows the trainer from now on what this process counts (`collectx.progress`). Call it once, in the worker's
+        process, before the envs are made."""
 
     def fail(self, error: BaseException) -> None:
-        """Reports the error that ends this worker, without waiting. Called once."""
+        """Reports the error that ends this worker. Does not block. Call it at most once."""

@@ -1,5 +1,5 @@
-"""Additions to `multiprocessing.connection.Connection`: a reader that never waits for the rest of a message, so that a
-sender that is stopped in the middle of one does not stop the receiver; and socket options.
+"""Additions to `multiprocessing.connection.Connection`: socket options, and a reader that never waits for the rest of a
+message, so that a sender that stops in the middle of a message does not block the receiver.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 LONGEST_WAIT_S = 86400.0
-"""A limit for every wait of a timeout that the user may set to infinity: Python's functions count milliseconds in 31
-bits, and refuse more."""
-# The largest values that Linux takes: seconds between keepalive probes, and milliseconds until the connection breaks.
+"""The longest time to pass to a function that waits. Users may set timeouts to infinity, but Python's functions count
+milliseconds in 31 bits."""
+# The largest values that Linux accepts for the seconds between keepalive probes, and the milliseconds until the
+# connection breaks.
 _MAX_KEEPALIVE_S, _MAX_USER_TIMEOUT_MS = 32767, 2**31 - 1
-# The most bytes that are read at once: of short messages, and of the rest of a long one.
+# The maximum number of bytes per read, for a new message and for the rest of a long one.
 _FEW_BYTES, _MANY_BYTES = 2**16, 2**20
 # The length before a message; if it is `_LONG`, a second length follows.
 _LENGTH, _LONG_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q"), -1
@@ -25,7 +26,7 @@ _LENGTH, _LONG_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q"), -1
 
 @contextlib.contextmanager
 def socket_of(connection: Connection) -> Iterator[socket.socket]:
-    """The socket of a connection, to set its options."""
+    """Yields the socket of a connection, to set its options."""
     with socket.socket(fileno=os.dup(connection.fileno())) as view:
         # After `socket.setdefaulttimeout`, making this object has set the connection to non-blocking.
         view.settimeout(None)
@@ -33,15 +34,15 @@ def socket_of(connection: Connection) -> Iterator[socket.socket]:
 
 
 def shut_down(connection: Connection) -> None:
-    """Ends a connection for both ends, and closes this one. Closing alone would not tell the other end while a process
-    that was forked from this one lives, as that has this end too."""
+    """Ends a connection for both ends, and closes this end. After `close` alone, the other end would not notice while a
+    fork of this process has this end open."""
     with contextlib.suppress(OSError), socket_of(connection) as line:
         line.shutdown(socket.SHUT_RDWR)
     connection.close()
 
 
 def set_send_timeout(connection: Connection, seconds: float) -> None:
-    """Makes sending fail if the other end reads nothing for `seconds`."""
+    """Makes `send_bytes` raise `BlockingIOError` if the other end reads nothing for `seconds`."""
     _set_timeout(connection, socket.SO_SNDTIMEO, seconds)
 
 
@@ -58,7 +59,7 @@ def _set_timeout(connection: Connection, option: int, seconds: float | None) -> 
 
 
 def enable_keepalive(connection: Connection, notice_s: float) -> None:
-    """Makes a connection over a cut cable break within about `notice_s` seconds, two days at most, although nothing is
+    """Makes a connection whose cable is cut break within about `notice_s` seconds, two days at most, even if nothing is
     sent."""
     with socket_of(connection) as peer:
         interval = int(min(max(1.0, notice_s / 5), _MAX_KEEPALIVE_S))
@@ -74,26 +75,26 @@ def enable_keepalive(connection: Connection, notice_s: float) -> None:
 
 
 def disconnect_poll(connection: Connection) -> select.poll:
-    """A poll object that reports when the other end has closed the connection or is gone; unread messages do not
-    count."""
+    """Returns a poll object that reports when the other end has closed the connection or is gone. It does not report
+    messages."""
     poller = select.poll()
     poller.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
     return poller
 
 
 class MessageReader:
-    """Collects received bytes and returns complete messages. Nothing else may read from the connection."""
+    """Reads bytes from a connection, and returns complete messages. Nothing else may read from the connection."""
 
     def __init__(self, connection: Connection):
         self._descriptor = connection.fileno()
         self._bytes = bytearray()
 
     def read(self) -> list[bytes]:
-        """Reads once, and returns the messages that are complete. Does not block if the connection is readable.
+        """Reads once, and returns the messages that are complete now, perhaps none. Blocks only if nothing is readable.
 
         Raises:
             EOFError: the other end is closed.
-            OSError: the connection broke, or the bytes are no message.
+            OSError: the connection broke, or the bytes are not a message.
         """
         more = os.read(self._descriptor, _MANY_BYTES if self._bytes else _FEW_BYTES)
         if not more:
@@ -105,7 +106,7 @@ class MessageReader:
         return messages
 
     def _next_message(self) -> bytes | None:
-        """The first message, if it is complete."""
+        """Removes and returns the first message; None while it is incomplete."""
         buffer, start = self._bytes, _LENGTH.size
         if len(buffer) < start:
             return None

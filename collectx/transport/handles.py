@@ -1,4 +1,5 @@
-"""Started worker processes: their interface, which every launcher implements, how they are ended, and their errors."""
+"""Started worker processes: the interface of a handle, which every launcher implements; how processes are ended; and
+the errors of those that fail."""
 
 from __future__ import annotations
 
@@ -13,15 +14,20 @@ from collectx.transport.connections import LONGEST_WAIT_S
 # An option, and its value in seconds.
 Limit: TypeAlias = tuple[str, float]
 
-# How long processes may take to end after a signal.
+# Seconds that processes may take to end after a signal.
 _SIGNAL_S = 1.0
 
 
 class Handle(Protocol):
-    """A started worker process, with the interface of `multiprocessing.Process`. `sentinel` is a descriptor that
-    becomes readable when the process ends, or -1 if there is none. `pid` is None for jobs, tasks and steps of a
-    scheduler and for Ray actors, whose end is noticed late; the supervisor does not wait for it. A process of this
-    machine leads a process group, and may have a `mark`; see `collectx.fork_server.descendants`."""
+    """A started worker process, with the interface of `multiprocessing.Process`.
+
+    Attributes:
+        sentinel: a file descriptor that becomes readable when the process ends; -1 without one.
+        pid: None for SLURM jobs, tasks and steps, and for Ray actors. Their end is noticed late, so the supervisor does
+            not wait for it. A process of this machine leads a process group, and may have a `mark`; see
+            `collectx.fork_server.descendants`.
+        exitcode: None while the process runs.
+    """
 
     @property
     def sentinel(self) -> int: ...
@@ -35,8 +41,9 @@ class Handle(Protocol):
 
 
 def end_processes(handles: Sequence[Handle], timeout_s: float) -> None:
-    """Waits up to `timeout_s` for processes to end. Then terminates those of a scheduler, as processes of this machine
-    ignore SIGTERM, and after a second kills all that are left. Also ends what processes of this machine have started.
+    """Waits up to `timeout_s` seconds until the processes have ended. Then terminates those on other hosts, because
+    processes of this machine ignore SIGTERM, and after a second kills all that are left. Also ends what the processes
+    of this machine have started.
     """
     _join(handles, timeout_s)
     if remote := [handle for handle in handles if handle.pid is None and handle.exitcode is None]:
@@ -58,10 +65,10 @@ def _join(handles: Sequence[Handle], timeout_s: float) -> None:
 
 
 def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str = "", stacks: str = "") -> WorkerTimeout:
-    """The error of a worker that has exceeded a timeout.
+    """Returns the error of a worker that has exceeded a timeout.
 
     Args:
-        progress: how far it has come.
+        progress: a sentence about how far the worker has come.
         stacks: see `collectx.transport.tracebacks`.
     """
     option, limit_s = limit
@@ -81,11 +88,11 @@ def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str = "",
 def death_error(
     name: str, has_joined: bool, handle: Handle | None, join_timeout_s: float, error: Exception | None
 ) -> WorkerDied | JobEnded:
-    """The error of a worker whose process or connection has ended. Blocks for up to `join_timeout_s` until a process of
-    this machine has ended.
+    """Returns the error of a worker whose process or connection has ended. If it is a process of this machine, blocks
+    until it has ended, up to `join_timeout_s` seconds.
 
     Args:
-        error: what reading from its connection raised.
+        error: the error that a read from its connection raised.
     """
     if handle is None or handle.pid is None:
         if (scheduler := getattr(handle, "ended_by", None)) is not None:

@@ -1,11 +1,11 @@
-"""Requests for actions, from workers to the inference server of their machine. Observations and actions lie in the
-slots; a request says where, and is sent back when the actions are there.
+"""Carries requests for actions from workers to the inference server of their machine. The slots contain the
+observations and get the actions; a request says where, and the server sends it back when the actions are written.
 
     worker 0 --request--.                                     .--request--> worker 0
     worker 1 --request--+--> one pipe --> inference server ---+--request--> worker 1
 
-Writes to a pipe of up to 512 bytes are atomic, so a worker that is killed leaves no part of a request. The trainer
-keeps all ends: the process that replaces a worker uses the same pipes.
+Writes of up to 512 bytes to a pipe are atomic, so a killed worker leaves no part of a request. The trainer keeps all
+ends open, so that a worker's replacement can use the same pipes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from collectx.memory import SharedMemory
 from collectx.transport.connections import disconnect_poll
 
-# The step of a request after the last one of a batch; it is not sent back.
+# The step in a request that ends a batch; the server does not send it back.
 END = 2**32 - 1
 _REQUEST = struct.Struct("<qIIHHH")
 # A multiple of the size of a request.
@@ -34,9 +34,10 @@ class ActionRequest(NamedTuple):
     """A request for the actions of one group of a worker's envs.
 
     Attributes:
-        pointer: with `SlotSpec.grants_name_version`, to the weights that act; see `Slab.pointer_to`.
-        incarnation: the worker's; requests of its earlier processes are discarded.
-        step: the step whose observations are in the slot; `END`: the group takes no further step in its batch.
+        pointer: the pointer to the weights to act with, with `SlotSpec.grants_name_version`; see `Slab.pointer_to`.
+        incarnation: the worker's incarnation; requests of its earlier processes are discarded.
+        step: index of the step whose observations are in the slot; `END`: the group takes no further step in this
+            batch.
     """
 
     pointer: int
@@ -48,7 +49,7 @@ class ActionRequest(NamedTuple):
 
 
 class InferenceChannel:
-    """All ends, in the trainer's process."""
+    """All ends of the pipes, in the trainer's process."""
 
     def __init__(self, num_workers: int):
         # The two ends of each pipe, for reading and for writing.
@@ -59,13 +60,13 @@ class InferenceChannel:
         self._waiting = self._shared.map(num_workers).numpy()
 
     def client(self, worker: int, incarnation: int) -> InferenceClient:
-        """The ends of one process of a worker, to be pickled as an argument of the process."""
+        """Returns the ends for one process of a worker, to be pickled as an argument of the process."""
         assert self._shared is not None
         self._waiting[worker] = 0
         return InferenceClient(self._requests[1], self._replies[worker][0], self._shared, worker, incarnation)
 
     def server(self) -> InferenceEnd:
-        """The server's end, to be pickled as an argument of its process."""
+        """Returns the server's ends, to be pickled as an argument of its process."""
         return InferenceEnd(self._requests[0], [reply for _, reply in self._replies])
 
     def is_waiting(self, worker: int) -> bool:
@@ -82,10 +83,10 @@ class InferenceChannel:
 
 @dataclass
 class InferenceClient:
-    """The worker's end.
+    """A worker's ends of the pipes.
 
     Attributes:
-        wait_s: seconds that it waited for actions.
+        wait_s: seconds for which the worker has waited for actions.
     """
 
     _requests: Connection
@@ -96,7 +97,8 @@ class InferenceClient:
     wait_s: float = 0.0
 
     def connect(self, trainer: Connection) -> None:
-        """Lets waits end when the trainer closes its connection or is gone. Called once, in the worker's process."""
+        """Makes `wait` return when the trainer closes this connection or is gone. Call it once, in the worker's
+        process, before other methods."""
         self._waiting = self._shared.map(self._worker + 1).numpy()
         self._poll = disconnect_poll(trainer)
         self._poll.register(self._replies.fileno(), select.POLLIN)
@@ -110,8 +112,8 @@ class InferenceClient:
             self._pending[group] = request
 
     def wait(self, group: int) -> bool:
-        """Blocks until the actions that were requested last for the group are written. Returns False if the trainer
-        has closed or is gone. The trainer ends waits of more than `collector.worker_timeout_s`."""
+        """Blocks until the actions of the group's last request are written. Returns False if the trainer has closed the
+        connection, which it does after `collector.worker_timeout_s`, or is gone."""
         if group in self._pending:
             began, self._waiting[self._worker] = perf_counter(), 1
             while group in self._pending:
@@ -127,17 +129,17 @@ class InferenceClient:
 
 @dataclass
 class InferenceEnd:
-    """The server's end."""
+    """The inference server's ends of the pipes."""
 
     _requests: Connection
     _replies: Sequence[Connection]
 
     def fileno(self) -> int:
-        """The descriptor that is readable when there are requests."""
+        """Returns the descriptor that is readable when there are requests."""
         return self._requests.fileno()
 
     def receive(self) -> Sequence[ActionRequest]:
-        """The pending requests; blocks until there is one."""
+        """Returns the pending requests; blocks until there is one."""
         return unpack(os.read(self._requests.fileno(), _READ_BYTES))
 
     def reply(self, request: ActionRequest) -> None:
@@ -146,5 +148,5 @@ class InferenceEnd:
 
 
 def unpack(content: bytes) -> list[ActionRequest]:
-    """The requests in bytes that were read from a pipe."""
+    """Returns the requests that bytes from a pipe contain."""
     return [ActionRequest(*fields) for fields in _REQUEST.iter_unpack(content)]

@@ -1,5 +1,5 @@
-"""Transport within one process: `receive` runs the worker until it has filled a slot. For `collector=single`, and for
-debugging any other collector with `launcher=inline`.
+"""The transport within one process, whose `receive` runs a worker until it has filled a slot. For `collector=single`,
+and for debugging other collectors with `launcher=inline`.
 
 A worker is a generator that fills one slot each time it is advanced (`collectx/worker/slot_loop.py`).
 """
@@ -20,15 +20,15 @@ _ENDED = object()
 
 
 class InlineTransport(SlabTransport):
-    """The trainer's end. No method blocks on another process, so nothing can time out.
+    """The trainer's end. Steps the workers in `receive`, so nothing can time out.
 
     Args:
-        device: where the slots are; None: the CPU.
+        device: the device of the slots; None: the CPU.
     """
 
     def __init__(self, spec: SlotSpec, device: torch.device | None = None):
         super().__init__(spec, shared=False, device=device)
-        # The worker of each grant and request, in order.
+        # The worker of each pending grant and request, in order.
         self._pending: deque[int] = deque()
         self._events: deque[Arrival | Reply] = deque()
         self._links: dict[int, InlineLink] = {}
@@ -80,7 +80,7 @@ class InlineLink(SlabLink):
 
     def __init__(self, slab: Slab, worker: int, events: deque[Arrival | Reply]):
         super().__init__(slab, worker)
-        # Grants, each with the pointer to its weights, and requests.
+        # Grants, with the pointers to their weights, and requests.
         self.messages: deque[tuple[Fill | Request, int]] = deque()
         self._events = events
         self._error: BaseException | None = None
@@ -101,14 +101,14 @@ class InlineLink(SlabLink):
         self._error = error
 
     def put_back(self, message: Fill | Request, interruption: KeyboardInterrupt) -> None:
-        """`acquire` returns the message once more. As a step may have been interrupted, a slot is then filled with new
-        episodes."""
+        """Makes `acquire` return the message again after a Ctrl-C. The step may have been interrupted, so a slot is
+        then filled from new episodes."""
         if isinstance(message, Fill) and message.reset is None:
             message = Fill(message.slot, Reset())
         self.messages.appendleft((message, self.pointer))
         self._error = interruption
 
     def take_error(self) -> BaseException | None:
-        """The error that the transport raises now, or None."""
+        """Returns and removes the error that the transport must raise; None without one."""
         error, self._error = self._error, None
         return error

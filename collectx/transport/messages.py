@@ -1,5 +1,5 @@
-"""Control messages, as plain bytes. Nothing that arrives over a network is unpickled here. Requests and replies are
-signed, as they carry the states of envs, which a worker that resumes unpickles (`collectx.state`).
+"""Packs control messages into bytes. Nothing that arrives over a network is unpickled here. Requests and replies over a
+network are signed, because they carry states of envs, which a resuming worker unpickles (`collectx.state`).
 
 trainer -> worker    GRANT   | slot, reset, version (int64): of the weights to act with, or the oldest that are allowed:
                              | exactly this version with `SlotSpec.grants_name_version`
@@ -30,23 +30,23 @@ from collectx.transport.base import Fill, Reset, SlotReport
 
 FULL, FAILED, GRANT, WEIGHTS, HAVE, REQUEST, REPLY, PROGRESS = (bytes([number]) for number in range(8))
 _NUMBERS = struct.Struct("<cqqq")
-# How a grant says whether the envs are reset; above, twice the seed, plus whether it is static.
+# How a grant encodes a reset: none; one without a seed; greater numbers encode the seed and whether it is static.
 _NO_RESET, _RESET = 0, 1
 _PROOF_BYTES = 32
 _FULL = struct.Struct("<cqqqqqdddd")
 
 
 def pack_signed(kind: bytes, content: Any, secret: bytes) -> bytes:
-    """A REQUEST or REPLY with tensors and plain data, and its HMAC-SHA256 under the run's secret."""
+    """Returns a REQUEST or REPLY with tensors and plain data, followed by its HMAC-SHA256 under the run's secret."""
     message = pack_tensors(kind, content)
     return message + hmac.digest(secret, message, "sha256")
 
 
 def unpack_signed(message: bytes, secret: bytes) -> Any:
-    """The content of `pack_signed`. Executes nothing.
+    """Returns the content of a result of `pack_signed`. Executes no code.
 
     Raises:
-        RendezvousError: the message does not come from a peer that knows the secret. Its content was not read.
+        RendezvousError: the signature is wrong, so the sender does not know the secret. The content was not read.
     """
     content, proof = message[:-_PROOF_BYTES], message[-_PROOF_BYTES:]
     if not hmac.compare_digest(hmac.digest(secret, content, "sha256"), proof):
@@ -57,7 +57,7 @@ def unpack_signed(message: bytes, secret: bytes) -> Any:
 
 
 def pack_tensors(kind: bytes, content: Any) -> bytes:
-    """A message with tensors and plain data."""
+    """Returns a message with tensors and plain data."""
     file = io.BytesIO(kind)
     file.seek(len(kind))
     torch.save(content, file)
@@ -65,12 +65,13 @@ def pack_tensors(kind: bytes, content: Any) -> bytes:
 
 
 def unpack_tensors(message: bytes) -> Any:
-    """The content of `pack_tensors`. Executes nothing: raises an error where the message holds anything else."""
+    """Returns the content of a result of `pack_tensors`. Executes no code; raises for content that is not tensors and
+    plain data."""
     return torch.load(io.BytesIO(message[1:]), map_location="cpu", weights_only=True)
 
 
 def pack_grant(slot: int, reset: Reset | None, version: int = 0) -> bytes:
-    """A grant of `slot`, to be filled with weights of `version` or newer, or with exactly those."""
+    """Returns a grant of `slot`, to be filled with weights of `version` or newer, or of exactly this version."""
     code = _NO_RESET
     if reset is not None:
         code = _RESET if reset.seed is None else _RESET + 1 + 2 * reset.seed + reset.static
@@ -78,7 +79,7 @@ def pack_grant(slot: int, reset: Reset | None, version: int = 0) -> bytes:
 
 
 def unpack_grant(message: bytes) -> tuple[Fill, int]:
-    """The grant, and the version of `pack_grant`."""
+    """Returns the grant and the version in a result of `pack_grant`."""
     _, slot, code, version = _NUMBERS.unpack(message)
     if code == _NO_RESET:
         return Fill(slot), version
@@ -87,29 +88,29 @@ def unpack_grant(message: bytes) -> tuple[Fill, int]:
 
 
 def pack_version(kind: bytes, version: int) -> bytes:
-    """The weights of `version` are being sent (`WEIGHTS`), or have been received (`HAVE`)."""
+    """Returns a message that weights of `version` are being sent (`WEIGHTS`), or have been received (`HAVE`)."""
     return _NUMBERS.pack(kind, version, 0, 0)
 
 
 def unpack_version(message: bytes) -> int:
-    """The version of `pack_version`."""
+    """Returns the version in a result of `pack_version`."""
     _, version, _, _ = _NUMBERS.unpack(message)
     return version
 
 
 def pack_progress(counts: tuple[int, ...]) -> bytes:
-    """What a worker has counted."""
+    """Returns a message with a worker's counts; see `collectx.progress`."""
     return _NUMBERS.pack(PROGRESS, *counts, 0)
 
 
 def unpack_progress(message: bytes) -> tuple[int, int]:
-    """The counts of `pack_progress`."""
+    """Returns the counts in a result of `pack_progress`."""
     _, steps, others, _ = _NUMBERS.unpack(message)
     return steps, others
 
 
 def pack_full(slot: int, report: SlotReport) -> bytes:
-    """`slot` is filled."""
+    """Returns a message that `slot` is filled, with its report."""
     times = (report.env_s, report.policy_s, report.wait_s, report.send_s)
     counts = (len(report.returns), report.metrics.shape[1])
     head = _FULL.pack(FULL, slot, report.policy_version, report.frames, *counts, *times)
@@ -118,7 +119,7 @@ def pack_full(slot: int, report: SlotReport) -> bytes:
 
 
 def unpack_full(message: bytes) -> tuple[int, SlotReport]:
-    """The slot and the report of `pack_full`; the arrays are views of `message`.
+    """Returns the slot and the report in a result of `pack_full`. The report's arrays are views of `message`.
 
     Raises:
         ValueError: the size or the content of the message is wrong.

@@ -12,7 +12,7 @@ from collectx.transport.handles import Handle, Limit
 
 
 class JoinState(Enum):
-    """The state of one process of a worker. Any state may change to GONE. In shared memory there is no PAIRING.
+    """The state of one process of a worker. Any state may change to GONE. PAIRING exists only over networks.
 
     EXPECTED --knows the secret--> PAIRING --both connections are made--> JOINED ----> GONE
              <------it failed-----
@@ -29,16 +29,17 @@ class Peer:
     """One process of a worker. Its replacement gets another object.
 
     Attributes:
-        index: the worker's.
-        connection, reader: carry control messages; None until it has joined.
-        handle: its process, if the trainer started it.
-        host: where it runs, unless on the trainer's host.
-        num_outstanding: grants not yet delivered, and requests not yet answered.
-        has_delivered: whether it has ever delivered a batch.
+        index: the worker's index.
+        connection, reader: the connection for control messages, and its reader; None until the worker has joined.
+        handle: the handle of the process, if the trainer started it.
+        host: name of its host; None for the trainer's host.
+        num_outstanding: number of granted slots that were not delivered, and of requests that were not answered.
+        has_delivered: whether it has delivered a batch.
         limit: the timeout that applies while `num_outstanding` is above 0.
-        counts: its counters in shared memory (`collectx.progress`); None if it reports them in messages.
-        progress: the counts at the last look.
-        began_s, progressed_s: when its current task began, and when its counts last changed; both in timer time.
+        counts: its counters in shared memory (`collectx.progress`); None if it sends them in messages.
+        progress: the last known counts.
+        began_s, progressed_s: when its current task began, and when its counts last changed, in seconds of
+            `PeerTimers.now_s`.
     """
 
     index: int
@@ -61,11 +62,12 @@ class Peer:
         return self.state is JoinState.JOINED
 
     def read_counts(self) -> Counts | None:
-        """The worker's counters in shared memory; None if it reports them in messages."""
+        """Returns the counts in shared memory; None if the worker sends them in messages."""
         return None if self.counts is None else (self.counts[STEPS], self.counts[OTHERS])
 
     def describe_progress(self, num_steps: int) -> str:
-        """Progress with the current task, a batch of `num_steps` steps, for messages; "" without any."""
+        """Returns a sentence about the progress of the current task, a batch of `num_steps` steps; "" without
+        progress."""
         if self.progress is None or self.progressed_s is None:
             return ""
         steps, others = self.progress

@@ -1,4 +1,4 @@
-"""Plain data: what travels over every transport, and what checkpoints contain, without executing anything."""
+"""Plain data, which every transport can send and checkpoints can contain: reading it executes no code."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-# The only key of the dict that stands for an array, which `torch.load(weights_only=True)` refuses.
+# The only key of a dict that stands for a NumPy array, because `torch.load(weights_only=True)` refuses arrays.
 _ARRAY = "\0array"
 
 
 def packed(value: Any) -> Any:
-    """A copy of a value as plain data: numbers, strings, None, tensors on the CPU; dicts, lists and tuples of these.
-    `unpacked` restores NumPy's arrays and numbers.
+    """Returns a copy of a value as plain data: numbers, strings, None, tensors on the CPU, and dicts, lists and tuples
+    of these. NumPy's arrays and numbers become tensors; `unpacked` restores them.
 
     Raises:
-        TypeError: the value is or contains anything else.
+        TypeError: the value is, or contains, something else.
     """
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         return {_ARRAY: torch.from_numpy(np.array(value))}
@@ -36,7 +36,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The value that `packed` copied; an array without dimensions becomes a number."""
+    """Returns the value that `packed` copied. A 0-dimensional array becomes a NumPy number."""
     if isinstance(value, dict):
         return value[_ARRAY].numpy()[()] if value.keys() == {_ARRAY} else {key: unpacked(value[key]) for key in value}
     if isinstance(value, list | tuple):

@@ -1,5 +1,5 @@
-"""Transport between processes of one machine: slots and weights lie in one slab; control messages, with slot numbers,
-travel over one socket pair per worker.
+"""The transport between processes of one machine. Slots and weights are in one slab; control messages, with slot
+numbers, go over a socket pair per worker.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from collectx.transport.supervisor import Supervisor
 
 @dataclass(eq=False)
 class _LocalPeer(Peer):
-    """See `Peer`. `remote_end` is the worker's end of the connection, until its process has inherited it."""
+    """The record of a worker's process; see `Peer`. `remote_end` is the worker's end of the connection, until the
+    process has inherited it."""
 
     remote_end: Connection | None = None
 
 
 class SharedMemoryTransport(SlabTransport):
-    """The trainer's end. Closes the supervisor and `inference` with itself."""
+    """The trainer's end. `close` also closes the supervisor and `inference`."""
 
     def __init__(self, spec: SlotSpec, supervisor: Supervisor[_LocalPeer], inference: InferenceChannel | None = None):
         super().__init__(spec, shared=True)
@@ -43,11 +44,11 @@ class SharedMemoryTransport(SlabTransport):
         self._closed = False
 
     def link(self, worker: int, incarnation: int | None = None) -> SharedMemoryLink:
-        """Makes the worker's end, to be pickled as an argument of the worker's process. Once for each process. The
-        index after the last worker's is the inference server.
+        """Returns a new worker's end, to be pickled as an argument of the worker's process; call it once per process.
+        The index after the last worker's means the inference server.
 
         Args:
-            incarnation: the worker's, if the inference server acts for it.
+            incarnation: the worker's incarnation, if the inference server acts for it.
         """
         ours, theirs = Pipe(duplex=True)
         peer = _LocalPeer(worker, remote_end=theirs)
@@ -65,7 +66,7 @@ class SharedMemoryTransport(SlabTransport):
         self._supervisor.attach(peer, handle)
 
     def _close_remote_end(self, peer: _LocalPeer) -> None:
-        """Closes the worker's end, which its process has inherited, in this process."""
+        """Closes this process's copy of the worker's end, which the worker's process has inherited."""
         if peer.remote_end is not None:
             peer.remote_end.close()
             peer.remote_end = None
@@ -98,7 +99,7 @@ class SharedMemoryTransport(SlabTransport):
         if isinstance(message, bytes) and message[:1] == messages.FAILED:
             message = pickle.loads(message[1:]).rebuild(self._supervisor.describe(peer))
         if not isinstance(message, bytes):
-            # First, as Ctrl-C may end the wait for the process.
+            # The departure comes first, because Ctrl-C may end the wait for the process.
             self._events.append(Departure(peer.index, message))
             self._supervisor.remove(peer)
             return
@@ -111,8 +112,8 @@ class SharedMemoryTransport(SlabTransport):
         self._events.append(event)
 
     def _find_late(self, peer: _LocalPeer, error: WorkerTimeout) -> tuple[_LocalPeer, Exception]:
-        """Returns the process to blame for a late worker, and its error. A worker that waits for actions is not to
-        blame: either another worker, whose request the inference server waits for, or the server itself.
+        """Returns the process to blame for a late worker, and its error. If the worker is waiting for actions, either
+        another worker is to blame, for whose request the inference server waits, or the server itself.
         """
         limit = peer.limit
         if self.inference is None or limit is None or not self.inference.is_waiting(peer.index):
@@ -147,7 +148,7 @@ class SharedMemoryTransport(SlabTransport):
 
 
 class SharedMemoryLink(SlabLink):
-    """The worker's end; unpickled in the worker's process."""
+    """A worker's end; unpickled in the worker's process."""
 
     def __init__(self, slab: Slab, worker: int, connection: Connection, inference: InferenceClient | None = None):
         super().__init__(slab, worker)
@@ -155,13 +156,13 @@ class SharedMemoryLink(SlabLink):
         self._connection = connection
 
     def connect_inference(self) -> InferenceClient:
-        """The requests to the inference server. Called once, in the worker's process."""
+        """Returns the client of the inference server. Call it once, in the worker's process."""
         assert self._inference is not None
         self._inference.connect(self._connection)
         return self._inference
 
     def fileno(self) -> int:
-        """The descriptor that is readable when `acquire` does not block."""
+        """Returns a file descriptor that is readable when `acquire` does not block."""
         return self._connection.fileno()
 
     def acquire(self) -> Fill | Request | None:

@@ -2,10 +2,10 @@
 
     | header: newest versions, stop, preempted | progress | shared weights | weights of worker 0 | ... | region 0 |
 
-There are two buffers for weights, and a pointer: twice the version, plus the index of the buffer that holds it. The
-trainer writes a newer version into the other buffer and then stores the pointer; a reader that finds the pointer
-unchanged after its copy has read a single version. A worker acts with whichever is newer, the shared weights or its
-individual ones. Pages of weights that were never written take no memory.
+Weights have two buffers and a pointer: twice the version, plus the index of the buffer that contains it. The trainer
+writes a newer version into the other buffer and then stores the pointer. A reader that finds the pointer unchanged
+after its copy has read a single version. A worker acts with the shared weights or its individual ones, whichever are
+newer. Pages that were never written take no memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from collectx.transport.base import Arrival, SlotSpec, Writes, keep_granted
 _POINTER_BYTES = 8
 # The pointer to weights that were never published (version -1).
 _NOTHING = -2
-# In place of a worker: an end with the shared weights alone.
+# In place of a worker's index: an end that uses only the shared weights.
 NO_WORKER = -1
 
 
 class SlabLayout:
-    """Where the parts of a slab lie, in bytes.
+    """The offsets and sizes of the parts of a slab, in bytes.
 
     Attributes:
-        region: the layout of a region.
-        pointers_nbytes, weights_nbytes, nbytes: sizes of the pointers, of one buffer for weights, and of all.
-        progress_start, weights_start, regions_start: offsets.
+        region: the layout within a region.
+        pointers_nbytes, weights_nbytes, nbytes: sizes of all pointers, of one buffer for weights, and of the slab.
+        progress_start, weights_start, regions_start: offsets of these parts.
     """
 
     def __init__(self, spec: SlotSpec):
@@ -43,7 +43,7 @@ class SlabLayout:
         self.pointers_nbytes = _aligned((1 + spec.num_workers) * _POINTER_BYTES)
         self.weights_nbytes = _aligned(spec.weights_nbytes)
         self.progress_start = self.pointers_nbytes + ALIGNMENT_BYTES
-        # Each worker writes to cache lines of its own.
+        # Each worker counts in its own cache lines.
         self.weights_start = self.progress_start + spec.num_workers * ALIGNMENT_BYTES
         self.regions_start = self.weights_start + 2 * (1 + spec.num_workers) * self.weights_nbytes
         num_regions = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
@@ -51,13 +51,13 @@ class SlabLayout:
 
 
 class Slab:
-    """The memory.
+    """The memory of all slots and weights.
 
     Args:
-        spec: the sizes.
-        shared: whether workers in other processes map it. Such a slab can be pickled, but only as an argument of a
+        spec: the sizes of slots and weights.
+        shared: whether workers in other processes map the slab. It can then be pickled, but only as an argument of a
             process that is being started.
-        device: where the regions lie, of a slab that is not shared; None: beside the rest, on the CPU.
+        device: the device of the regions, if the slab is not shared; None: the CPU, like the rest.
     """
 
     def __init__(self, spec: SlotSpec, shared: bool, device: torch.device | None = None):
@@ -65,7 +65,7 @@ class Slab:
         for owner in range(1 + spec.num_workers):
             self._pointers[owner] = _NOTHING
         self._pointers[0] = 2 * (spec.first_version - 1)
-        # With `SlotSpec.grants_name_version`: the pointers to the last two versions that were granted.
+        # With `SlotSpec.grants_name_version`: the pointers to the last two versions that were granted, by version.
         self._granted: dict[int, int] = {}
 
     def _map(self, spec: SlotSpec, shared: SharedMemory | None, device: torch.device | None = None) -> None:
@@ -73,7 +73,7 @@ class Slab:
         self._shared = shared
         self._layout = places = SlabLayout(spec)
         if shared is None:
-            # A page takes no memory until it is written: individual weights are rare.
+            # Pages take no memory until they are written, as those of individual weights rarely are.
             private = mmap.mmap(-1, places.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._memory = torch.frombuffer(private, dtype=torch.uint8)
         else:
@@ -82,7 +82,7 @@ class Slab:
         self._regions = regions if device is None else torch.zeros_like(regions, device=device)
         header = self._memory[: places.weights_start].numpy()
         pointers_nbytes = places.pointers_nbytes
-        # One for the shared weights, then one for the individual weights of each worker.
+        # The pointer to the shared weights, then those to the individual weights of each worker.
         self._pointers: memoryview = header[: (1 + spec.num_workers) * _POINTER_BYTES].view(np.int64).data
         self.stop: memoryview = header[pointers_nbytes : pointers_nbytes + 1].data
         self.preempted: memoryview = header[pointers_nbytes + 1 : pointers_nbytes + 2].data
@@ -96,22 +96,22 @@ class Slab:
         self.close_descriptor()
 
     def close_descriptor(self) -> None:
-        """Closes the file descriptor; the mapping stays until the last tensor over it is gone."""
+        """Closes the file descriptor. The memory stays mapped until its last tensor is gone."""
         self._shared = None
 
     def region(self, worker: int, slot: int) -> torch.Tensor:
-        """The bytes of the region that holds the slot, as `SlabLayout.region` lays them out."""
+        """Returns the bytes of the region that contains the slot, flat uint8, laid out as `SlabLayout.region`."""
         index = slot if self.spec.stacked else worker * self.spec.num_slots + slot
         nbytes = self._layout.region.nbytes
         return self._regions[index * nbytes : (index + 1) * nbytes]
 
     def progress(self, worker: int) -> memoryview:
-        """What the worker counts; see `collectx.progress`."""
+        """Returns the counters of a worker; see `collectx.progress`."""
         start = self._layout.progress_start + worker * ALIGNMENT_BYTES
         return self._memory[start : start + progress.NBYTES].numpy().view(np.int64).data
 
     def gather(self, parts: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
-        """See `Transport.gather`; `parts` are (worker, slot)."""
+        """See `Transport.gather`; each part is (worker, slot)."""
         is_region = len(parts) == self.spec.num_workers if self.spec.stacked else len(parts) == 1
         if is_region:
             region = self.region(*parts[0])
@@ -126,7 +126,7 @@ class Slab:
         )
 
     def slot(self, worker: int, slot: int) -> Slot:
-        """One worker's slot: `[rows, steps, *shape]` views of the slab."""
+        """Returns a worker's slot, whose tensors `[rows, steps, *shape]` are views of the slab."""
         region = self._layout.region.slot(self.region(worker, slot))
         return region.narrow(worker * self.spec.rows, self.spec.rows) if self.spec.stacked else region
 
@@ -136,14 +136,14 @@ class Slab:
         return max(self._pointers) >> 1
 
     def publish(self, writes: Writes) -> int:
-        """See `Transport.publish`. For one writer only."""
+        """See `Transport.publish`. Only one process may publish."""
         version = self.version + 1
         pointers = {}
         for worker, write in writes.items():
-            # Owner 0 of weights is all workers, owner 1 + w is worker w alone.
+            # Owner 0 of weights means all workers, owner 1 + w means worker w alone.
             owner = 0 if worker is None else 1 + worker
-            # Not over the weights that were granted last, which a worker may still have to read. Older ones were read
-            # (`Schedule.must_wait_to_publish`).
+            # Does not overwrite the weights that were granted last, which a worker may still have to read. All workers
+            # have read older ones (`Schedule.must_wait_to_publish`).
             last = [*self._granted.values()][-1] if self._granted else self._pointers[owner]
             pointers[owner] = 2 * version + 1 - last % 2
             write(self._weights(owner, pointers[owner]))
@@ -154,8 +154,8 @@ class Slab:
         return version
 
     def pointer_to(self, version: int) -> int:
-        """The pointer to the weights of a version, which is granted now: the newest version, or one of the last two
-        that were granted. The buffer of these weights is overwritten only after another version was granted."""
+        """Returns the pointer to the weights of a version that is being granted: the newest version, or one of the last
+        two that were granted. The buffer of these weights is overwritten only after another version was granted."""
         assert version in self._granted or version == self._pointers[0] >> 1
         keep_granted(self._granted, version, self._pointers[0])
         return self._granted[version]
@@ -177,7 +177,7 @@ class Slab:
             version = newest >> 1
 
     def read_granted(self, read: Callable[[torch.Tensor], None], version: int, pointer: int) -> int:
-        """Reads weights as `refresh` does, with the weights of `pointer_to`, or of no grant yet."""
+        """Reads weights like `refresh`, but those of a result of `pointer_to`; none before the first grant."""
         if pointer == _NOTHING or pointer >> 1 == version:
             return version
         read(self._weights(0, pointer))
@@ -189,10 +189,11 @@ class Slab:
 
 
 class SlabLink:
-    """Base of the workers' ends over a slab. That of the inference server is the end of no worker.
+    """Base class of the workers' ends over a slab. The inference server's end has the index `NO_WORKER`.
 
     Attributes:
-        pointer: with `SlotSpec.grants_name_version`, to the weights that `refresh` takes; see `Slab.pointer_to`.
+        pointer: with `SlotSpec.grants_name_version`, the pointer to the weights that `refresh` reads; see
+            `Slab.pointer_to`.
     """
 
     def __init__(self, slab: Slab, worker: int):
@@ -206,7 +207,7 @@ class SlabLink:
         return self.slots_of(self.worker)
 
     def slots_of(self, worker: int) -> list[Slot]:
-        """The slots of any worker."""
+        """Returns the slots of a worker, this one or another."""
         return [self._slab.slot(worker, index) for index in range(self._slab.spec.num_slots)]
 
     @property
@@ -227,7 +228,7 @@ class SlabLink:
 
 
 class SlabTransport:
-    """Base of the transports whose slots and weights lie in a slab."""
+    """Base class of the transports whose slots and weights are in a slab."""
 
     carries_objects = True
 
@@ -255,10 +256,10 @@ class SlabTransport:
 
 
 def concatenate(spec: SlotSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
-    """Copies slots into new memory, laid out as `Layout(leaves, rows * len(parts), steps)`.
+    """Returns a copy of slots in new memory, flat uint8, laid out as `Layout(leaves, rows * len(parts), steps)`.
 
     Args:
-        parts: the memory of each part's region, and the slices of its rows (`Layout.runs`).
+        parts: for each part, the memory of its region, and the slices of its rows (`Layout.runs`).
     """
     layout = spec.layout(len(parts))
     memory = batch_memory.empty(layout.nbytes, parts[0][0].device)
@@ -271,7 +272,7 @@ def concatenate(spec: SlotSpec, parts: Sequence[tuple[torch.Tensor, Sequence[sli
 
 
 def _bytes(memory: torch.Tensor) -> Any:
-    # For short runs of bytes, numpy is five times as fast as torch.
+    # NumPy copies short runs of bytes five times as fast as torch.
     return memory if memory.is_cuda else memory.numpy()
 
 

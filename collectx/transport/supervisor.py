@@ -1,5 +1,5 @@
-"""Watches the workers' processes: one epoll loop over their connections and sentinels reads messages and detects deaths
-and timeouts. An idle worker costs nothing.
+"""Watches the workers' processes. One epoll loop over their connections and sentinels reads messages, and detects
+deaths and timeouts. An idle worker costs nothing.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from collectx.transport.peer import JoinState, Peer
 from collectx.transport.timers import PeerTimers
 from collectx.transport.tracebacks import request_stacks
 
-# How long a failed worker may take to end by itself.
+# Seconds that a failed worker may take to end by itself.
 _GRACE_S = 0.2
-# If `events` is not called for longer than this share of the shorter timeout, the excess does not count towards
-# timeouts: the run may have been stopped (Ctrl-Z).
+# If `events` is not called for longer than this share of the shorter timeout, the rest of the time does not count
+# towards timeouts, because the run may have been stopped (Ctrl-Z).
 _MAX_GAP = 0.25
-# Seconds between two looks at the workers' counters.
+# Seconds between two reads of the workers' counters.
 _LOOK_S = 1.0
 
 AnyPeer = TypeVar("AnyPeer", bound=Peer)
 
 
 class Supervisor(Generic[AnyPeer]):
-    """Watches the workers' connections and processes. Used from one thread.
+    """Watches the workers' connections and processes. Use it from one thread.
 
     Args:
         start_timeout_s, worker_timeout_s, close_timeout_s: the options of `collector`.
-        num_steps: of a worker's batch, for messages.
-        describe: `describe(index, handle)` names a worker and its log in error messages.
-        join_timeout: `join_timeout(index, handle)` is the option, and its value in seconds, that limits how long a
-            worker may take to connect; `start_timeout_s` then counts from its connection. `None` if
-            `start_timeout_s` covers both.
+        num_steps: number of steps in a worker's part of a batch, for messages.
+        describe: `describe(index, handle)` returns the name of a worker and its log, for error messages.
+        join_timeout: `join_timeout(index, handle)` returns the option, and its value in seconds, that limits the time
+            until a worker connects; `start_timeout_s` then counts from the connection. None: `start_timeout_s` includes
+            this time.
         clock: returns the time in seconds.
 
     Attributes:
-        workers: the newest process of each worker, by index.
+        workers: the record of each worker's newest process, by index.
     """
 
     def __init__(
@@ -69,30 +69,30 @@ class Supervisor(Generic[AnyPeer]):
         self._selector = selectors.DefaultSelector()
 
     def describe(self, peer: Peer) -> str:
-        """Names a worker in error messages, with its host if that is another one."""
+        """Returns the name of a worker for error messages, with its host if it is not this one."""
         text = self._describe(peer.index, peer.handle)
         return text if peer.host is None or f"on {peer.host}" in text else f"{text} on {peer.host}"
 
     def add(self, peer: AnyPeer) -> AnyPeer:
-        """Adds the record of a worker that is expected, in place of the one that is gone."""
+        """Adds the record of an expected worker, in place of the record of its earlier process."""
         self.workers[peer.index] = peer
         return peer
 
     def connect(self, peer: Peer, connection: Connection) -> None:
-        """Takes the connection of a worker, which has joined; the supervisor closes it."""
+        """Takes over the connection of a worker that has joined, and closes it later."""
         set_send_timeout(connection, self._start_timeout_s)
         peer.connection, peer.reader = connection, MessageReader(connection)
         peer.state = JoinState.JOINED
         self._selector.register(connection, selectors.EVENT_READ, peer)
 
     def attach(self, peer: Peer, handle: Handle) -> None:
-        """Watches a worker's process."""
+        """Watches the process of a worker."""
         peer.handle = handle
         if handle.sentinel >= 0:
             self._selector.register(handle.sentinel, selectors.EVENT_READ, peer)
 
     def watch(self, descriptor: int, callback: Callable[[], object]) -> None:
-        """Lets `events` call `callback` whenever `descriptor` is readable."""
+        """Makes `events` call `callback` whenever `descriptor` is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, callback)
 
     @property
@@ -101,19 +101,20 @@ class Supervisor(Generic[AnyPeer]):
         return self._timers.are_running
 
     def has_message(self, peer: Peer) -> bool:
-        """Whether a message or a closed connection is pending. Waits briefly: the data connection may break first."""
+        """Whether a message or the end of the connection is pending. Waits up to 0.2 s for it, because the pair may
+        break before the connection does."""
         assert peer.connection is not None
         return peer.connection.poll(min(_GRACE_S, self._close_timeout_s))
 
     def send(self, peer: Peer, message: bytes) -> None:
-        """Sends to a worker that has joined. Never fails: if the worker is dead, `events` yields its error; if it reads
-        nothing for its whole timeout, `events` reports that it is late."""
+        """Sends a message to a worker that has joined. Does not raise: if the worker is dead, `events` yields its
+        error. Blocks while the worker reads nothing, for its timeout at most; then `events` yields that it is late."""
         assert peer.connection is not None
         with contextlib.suppress(OSError):
             peer.connection.send_bytes(message)
 
     def granted(self, peer: Peer) -> None:
-        """Notes that a worker was granted a slot, and starts its timer."""
+        """Notes that a worker was granted a slot or sent a request; starts its timer if it was idle."""
         peer.num_outstanding += 1
         if peer.limit is None:
             self._begin(peer)
@@ -140,7 +141,7 @@ class Supervisor(Generic[AnyPeer]):
         peer.progress, peer.began_s, peer.progressed_s = peer.read_counts(), self._timers.now_s, None
 
     def progressed(self, peer: Peer, counts: Counts | None) -> bool:
-        """Takes a worker's counts; if they changed, restarts the worker's timeout and returns True."""
+        """Takes the counts of a worker; if they have changed, restarts its timer and returns True."""
         if counts is None or counts == peer.progress or peer.limit is None:
             return False
         peer.progress, peer.progressed_s = counts, self._timers.now_s
@@ -158,14 +159,15 @@ class Supervisor(Generic[AnyPeer]):
                 self.progressed(peer, peer.read_counts())
 
     def restart_timer(self, peer: Peer) -> None:
-        """Lets a worker's full timeout begin at this moment."""
+        """Restarts the timer of a worker that owes something."""
         if peer.limit is not None:
             self._timers.stop(peer)
             self._timers.start(peer, self._limit(peer))
 
     def events(self, timeout_s: float | None = None) -> Iterator[tuple[AnyPeer, bytes | Exception]]:
-        """Blocks until a worker has sent a message, is gone or is late, or a share of the timeouts has passed, for
-        `timeout_s` at most; yields `(worker, message)`, or `(worker, error)` for a worker that is gone or late."""
+        """Yields `(worker, message)`, or `(worker, error)` for a worker that is gone or late. Blocks until there is
+        one, or a watched descriptor is readable, for at most `timeout_s` seconds or a share of the timeouts; may yield
+        nothing."""
         self._timers.advance()
         self._look()
         expiring = self._timers.next()
@@ -192,12 +194,13 @@ class Supervisor(Generic[AnyPeer]):
                 yield peer, message
         if expiring is not None and self._timers.now_s >= expiring[0]:
             late = expiring[1]
-            # A watched descriptor may be a sign of the late worker. Messages of other workers are not.
+            # A readable descriptor may come from the late worker; messages of other workers do not.
             if late not in active and not was_called and (error := self._check_late(late)) is not None:
                 yield late, error
 
     def _check_late(self, late: Peer) -> Exception | None:
-        """The error of a worker whose timer has expired; None if it has made progress, or has got another limit."""
+        """Returns the error of a worker whose timer has expired; None if it has made progress, or another limit applies
+        now."""
         if self.progressed(late, late.read_counts()):
             return None
         if late.limit is not None and late.limit == self._limit(late):
@@ -206,7 +209,7 @@ class Supervisor(Generic[AnyPeer]):
         return None
 
     def _messages(self, peer: Peer, source: Any) -> Iterator[bytes | Exception]:
-        """The messages that a ready descriptor brings, or the error of a worker that is gone; nothing of a worker that
+        """Yields the messages from a readable descriptor, and the error of a worker that is gone; nothing if the worker
         was removed meanwhile."""
         if peer.state is JoinState.GONE:
             return
@@ -236,7 +239,7 @@ class Supervisor(Generic[AnyPeer]):
         return death_error(self.describe(peer), peer.has_joined, peer.handle, self._close_timeout_s, error)
 
     def timeout_error(self, peer: Peer, limit: Limit) -> Exception:
-        """The error of a worker that exceeded a timeout."""
+        """Returns the error of a worker that exceeded a timeout, with the stacks of its threads."""
         stacks = request_stacks(peer.handle.pid if peer.handle is not None else None, peer.connection)
         return timeout_error(
             self.describe(peer), peer.has_joined, limit, peer.describe_progress(self._num_steps), stacks
@@ -251,7 +254,7 @@ class Supervisor(Generic[AnyPeer]):
         return limit or ("collector.start_timeout_s", self._start_timeout_s)
 
     def remove(self, peer: Peer) -> None:
-        """Closes a worker's connection and ends its process; its record stays until another is added for its index."""
+        """Closes the connection of a worker and ends its process. Its record stays until `add` replaces it."""
         peer.state = JoinState.GONE
         self._timers.stop(peer)
         connection, peer.connection, peer.reader = peer.connection, None, None
@@ -261,8 +264,8 @@ class Supervisor(Generic[AnyPeer]):
         if (handle := peer.handle) is not None:
             if handle.sentinel >= 0:
                 self._selector.unregister(handle.sentinel)
-            # Briefly, as the other workers must not run out of slots meanwhile. Another thread that kills the process
-            # ends this wait.
+            # Waits briefly only, so that the other workers do not run out of slots. If another thread kills the
+            # process, this wait ends.
             end_processes([handle], min(_GRACE_S, self._close_timeout_s))
             peer.handle = None
 
@@ -273,7 +276,8 @@ class Supervisor(Generic[AnyPeer]):
                 peer.handle.kill()
 
     def close(self) -> None:
-        """Closes all connections, which tells the workers to stop, and ends their processes."""
+        """Closes all connections, which tells the workers to stop, and ends their processes. Blocks for about
+        `close_timeout_s`."""
         for peer in self.workers.values():
             if peer.connection is not None:
                 shut_down(peer.connection)
@@ -281,7 +285,7 @@ class Supervisor(Generic[AnyPeer]):
         try:
             end_processes(handles, self._close_timeout_s)
         except BaseException:
-            # `close` is not called again: a process that hangs would keep this one from ending.
+            # `close` is not called again, and a process that hangs would keep this one from ending.
             for handle in handles:
                 handle.kill()
             raise

@@ -11,8 +11,14 @@ from collectx.transport.peer import Peer
 
 
 class PeerTimers:
-    """One timer for each worker that owes a batch or a reply. They expire by `now_s`, which follows `clock` only with
-    `advance`, and by `longest_gap_s` seconds at most.
+    """A timer for each worker that owes a batch or a reply.
+
+    Args:
+        longest_gap_s: maximum seconds by which one `advance` moves `now_s`.
+        clock: returns the time in seconds.
+
+    Attributes:
+        now_s: the time by which timers expire. It follows `clock` only in `advance`.
     """
 
     def __init__(self, longest_gap_s: float, clock: Callable[[], float]):
@@ -20,8 +26,8 @@ class PeerTimers:
         self._longest_gap_s = longest_gap_s
         self._clock = clock
         self._advanced_s = clock()
-        # For each limit, the workers with their start times, the oldest first: a worker with a long limit must not
-        # hide one with a short limit.
+        # For each limit, the workers and their start times, the oldest first. Separate, so that a worker with a long
+        # limit does not hide one with a short limit.
         self._started: dict[Limit, OrderedDict[Peer, float]] = {}
 
     def advance(self) -> None:
@@ -46,7 +52,7 @@ class PeerTimers:
         return any(self._started.values())
 
     def next(self) -> tuple[float, Any] | None:
-        """Returns when the next timer expires, and whose it is; None if none is running."""
+        """Returns the time at which the next timer expires, and its worker; None if no timer is running."""
         oldest = [(*next(iter(started.items())), limit_s) for (_, limit_s), started in self._started.items() if started]
         if not oldest:
             return None

@@ -1,4 +1,4 @@
-"""The stacks of a worker that hangs: its process writes them on a signal, whatever its threads do.
+"""The stacks of a worker that hangs. Its process writes them when it gets a signal, whatever its threads do.
 
 The signal is SIGURG: a process without a handler ignores it, and the kernel of another host sends it when urgent data
 arrives over the worker's connection. `faulthandler` writes in the handler itself, without the GIL.
@@ -23,17 +23,17 @@ from pathlib import Path
 from collectx.transport.connections import socket_of
 
 _MEMORY = "collectx-stacks"
-# How long writing may take, and after how long without another line it is complete.
+# Maximum seconds for writing, and seconds without another line after which the stacks are complete.
 _MAX_S, _QUIET_S = 1.0, 0.05
 # The file that the handler of this process writes to.
 _descriptor: int | None = None
 
 
 def write_on_signal(connection: Connection | None = None) -> None:
-    """Lets this process, a worker, write its stacks when it gets the signal.
+    """Makes this process, a worker, write its stacks when it gets the signal.
 
     Args:
-        connection: to a trainer that may be on another host.
+        connection: the connection to a trainer that may be on another host; None: the trainer is on this machine.
     """
     global _descriptor
     if _descriptor is None:
@@ -45,13 +45,14 @@ def write_on_signal(connection: Connection | None = None) -> None:
 
 
 def request_stacks(pid: int | None, connection: Connection | None) -> str:
-    """Asks a worker for its stacks. Blocks for a second at most. Never fails.
+    """Asks a worker for its stacks. Blocks for a second at most. Does not raise.
 
     Args:
-        pid: a process of this machine.
+        pid: the worker's process, if it is on this machine.
+        connection: the connection to the worker, if it is on another host.
 
     Returns:
-        The stacks, or why there are none, as sentences for an error message.
+        The stacks, or the reason why there are none, as sentences for an error message; "" if nothing is known.
     """
     with contextlib.suppress(OSError):
         if pid is not None:

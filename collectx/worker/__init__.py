@@ -1,3 +1,3 @@
-"""Workers: build envs and policy, and fill the slots that the trainer grants. They run in their own processes; inline
-workers run in the trainer's.
+"""Workers make envs and a policy, and fill the slots that the trainer grants. Each runs in a process of its own; inline
+workers run in the trainer's process.
 """

@@ -23,13 +23,13 @@ from collectx.worker.spec import ProcessSpec
 
 
 def inline_worker(spec: ProcessSpec, link: InlineLink) -> Generator[None]:
-    """A worker in the trainer's process: a generator that fills a slot each time it is advanced."""
+    """Yields a worker in the trainer's process: a generator that fills a slot each time it is advanced."""
     return run_worker_loop(link, lambda: _make_source(spec, link, is_inline=True), link.put_back)
 
 
 def run_worker(spec: Sealed[ProcessSpec], link: Link) -> None:
-    """The main function of a worker process. Returns when the trainer says stop; an error is reported to it, then
-    raised."""
+    """Runs a worker process on the trainer's machine. Returns when the trainer stops the worker. Reports an error to
+    the trainer, then raises it."""
     link.report_progress()
     run_until_stopped(link, lambda: _make_source(spec.open(), link))
 
@@ -54,16 +54,15 @@ def run_remote_worker(
     user_objects: Sealed[UserObjects] | None,
     build: Callable[..., Any] | None,
 ) -> None:
-    """The main function of a worker that connects to the trainer over a network. Returns when the trainer says stop.
+    """Runs a worker process that connects to the trainer over a network. Returns when the trainer stops the worker.
 
     Args:
-        user_objects: the parts of its `ProcessSpec` that do not travel over the connection; None if there are none.
+        user_objects: the parts of its `ProcessSpec` that are not sent over the connection; None if there are none.
         build: `collectx.collector.build`, for a worker that is itself a collector; None for others.
 
     Raises:
-        RendezvousError: the trainer was not found within `start_timeout_s` (`collector.start_timeout_s`), or refused
-            this worker.
-        Exception: what user code raised; it was reported to the trainer.
+        RendezvousError: the worker did not reach the trainer within `start_timeout_s` seconds, or was refused.
+        Exception: the user's code raised this; the trainer knows it too.
     """
     info = {"host": socket.gethostname(), "pid": os.getpid()}
     if "SLURM_ARRAY_JOB_ID" in os.environ:
@@ -74,8 +73,8 @@ def run_remote_worker(
     def prepare(spec: dict[str, Any]) -> None:
         set_visible_device(spec["placement"]["visible_device"])
         if build is not None:
-            # Before the pair is made, which may start a thread. With a thread, the fork server of this worker's
-            # processes would not be forked from here, and would import everything again.
+            # Before the pair is made, because that may start a thread. A process with threads cannot fork the fork
+            # server of this worker's processes, which would then import everything again.
             reuse_imports()
             warm_up()
 
@@ -84,7 +83,7 @@ def run_remote_worker(
     def make_source() -> BatchSource:
         spec = ProcessSpec.from_json(message, UserObjects() if user_objects is None else user_objects.open())
         if spec.placement.visible_device not in (None, "cpu") and spec.policy_device not in (None, "cpu"):
-            # This process sees only the visible device, which thus has index 0.
+            # This process sees only the visible device, so its index is 0.
             devices = dataclasses.replace(spec.cfg.devices, policy_device="cuda:0")
             spec = dataclasses.replace(spec, cfg=dataclasses.replace(spec.cfg, devices=devices))
         return _make_source(spec, link, build=build)
@@ -95,7 +94,8 @@ def run_remote_worker(
 
 
 def set_visible_device(device: str | None) -> None:
-    """Hides all GPUs from this process but `device`, before any library looks for GPUs."""
+    """Hides all GPUs except `device` from this process; None: hides none. Call this before any library looks for
+    GPUs."""
     if device is None:
         return
     name = "CUDA_VISIBLE_DEVICES"

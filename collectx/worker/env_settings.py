@@ -19,30 +19,32 @@ _STEP = re.compile(r"""\.?(\w+)|\[(-?\d+)\]|\[(['"])(.*?)\3\]""")
 
 
 def contents_of_each(values: Sequence[Any], rows: int) -> list[tuple[bool, list[Any]]]:
-    """The contents of an attribute with a value for each env, where every worker has `rows` envs."""
+    """Returns the content for each worker of a setting that gives every env its own value; each worker has `rows`
+    envs."""
     return [(True, [*values[first : first + rows]]) for first in range(0, len(values), rows)]
 
 
 def change(rollout: Rollout | ServedRollout, kind: str, name: str, content: Any) -> list[Any]:
-    """Makes a setting in all envs; returns the results, one per env, or nothing.
+    """Makes a setting in all envs of this worker; returns a result per env for a call, otherwise an empty list.
 
     Args:
-        kind: of the setting, as are `name` and `content`; see `collectx.collector.settings.Setting`.
+        kind, name, content: see `collectx.collector.settings.Setting`.
     """
     return _CHANGES[kind](rollout.groups, name, unpacked(content))
 
 
 def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
-    """An attribute of each env.
+    """Returns the attribute `name` of each env of this worker.
 
     Raises:
-        AttributeError: an env lacks it.
+        AttributeError: an env lacks the attribute.
     """
     return [value for group in rollout.groups for value in _get(group, name)]
 
 
 def packed_or_none(result: Any) -> Any:
-    """A result as plain data, or None if it is none: many methods that set something return an object."""
+    """Returns a result as plain data; None if it is something else, as many methods that set something return an
+    object."""
     try:
         return packed(result)
     except TypeError:
@@ -106,22 +108,22 @@ def _set(group: Env, name: str, is_each: bool, values: Any) -> None:
 
 
 def _for_each(group: Env, values: list[Any]) -> list[Any]:
-    """The values of the envs; an object that steps several has the same for all."""
+    """Returns a value per env; the value of an object that steps all envs counts for each."""
     return values if len(values) == group.spec.num_envs else values * group.spec.num_envs
 
 
 def _vector(group: Env, name: str) -> Any:
-    """Gymnasium's vector env of the group, if it asks its envs itself."""
+    """Returns the group's Gymnasium vector env, if that has the method `name` to ask its envs."""
     envs = group.user_envs
     is_vector = len(envs) == 1 and isinstance(envs[0], gymnasium.vector.VectorEnv)
     return envs[0] if is_vector and hasattr(envs[0], name) else None
 
 
 def _holders(group: Env, name: str) -> Iterator[Any]:
-    """For each env object, the outermost wrapper that has the attribute, or the env itself.
+    """Yields, for each env object, its outermost wrapper with the attribute, or the env itself.
 
     Raises:
-        AttributeError: no wrapper has it, nor the env.
+        AttributeError: neither the env nor its wrappers have the attribute.
     """
     for env in group.user_envs or [group]:
         holders = [layer for layer in layers(env) if _has(layer, name)]
@@ -131,12 +133,12 @@ def _holders(group: Env, name: str) -> Iterator[Any]:
 
 
 def _has(holder: Any, name: str) -> bool:
-    """Whether an object has an attribute itself, not one that it forwards to an inner env."""
+    """Whether an object itself has an attribute, so does not forward it to an inner env."""
     return name in getattr(holder, "__dict__", ()) or hasattr(type(holder), name)
 
 
 def resolve(value: Any, path: str) -> Any:
-    """Returns the value at a path such as `transform[0].shape` or `spaces['a']`, from `value` on.
+    """Returns the value at a path in `value`, such as `transform[0].shape` or `spaces['a']`.
 
     Raises:
         AttributeError: an attribute does not exist, or `path` is not a path.

@@ -1,8 +1,8 @@
 """The global random generators of a worker: torch's (CPU), NumPy's and Python's.
 
-Its policy and its envs draw from them and share their states, until the envs seed one. Then the envs get a separate
-state, used while they are called (`collectx.rollout.wrappers.OwnGeneratorsEnv`): otherwise an env that calls
-`torch.manual_seed(0)` in `reset` would give every episode the same actions.
+Policy and envs share these generators, until the envs seed one. From then on, the envs use a separate state while they
+are called (`collectx.rollout.wrappers.OwnGeneratorsEnv`). Otherwise an env that calls `torch.manual_seed(0)` in `reset`
+would give every episode the same actions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collectx.worker.spec import Placement, policy_seed, seed_policy
 
 
 class ProcessGenerators:
-    """Seeds the generators when the worker starts.
+    """Seeds the global generators when the worker starts, and separates those of the envs if needed.
 
     Args:
         seed: the run's seed.
@@ -30,7 +30,7 @@ class ProcessGenerators:
         self._watch = SeedWatch()
 
     def trust(self) -> None:
-        """Says that not the envs, but other code has seeded the generators up to now."""
+        """Call this after code other than the envs has seeded the generators."""
         self._watch.renew()
 
     def reseed(self, seed: int) -> None:
@@ -43,16 +43,16 @@ class ProcessGenerators:
         self._watch.renew()
 
     def after_reset(self, rollout: Rollout | ServedRollout) -> None:
-        """Separates the generators that the envs seeded while they were made, or reset with seeds."""
+        """Separates the generators that the envs seeded in their constructors or in a reset with seeds."""
         self._separate(rollout, [*self._watch.seeded(), *self._watch.python_seeded()])
 
     def after_batch(self, rollout: Rollout | ServedRollout) -> None:
-        """Separates the torch and NumPy generators that the envs seeded in the batch. Takes less than 1 us."""
+        """Separates the torch and NumPy generators that the envs seeded in the batch. Takes less than 1 µs."""
         if names := self._watch.seeded():
             self._separate(rollout, names)
 
     def state(self) -> dict[str, Any]:
-        """Returns a copy of the states for `load`: tensors and plain data."""
+        """Returns a copy of the generators' states for `load`: tensors and plain data."""
         state: dict[str, Any] = {"seed": self._seed, "policy": save_generators()}
         if self._held is not None:
             with self._held.in_use():
@@ -60,7 +60,7 @@ class ProcessGenerators:
         return state
 
     def load(self, state: dict[str, Any], rollout: Rollout | ServedRollout) -> None:
-        """Restores states."""
+        """Restores a result of `state`."""
         self._seed = state["seed"]
         if "envs" in state:
             self._separate(rollout, [*state["envs"]])
@@ -71,7 +71,7 @@ class ProcessGenerators:
         self._watch.renew()
 
     def _separate(self, rollout: Rollout | ServedRollout, names: Sequence[str]) -> None:
-        """Leaves the current states of these generators to the envs, and seeds the policy's again."""
+        """Gives the current states of these generators to the envs, and seeds the policy's states again."""
         if not names:
             return
         if self._held is None:

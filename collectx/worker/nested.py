@@ -1,10 +1,10 @@
-"""A worker that is itself a collector, with several processes on its host over shared memory. The host then receives
-one copy of the weights, and sends one message per batch of all processes.
+"""A worker that is itself a collector: it collects with several processes on its host, over shared memory. The host
+then receives one copy of the weights, and sends one message per batch of all its processes.
 
     trainer --network-- nested worker --shared memory-- process 0
                                       \\---------------- process 1 ...
 
-Each process acts as a worker of the run, with the same seeds and trajectory ids.
+Each process has the seeds and trajectory ids of a worker of the run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from collectx.worker.spec import ConfigOverrides, ProcessSpec
 
 
 class NestedSource:
-    """Batches of a collector made by `build` (`collectx.worker.slot_loop.BatchSource`). Fails if any of the collector's
-    workers fails."""
+    """Fills slots with the batches of a collector that `build` makes; see `collectx.worker.slot_loop.BatchSource`.
+    Fails if one of the collector's workers fails."""
 
     def __init__(self, spec: ProcessSpec, link: NetworkLink, build: Callable[..., Any]):
         self._link = link
@@ -45,9 +45,9 @@ class NestedSource:
         self._slots = [slot.tensors for slot in link.slots]
         self._version = spec.first_version
         self._num_workers = spec.cfg.collector.num_workers_per_collector
-        # Maps the versions that the collector published, from 0 on, to the trainer's.
+        # The trainer's version for each version that this collector has published.
         self._versions = {0: self._version}
-        # The collector's version with which each of its workers last acted.
+        # The collector's version of the last part of each of its workers.
         self._acted: dict[int, int] = {}
         self._end_watch = link.on_disconnect(self._collector.interrupt)
 
@@ -125,7 +125,7 @@ class NestedSource:
 
 
 def nested_options(options: CollectorConfig) -> CollectorConfig:
-    """The options of the collector that each worker runs, from the `options` of the run's collector."""
+    """Returns the options of the collector that each worker runs; `options` are those of the run's collector."""
     values: dict[str, Any] = {each.name: getattr(options, each.name) for each in dataclasses.fields(CollectorConfig)}
     values |= {
         "kind": f"multi_{options.inner}",

@@ -1,4 +1,4 @@
-"""Worker profiles: the configuration of `enable_profile`, and the profiler in a worker's process."""
+"""Profiles of workers: the arguments of `enable_profile`, and the profiler in a worker's process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class ProfileConfig:
     """The arguments of `BaseCollector.enable_profile`.
 
     Args:
-        workers: indices; None: the first worker.
-        num_rollouts: number of batches, including the warm-up.
+        workers: indices of the workers to profile; None: the first worker.
+        num_rollouts: number of batches, including those of the warm-up.
         warmup_rollouts: number of warm-up batches, which are not recorded.
-        save_path: each worker's trace file, with `{worker_idx}` for its index; None:
+        save_path: path of each worker's trace file, in which `{worker_idx}` stands for its index; None:
             `./collector_profile_{worker_idx}.json`.
-        activities: any of "cpu" and "cuda"; None: both.
-        record_shapes, profile_memory, with_stack, with_flops: as `torch.profiler.profile` takes them.
-        on_trace_ready: called in the worker with the profile, instead of writing a file.
+        activities: what to record, "cpu" and "cuda"; None: both.
+        record_shapes, profile_memory, with_stack, with_flops: arguments of `torch.profiler.profile`.
+        on_trace_ready: called in the worker with the `torch.profiler.profile` object; no file is written then.
 
     Raises:
         ValueError: no batch would be recorded.
@@ -50,21 +50,21 @@ class ProfileConfig:
             )
 
     def get_save_path(self, worker_idx: int) -> Path:
-        """Returns a worker's trace file."""
+        """Returns the path of a worker's trace file."""
         return Path(str(self.save_path or _FILE).format(worker_idx=worker_idx))
 
     def get_activities(self) -> list[ProfilerActivity]:
-        """Returns the chosen torch activities that this process supports."""
+        """Returns those of `activities` that this process supports, as torch's constants."""
         names = _ACTIVITIES if self.activities is None else self.activities
         activities = [getattr(ProfilerActivity, name.upper()) for name in names]
         return [each for each in activities if each in supported_activities()]
 
     def should_profile_worker(self, worker_idx: int) -> bool:
-        """Whether the worker of this index is profiled."""
+        """Whether the worker with this index is profiled."""
         return worker_idx in ([0] if self.workers is None else self.workers)
 
     def complete(self, first_worker: int) -> ProfileConfig:
-        """Returns a copy in which defaults replace None."""
+        """Returns a copy with defaults in place of None."""
         return replace(
             self,
             workers=[first_worker] if self.workers is None else list(self.workers),
@@ -73,7 +73,7 @@ class ProfileConfig:
         )
 
     def problems(self, workers: Sequence[int]) -> list[str]:
-        """Returns the problems for a collector with these workers."""
+        """Returns messages about unknown workers and activities; `workers` are those of the collector."""
         problems = []
         if unknown := sorted(set(self.workers or ()) - set(workers)):
             problems.append(f"workers={self.workers}: there is no worker {unknown[0]}.")
@@ -83,7 +83,7 @@ class ProfileConfig:
 
 
 class Profiling:
-    """torch's profiler over the next `num_rollouts` batches of a worker."""
+    """Runs torch's profiler over the next `num_rollouts` batches of a worker."""
 
     def __init__(self, worker: int, config: ProfileConfig):
         path = str(config.get_save_path(worker))
@@ -113,5 +113,5 @@ class Profiling:
         return self._num_left > 0
 
     def end(self) -> None:
-        """Writes the trace."""
+        """Ends profiling, and writes the trace."""
         self._profile.stop()

@@ -1,4 +1,4 @@
-"""Replies to the trainer's requests between two batches (env attributes, saved state, profiles), and calls the user's
+"""Answers the trainer's requests between two batches (env attributes, saved state, profiles), and calls the user's
 hooks around batches.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def reply_without_state(link: Link, request: Request) -> None:
-    """Answers a request for a worker that runs a collector, whose state cannot be saved."""
+    """Answers a request to a worker that runs a collector, whose state cannot be saved."""
     name = request.name
     if name in ("ready", "state"):
         link.reply(None)
@@ -46,13 +46,13 @@ def reply_without_state(link: Link, request: Request) -> None:
 
 
 class RequestHandler:
-    """Answers the requests that a worker receives.
+    """Answers the requests that a worker gets. The public methods without a link are the requests.
 
     Args:
-        generators: saved and restored with the rollout.
-        batches: `batches(slot, steps)` is a view of the first steps of a slot, `[*envs, steps]`.
-        weights: returns the policy's newest weights by name, copied to the CPU.
-        is_inline: whether the worker runs in the trainer's process, which then gets the objects and no copies.
+        generators: the worker's random generators, saved and restored with the rollout.
+        batches: `batches(slot, steps)` returns a view of the first steps of a slot, `[*envs, steps]`.
+        weights: returns a copy of the policy's newest weights by name, on the CPU.
+        is_inline: whether the worker runs in the trainer's process, which then gets objects instead of copies.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class RequestHandler:
             self._hooks.pre_collect_hook()
 
     def after_batch(self, slot: int, steps: int) -> dict[Key, torch.Tensor]:
-        """Calls the hooks with the first `steps` steps of a slot. Returns the tensors that `post_collect_hook` added;
-        see `SlotReport.added`."""
+        """Calls the hooks with the first `steps` steps of a slot, and counts a batch of the profile. Returns the
+        tensors that `post_collect_hook` added; see `SlotReport.added`."""
         hooks, added = self._hooks, {}
         if hooks.post_collect_hook is not None:
             added = _call_hook(hooks.post_collect_hook, self._batches(slot, steps))
@@ -108,7 +108,7 @@ class RequestHandler:
         return self._envs[0] if len(self._envs) == 1 else [*self._envs]
 
     def ready(self) -> None:
-        """Replies when the envs and the policy are made."""
+        """Does nothing: a reply shows that the envs and the policy are made."""
 
     def getattr_env(self, path: str) -> Any:
         """Returns the value at `path` in the user's env, see `resolve`; a list for several envs.
@@ -126,7 +126,7 @@ class RequestHandler:
         return values[0] if len(values) == 1 else values
 
     def change(self, changes: Sequence[tuple[str, str, Any]]) -> list[Any]:
-        """Makes settings in the envs; returns the results of the last one, one per env, as plain data.
+        """Makes settings in the envs; returns the results of the last setting, one per env, as plain data.
 
         Args:
             changes: kind, name and content of each; see `collectx.worker.env_settings.change`.
@@ -148,7 +148,7 @@ class RequestHandler:
         self._hooks = replace(self._hooks, **{name: getattr(hooks, name)})
 
     def profile(self, config: ProfileConfig) -> None:
-        """Profiles the next batches."""
+        """Starts to profile the next batches."""
         self._profiling = Profiling(self._worker, config)
 
     def end_profile(self) -> None:
@@ -162,12 +162,12 @@ class RequestHandler:
         self._rollout.restart(np.array(chosen))
 
     def state(self) -> dict[str, Any]:
-        """Returns a copy of the worker's state for `load`: tensors and plain data, with the envs as bytes. If the envs
-        cannot be saved, `["rollout"]["reason"]` says why."""
+        """Returns a copy of the worker's state for `load`: tensors and plain data; the envs are a pickle in a tensor.
+        If the envs cannot be saved, `["rollout"]["reason"]` says why."""
         state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": self._generators.state()}
         if self._has_state_dicts():
-            # A TorchRL env returns the state of its transforms, which the pickled envs contain too. The key is
-            # TorchRL's.
+            # A TorchRL env returns the state of its transforms, which the pickled envs contain too. The key has
+            # TorchRL's name.
             try:
                 saved = [env.state_dict() for env in self._envs]
                 try:
@@ -182,7 +182,7 @@ class RequestHandler:
         return state
 
     def load(self, state: dict[str, Any]) -> str | None:
-        """Restores a state. Returns None, or the reason why the envs were not restored and must be reset."""
+        """Restores a state. Returns None; or the reason why the envs were not restored, so must be reset."""
         if "env_state_dict" in state and "reason" in state["rollout"] and self._has_state_dicts():
             saved = state["env_state_dict"]
             try:
@@ -202,14 +202,15 @@ class RequestHandler:
         return bool(self._envs) and all(hasattr(env, name) for env in self._envs for name in names)
 
 
-# `is_data` adds TorchRL's types, if TorchRL was imported.
+# Types of data; `is_data` adds TorchRL's specs if TorchRL was imported.
 _DATA: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, type(None), Enum, PurePath)
 _DATA += (datetime.date, datetime.timedelta)
 _DATA += (np.ndarray, np.generic, np.dtype, torch.Tensor, torch.Size, torch.dtype, torch.device, Space, EnvSpec)
 
 
 def is_data(value: Any) -> bool:
-    """Whether a copy is as good as `value`: numbers, text, arrays, spaces and specs, and containers of these."""
+    """Whether `value` is data, of which a copy is as good: numbers, text, arrays, spaces, specs, and containers of
+    these."""
     from tensordict import TensorDictBase
 
     specs = getattr(sys.modules.get("torchrl.data"), "TensorSpec", ())
@@ -236,8 +237,8 @@ def load_into(value: Any, path: str, weights: dict[str, torch.Tensor]) -> None:
 
 
 def _call_hook(hook: Callable[[TensorDictBase], Any], batch: TensorDictBase) -> dict[Key, torch.Tensor]:
-    """Calls `hook` with `batch`, `[*envs, steps]`. Copies replaced tensors into the batch; returns added tensors,
-    `[rows, steps, *shape]`."""
+    """Calls `hook` with `batch`, `[*envs, steps]`. Copies the tensors that it replaced into the batch; returns copies
+    of those that it added, `[rows, steps, *shape]`, on the CPU."""
     from tensordict import TensorDictBase
 
     seen = batch.clone(recurse=False)

@@ -1,4 +1,4 @@
-"""Fills slots with rollouts: builds a worker's envs and policy, and steps the envs."""
+"""Fills slots with rollouts: makes a worker's envs and policy, and steps the envs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
-    """The rollout class for an env group and its actor."""
+    """Returns the rollout class for an env group and its actor."""
     if spec.device is not None:
         return TensorRollout
     if spec.ragged:
@@ -52,11 +52,11 @@ def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
 
 
 class RolloutSource:
-    """Rollouts of one group of envs (`collectx.worker.slot_loop.BatchSource`).
+    """Fills slots with rollouts of one env group; see `collectx.worker.slot_loop.BatchSource`.
 
     Args:
-        is_inline: whether the worker runs in the trainer's process. It then swaps the states of the global generators
-            while it runs, so that it collects the same batches as a process, and leaves the trainer's states unchanged.
+        is_inline: whether the worker runs in the trainer's process. It then uses its own states of the global
+            generators, so that it collects the same batches as in a process, and leaves the trainer's states unchanged.
     """
 
     def __init__(self, spec: ProcessSpec, link: Link, is_inline: bool):
@@ -90,7 +90,7 @@ class RolloutSource:
             self._generators.trust()
         self._version = spec.first_version
         self._read: Callable[[torch.Tensor], None] = lambda buffer: None
-        # The trainer may change its object between two batches.
+        # Follows changes of the policy object, which the trainer may make between two batches.
         self._follow: Callable[[], None] = lambda: None
         if spec.served is None:
             self._build_rollout(first_env, total_envs)
@@ -132,8 +132,8 @@ class RolloutSource:
         if actor.states:
             env = RecurrentStateEnv(env, actor.states)
         self._take_specs(group.spec, env.spec)
-        # Published weights are not copied into the trainer's object: they may be older, and its tensors may be shared
-        # with other modules.
+        # Published weights are not copied into the trainer's own object: they may be older, and the object may share
+        # tensors with other modules.
         if not shares_policy:
             weights = FlatWeights(actor.module)
             weights.adopt()
@@ -154,7 +154,7 @@ class RolloutSource:
         )
 
     def _build_served_rollout(self, actor: ServedActor, first_env: int, total_envs: int) -> None:
-        """Makes the envs, in groups for which the inference server acts in turn."""
+        """Makes the envs, in groups that take turns at the inference server."""
         spec, link = self._spec, self._link
         cfg, incarnation, options = spec.cfg, spec.placement.incarnation, spec.rollout
         assert isinstance(link, SharedMemoryLink)
@@ -173,7 +173,7 @@ class RolloutSource:
 
     def _build_envs(self, cfg: EnvConfig, first_env: int, num_envs: int) -> Env:
         if not self._is_inline and isinstance(cfg, GymVectorEnvConfig) and cfg.vectorization_mode == "async":
-            # The env's processes are forked with the imports of this worker, unless a library has started a thread.
+            # Forks the env's processes with the imports of this worker, unless a library has started a thread.
             reuse_imports()
             warm_up()
         placement = self._spec.placement
@@ -188,13 +188,13 @@ class RolloutSource:
         return group
 
     def _take_specs(self, group: EnvSpec, env: EnvSpec) -> None:
-        """Keeps the env specs, without and with wrappers. Raises `ShapeError` if they do not fit the slots."""
+        """Stores the specs of the envs without and with wrappers. Raises `ShapeError` if they do not fit the slots."""
         self._group_spec, self._env_spec = group, env
         next_only = (leaf.under("next") for leaf in env.next_only_leaves)
         _check_leaves(self._spec.worker, self._link.batch, (*env.observation, *self._actor.leaves, *next_only))
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
-        """The newest weights by name, copied to the CPU."""
+        """Returns a copy of the newest weights by name, on the CPU."""
         self.refresh()
         module = self._actor.module
         tensors = {} if module is None else module.state_dict()
@@ -226,7 +226,7 @@ class RolloutSource:
         return report
 
     def _reset(self, reset: Reset) -> None:
-        """Executes the reset that came with a grant."""
+        """Resets the envs as a grant demands."""
         seed = reset.seed
         if seed is None:
             self._rollout.reset(None)
@@ -247,11 +247,11 @@ class RolloutSource:
 
 
 def _build_policy(spec: ProcessSpec, env_spec: EnvSpec, is_inline: bool) -> tuple[Callable | None, bool]:
-    """The policy, and whether it is the trainer's object. An inline worker uses this object, unless the policy acts on
-    another device."""
+    """Returns the policy, and whether it is the trainer's own object. An inline worker uses that object, unless its
+    policy acts on another device."""
     cfg = spec.cfg
     if spec.keeps_weights:
-        # Every incarnation starts with the initial weights of the first one.
+        # Every incarnation begins with the initial weights of the first one.
         seed_policy(cfg.seed, replace(spec.placement, incarnation=0))
     policy = policies.build(cfg.policy, env_spec, cfg.seed)
     shares_policy = is_inline and is_object(cfg.policy)
@@ -263,7 +263,7 @@ def _build_policy(spec: ProcessSpec, env_spec: EnvSpec, is_inline: bool) -> tupl
 
 
 class _Batches:
-    """Slots as TensorDicts over their memory, `[*envs, steps]`; `[steps]` for a single env."""
+    """Returns slots as TensorDicts that share their memory, `[*envs, steps]`; `[steps]` for a single env."""
 
     def __init__(self, slots: Sequence[Slot], spec: EnvSpec, leaves: Collection[Leaf]):
         self._slots = slots
@@ -272,7 +272,7 @@ class _Batches:
         self._batches: dict[int, TensorDict] = {}
 
     def __call__(self, index: int, steps: int) -> TensorDict:
-        """The first `steps` steps of a slot."""
+        """Returns the first `steps` steps of a slot."""
         if index not in self._batches:
             tensors = {
                 key: tensor.view(*self._envs, *tensor.shape[1:]) for key, tensor in self._slots[index].tensors.items()

@@ -1,4 +1,4 @@
-"""The loop of every worker: fills granted slots with the newest weights, and reports how long each part took.
+"""The loop of every worker: loads the newest weights, fills granted slots, and reports how long each part took.
 
     acquire --Fill--> refresh --> fill --report--> send --> acquire ...
 
@@ -21,10 +21,10 @@ class BatchSource(Protocol):
     """Fills slots: with rollouts, or with the batches of another collector."""
 
     def refresh(self) -> object:
-        """Fetches the newest weights."""
+        """Loads the newest weights."""
 
     def fill(self, grant: Fill) -> SlotReport:
-        """Does the reset of the grant, then fills its slot. Sets all fields of the report but `wait_s` and `send_s`.
+        """Resets as the grant demands, then fills its slot. Sets all fields of the report except `wait_s` and `send_s`.
 
         Raises:
             RolloutStopped: the trainer stops the worker; the slot is incomplete.
@@ -43,14 +43,14 @@ PutBack = Callable[[Fill | Request, KeyboardInterrupt], None]
 def run_worker_loop(
     link: Link, make_source: Callable[[], BatchSource], put_back: PutBack | None = None
 ) -> Generator[None]:
-    """Fills granted slots; yields after each sent batch, and after each reply. Makes the source at the first step, and
-    closes it at the end. Reports an error to the trainer before it closes the source, as closing may hang or fail, and
-    raises the error with the attribute `is_reported`. If closing fails at the end, the error is only raised, as the
-    trainer no longer listens.
+    """Fills granted slots; yields after each sent batch and each reply. Makes the source when it is first advanced, and
+    closes it at the end. Reports an error to the trainer before it closes the source, because closing may hang or fail;
+    then raises the error with the attribute `is_reported`. If only closing fails, that error is raised but not
+    reported, because the trainer no longer listens.
 
     Args:
-        put_back: called with the acquired object when Ctrl-C interrupts an inline worker, which then acquires the
-            object again. None: the interruption ends the worker.
+        put_back: called with the grant or request when Ctrl-C interrupts an inline worker, so that the worker acquires
+            it again. None: Ctrl-C ends the worker.
     """
     source: BatchSource | None = None
     try:
@@ -110,7 +110,7 @@ def _close_after(source: BatchSource, error: BaseException) -> None:
 
 
 def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> None:
-    """Runs the loop until the trainer says stop; see `run_worker_loop`."""
+    """Runs the loop until the trainer stops the worker; see `run_worker_loop`."""
     with suppress(RolloutStopped):
         for _ in run_worker_loop(link, make_source):
             pass
@@ -118,8 +118,8 @@ def run_until_stopped(link: Link, make_source: Callable[[], BatchSource]) -> Non
 
 @contextmanager
 def reported(link: Link) -> Iterator[None]:
-    """Reports an error of the block to the trainer, and raises it with the attribute `is_reported`. Does not report
-    that the trainer stops the worker."""
+    """Reports an error of the block to the trainer, then raises it with the attribute `is_reported`. Does not report
+    that the trainer stopped the worker."""
     try:
         yield
     except (RolloutStopped, GeneratorExit):

@@ -1,5 +1,5 @@
-"""The specification of a worker, as plain data and user objects, and the seeds that follow from it. Made in the
-trainer's process, read in the worker's.
+"""The specification of a worker process, in plain data and user objects, and the seeds that follow from it. The
+trainer's process makes it; the worker's process reads it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from collectx.worker.inference.rollout import split
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of one process among the workers of a run.
+    """Which of a run's worker processes a process is.
 
     Attributes:
         worker: the worker's index in its collector.
-        index: the process's index in the run. An added worker uses the index of one of the first workers.
-        num_workers: number of workers in the run; with nested collectors, of the processes of all workers.
-        incarnation: how often this worker was started before, over the complete run. Selects a separate sequence of
-            seeds and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps their
-            worker's incarnation. Added workers start at a higher number.
+        index: the process's index in the run. An added worker has the index of one of the first workers.
+        num_workers: number of workers in the run; with nested collectors, number of the processes of all workers.
+        incarnation: number of earlier processes of this worker, over the whole run. Each incarnation has its own seeds
+            and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps their
+            incarnation. Added workers start at a higher number.
         visible_device: the only GPU that the process sees, or "cpu"; None: all GPUs.
-        env_index, worker_index: the numbers of the process's first env (`collectx.env.numbers`).
+        env_index, worker_index: the env numbers of the process's first env (`collectx.env.numbers`).
     """
 
     worker: int
@@ -48,20 +48,20 @@ class Placement:
 
     @property
     def numbers(self) -> EnvNumbers:
-        """The numbers of the first env."""
+        """The env numbers of the process's first env."""
         return EnvNumbers(self.env_index, self.worker_index)
 
 
 @dataclass(kw_only=True)
 class ProcessExtras:
-    """Objects and limits of one worker that are not options of the configuration.
+    """What a worker process needs besides the options of its configuration.
 
     Attributes:
-        steps: steps per batch, if batches are shorter than slots; None: as many as in a slot.
-        should_end: called after every step; returns whether the batch ends early. For inline workers only.
-        hooks: called around the worker's batches.
+        steps: number of steps per batch, if batches are shorter than slots; None: the steps of a slot.
+        should_end: called after every step; returns whether to end the batch early. For inline workers only.
+        hooks: the user's hooks, called around the worker's batches.
         user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
-        keeps_weights: acts with the weights from its policy factory until version 1 is published.
+        keeps_weights: whether the worker acts with the weights of its policy factory until version 1 is published.
     """
 
     steps: int | None = None
@@ -73,8 +73,7 @@ class ProcessExtras:
 
 @dataclass(kw_only=True)
 class ConfigOverrides(ProcessExtras):
-    """One worker's values for options of the configuration: env, policy, devices, exploration type. `None` keeps the
-    configured value."""
+    """The values of one worker that replace those of the configuration; None keeps the configured value."""
 
     env: EnvConfig | None = None
     policy: PolicyConfig | None = None
@@ -84,14 +83,15 @@ class ConfigOverrides(ProcessExtras):
 
 @dataclass
 class ProcessSpec(ProcessExtras):
-    """One process of a worker. Picklable.
+    """The specification of one worker process. Picklable.
 
     Attributes:
-        cfg: the run's configuration for this worker, with the worker's env, policy, exploration type and device.
-            `backend` and `launcher` apply to processes that the worker starts itself.
-        placement: which worker the process belongs to.
-        num_envs: number of envs in each process.
-        served: the outputs of the inference server, and the states of its policy; None: the worker runs the policy.
+        cfg: the run's configuration, with this worker's env, policy, exploration type and device. `backend` and
+            `launcher` are those of processes that the worker itself starts.
+        placement: which of the run's worker processes this is.
+        num_envs: number of envs in the process.
+        served: describes the outputs and states of the policy that the inference server calls; None: the worker calls
+            the policy.
     """
 
     cfg: RunConfig
@@ -101,8 +101,8 @@ class ProcessSpec(ProcessExtras):
 
     @property
     def groups(self) -> list[slice]:
-        """The slot rows of each env group: the inference server acts for the groups in turn. Envs that are made
-        together, or by the user, form one group."""
+        """The slot rows of each env group; with central inference, the groups take turns. Envs that one call makes, or
+        that a user's callable makes, form one group."""
         return split(self.num_envs, 2 if self.cfg.env.kind in ("gym", "counting") and self.num_envs > 1 else 1)
 
     @property
@@ -112,27 +112,27 @@ class ProcessSpec(ProcessExtras):
 
     @property
     def policy_device(self) -> str | None:
-        """The policy's device, as for `torch.device`; None: no device was named, so the CPU."""
+        """The name of the policy's device; None means the CPU."""
         return self.cfg.devices.policy_device
 
     @property
     def rollout(self) -> RolloutOptions:
-        """How the process's batches and trajectories begin and end."""
+        """How batches and trajectories of the process begin and end."""
         return RolloutOptions.of(self.cfg.collector, self.placement.incarnation, self.should_end is not None)
 
     @property
     def first_version(self) -> int:
-        """The version number of the initial weights: -1, so that the first published version, 0, replaces them; or 0,
-        so that the worker keeps them until version 1 is published (`keeps_weights`)."""
+        """The version of the initial weights: -1, so that the first published version, 0, replaces them; with
+        `keeps_weights` 0, so that the worker keeps them until version 1 is published."""
         return 0 if self.keeps_weights else -1
 
     @property
     def user_objects(self) -> UserObjects:
-        """The parts that `to_json` leaves out."""
+        """The parts that the result of `to_json` lacks."""
         return UserObjects.of(self.cfg.env, self.cfg.policy, self.hooks, self.user_collector)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data, for workers on other hosts, which get `user_objects` separately."""
+        """Returns the spec as plain data, for workers on other hosts, which get `user_objects` separately."""
         objects, cfg = self.user_objects, self.cfg
         if objects.env is not None:
             cfg = replace(cfg, env=EnvConfig(kind="python", num_envs=cfg.env.num_envs))
@@ -148,7 +148,7 @@ class ProcessSpec(ProcessExtras):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], objects: UserObjects) -> ProcessSpec:
-        """The inverse of `to_json`."""
+        """Reverses `to_json`."""
         cfg = from_dict(fields["cfg"])
         values = {
             "cfg": replace(cfg, env=objects.env or cfg.env, policy=objects.policy or cfg.policy),
@@ -160,22 +160,23 @@ class ProcessSpec(ProcessExtras):
 
 
 def env_seed(seed: int, index: int, incarnation: int = 0) -> int:
-    """The seed of the env with global index `index`, in whichever worker: in `[1, 2**31)`, as some TorchRL envs refuse
-    0."""
+    """Returns the seed of the env with global index `index`, whichever worker steps it: from 1 to 2**31 - 1, because
+    some TorchRL envs refuse 0."""
     words = (seed, index, incarnation, 2) if incarnation else (seed, index)
     return max(1, int(np.random.SeedSequence(words).generate_state(1)[0] >> 1))
 
 
 def env_seeds(spec: ProcessSpec, seed: int) -> list[int]:
-    """The seeds of a worker's envs."""
+    """Returns the seeds of a worker's envs."""
     first = spec.placement.index * spec.num_envs
     return [env_seed(seed, first + index, spec.placement.incarnation) for index in range(spec.num_envs)]
 
 
 def policy_seed(seed: int, placement: Placement, is_apart: bool = False) -> int:
-    """The 32-bit seed of a worker's global generators; a different one if policy and envs use separate generators."""
+    """Returns the 32-bit seed of a worker's global generators; with `is_apart`, another seed, for the policy's own
+    states of generators that the envs have seeded."""
     index, incarnation = placement.index, placement.incarnation
-    # SeedSequence((seed, index)) with two words are the seeds of envs.
+    # Sequences of two words, (seed, index), give the seeds of envs.
     words = (seed, index, 1, incarnation) if incarnation or is_apart else (seed, index, 1)
     return int(np.random.SeedSequence((*words, 1) if is_apart else words).generate_state(1)[0])
 

@@ -1,4 +1,5 @@
-"""Fills slots with batches of the user's collector: a class with the constructor and methods of TorchRL's collectors.
+"""Fills slots with batches of a user-defined collector: a class with the constructor and methods of TorchRL's
+collectors.
 
 trainer --weights--> policy --update_policy_weights_--> user's collector --batch--> slot --network--> trainer
 """
@@ -29,10 +30,10 @@ _DONE, _TERMINATED, _TRUNCATED = (("next", *key) for key in DONE_KEYS)
 
 
 class UserCollectorSource:
-    """Batches of the user's collector (`collectx.worker.slot_loop.BatchSource`).
+    """Fills slots with batches of the user's collector; see `collectx.worker.slot_loop.BatchSource`.
 
-    Resets call its `reset` and `set_seed`. Newer weights are copied into its policy's tensors, then passed to its
-    `update_policy_weights_`, if it has one.
+    A reset calls the collector's `reset` and `set_seed`. Newer weights are copied into the policy's tensors, then
+    passed to the collector's `update_policy_weights_`, if it has this method.
     """
 
     def __init__(self, spec: ProcessSpec, user_collector: UserCollector, link: Link):
@@ -64,7 +65,7 @@ class UserCollectorSource:
         self._batches = iter(self._collector)
         self._trajectories = _Trajectories(self._layout.rows, placement)
         self._version = spec.first_version
-        # Maps the collector's versions to the trainer's.
+        # The trainer's version for each version of the collector.
         self._versions = {getattr(self._collector, "policy_version", None): self._version}
 
     def refresh(self) -> None:
@@ -97,11 +98,12 @@ class UserCollectorSource:
             tensors[key].copy_(value.reshape(tensors[key].shape))
         version = self._translate_versions(tensors[POLICY_VERSION], POLICY_VERSION in leaves)
         returns, lengths = self._trajectories.take(tensors, TRAJ_IDS in leaves)
-        # The collector does not report how its time was spent: all of it counts as the env's.
+        # The collector does not report how it spent its time, so all of it counts as the env's.
         return SlotReport(version, self._layout.frames, seconds, 0.0, returns, lengths)
 
     def _translate_versions(self, versions: torch.Tensor, has_versions: bool) -> int:
-        """Replaces the collector's versions in a slot, if any, by the trainer's; returns the first frame's version."""
+        """Replaces the collector's versions in a slot, if any, by the trainer's versions; returns that of the first
+        frame."""
         numbers = versions.unique().tolist() if has_versions else []
         translated = {number: self._versions.get(number, self._version) for number in numbers}
         if len(translated) < 2:
@@ -126,7 +128,7 @@ class UserCollectorSource:
 
     def _seed(self, seed: int, **options: bool) -> None:
         self._collector.set_seed(seed, **options)
-        # Without a reset, TorchRL's collectors continue the current trajectories.
+        # TorchRL's collectors continue the current trajectories unless they are reset.
         if hasattr(self._collector, "reset"):
             self._collector.reset()
 
@@ -155,8 +157,8 @@ class _Layout:
         self.frames = self.rows * self.steps
 
     def leaves_of(self, batch: Any) -> dict[Key, torch.Tensor]:
-        """Returns the leaves of a batch, and missing `DONE_KEYS` that can be derived. `TRAJ_IDS` and `POLICY_VERSION`
-        may be missing.
+        """Returns the leaves of a batch, with missing `DONE_KEYS` that follow from others. `TRAJ_IDS` and
+        `POLICY_VERSION` may be missing. Raises `ShapeError` if the batch does not fit the slots.
         """
         if not isinstance(batch, TensorDictBase):
             raise ShapeError(f"{self._name} returned {type(batch).__name__}, not a TensorDict of frames")
@@ -190,7 +192,7 @@ _OPTIONAL = (TRAJ_IDS, POLICY_VERSION)
 
 
 def _complete(leaves: dict[Key, torch.Tensor]) -> None:
-    """Adds missing leaves: done = terminated | truncated, and no frame starts from a final state."""
+    """Adds missing flags: done = terminated | truncated; and those before a step are false."""
     done, terminated, truncated = (leaves.get(key) for key in (_DONE, _TERMINATED, _TRUNCATED))
     if done is None and terminated is not None and truncated is not None:
         leaves[_DONE] = done = terminated | truncated
@@ -205,24 +207,24 @@ def _complete(leaves: dict[Key, torch.Tensor]) -> None:
 
 
 class _Trajectories:
-    """Trajectory ids that are unique in the run, and returns and lengths of episodes. If the collector provides no ids,
-    row e of its batches contains the successive frames of env e."""
+    """Makes trajectory ids unique in the run, and computes returns and lengths of episodes. If the collector provides
+    no ids, row e of its batches must contain the successive frames of env e."""
 
     def __init__(self, rows: int, placement: Placement):
         self._next = np.arange(rows, dtype=np.int64)
         self._stride = placement.num_workers
         self._offset = placement.index + placement.incarnation * 2**32 * placement.num_workers
-        # Return and length of unfinished trajectories, the one with the newest frame last.
+        # Return and length of each unfinished trajectory, by id; the one with the newest frame is last.
         self._running: dict[int, tuple[float, int]] = {}
 
     def abandon(self) -> None:
-        """Ends all unfinished trajectories, at a reset."""
+        """Drops all unfinished trajectories, at a reset."""
         self._next += len(self._next)
         self._running.clear()
 
     def take(self, tensors: Mapping[Key, torch.Tensor], has_ids: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Writes run-wide trajectory ids into a slot; returns the returns and lengths of the episodes that ended in it,
-        in order of time.
+        """Writes trajectory ids that are unique in the run into a slot; returns the returns and lengths of the episodes
+        that ended in it, `[episodes]`, in the order of their ends.
 
         Args:
             has_ids: whether the slot already contains the collector's own ids.

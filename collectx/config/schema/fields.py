@@ -38,14 +38,14 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def incomplete(cls: type[AnySection], **values: Any) -> AnySection:
-    """A section with these options alone: reading another one raises `Unset`."""
+    """Returns a section with these options alone: reading another one raises `Unset`."""
     section = cls.__new__(cls)
     vars(section).update(values)
     return section
 
 
 def section_of(hint: Any) -> Any:
-    """The dataclass of an option that is a section, even one that may be null; None if it is not a section."""
+    """Returns the dataclass of an option that is a section, even one that may be null; None if it is not a section."""
     return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
 
 
@@ -107,7 +107,7 @@ def like(cls: Any, name: str, text: str | None = None, default: Any = ...) -> An
 
 
 def default_of(option: dataclasses.Field) -> Any:
-    """The default of an option; ABSENT if it must be given."""
+    """Returns the default of an option; ABSENT if it must be given."""
     if option.default_factory is not dataclasses.MISSING:
         return option.default_factory()
     return ABSENT if option.default is dataclasses.MISSING else option.default

@@ -7,7 +7,7 @@
     process_stepper.py  the same in a process for each env
     specs.py            TorchRL's specs as leaves and spaces
 
-torchrl is not imported: it is in `sys.modules` wherever there is an env of it.
+These modules do not import torchrl: it is in `sys.modules` if there is a TorchRL env.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ def is_torchrl_env(value: Any) -> bool:
 
 
 def torchrl_envs() -> Any:
-    """The module `torchrl.envs`. To be called where there is an env of TorchRL."""
+    """Returns the module `torchrl.envs`. Call it only if there is a TorchRL env."""
     return sys.modules["torchrl.envs"]

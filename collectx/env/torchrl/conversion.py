@@ -30,12 +30,12 @@ _TRANSFORMS = ("StepCounter", "RewardSum", "InitTracker", "DoubleToFloat")
 
 
 class Unrecognised(Exception):
-    """An env is more than a Gymnasium env with well-known transforms; the message says by what."""
+    """A TorchRL env does more than convert the frames of a Gymnasium env; the message says what."""
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """How to read one leaf from Gymnasium's observation.
+    """How to compute one leaf from Gymnasium's observation.
 
     Attributes:
         path: keys of nested dicts; (): the observation itself.
@@ -57,10 +57,10 @@ class Conversion:
 
     Attributes:
         env: the Gymnasium env; None in a conversion that is sent to several processes.
-        reads: the base observations, by their leaves' keys.
-        frame_skip: steps of the Gymnasium env in a frame, fewer where the episode ends.
-        max_steps: frames of an episode after which it is truncated; None: no limit.
-        step_count, episode_reward, is_init: the names of the leaves with these values; None: there is no such leaf.
+        reads: how to compute each leaf of the base env's observation, by key.
+        frame_skip: number of steps of the Gymnasium env per frame; fewer if the episode ends.
+        max_steps: number of frames after which an episode is truncated; None: no limit.
+        step_count, episode_reward, is_init: the names of the leaves with these values; None: no such leaf.
         to_action: converts an action of the batch, `[*shape]`, to Gymnasium's.
     """
 
@@ -78,7 +78,7 @@ class Conversion:
         """Recognises an unbatched env.
 
         Args:
-            spec: the env's; with `outer`, the batched env's.
+            spec: the spec of the env; with `outer`, that of the batched env.
             outer: transforms of the batched env that `env` is part of.
 
         Raises:
@@ -102,15 +102,15 @@ class Conversion:
 
     @property
     def is_light(self) -> bool:
-        """Whether a step is known to take less time than a message to another process: an env of Gymnasium without
-        physics or images, and without wrappers of the user's."""
+        """Whether a step is known to take less time than a message to another process: for Gymnasium's own envs without
+        physics or images, and without a user's wrappers."""
         env = self.env
         while isinstance(env, gymnasium.Wrapper) and type(env).__module__.startswith("gymnasium.wrappers."):
             env = env.env
         return type(env).__module__.startswith(_LIGHT) and env.render_mode is None
 
     def _check(self, spec: EnvSpec) -> None:
-        """Checks that the origin of every leaf is known."""
+        """Raises `Unrecognised` unless the origin of every leaf is known."""
         written = {(name,) for name in (self.step_count, self.episode_reward, self.is_init) if name is not None}
         if spec.rewards != (REWARD,):
             raise Unrecognised(f"its rewards are {[leaf.key for leaf in spec.rewards]}")
@@ -120,7 +120,7 @@ class Conversion:
 
 
 def split_transforms(env: Any) -> tuple[Any, list[Any]]:
-    """The env below all `TransformedEnv`, and their transforms."""
+    """Returns the env below all `TransformedEnv`, and their transforms."""
     transforms: list[Any] = []
     while type(env) is torchrl_envs().TransformedEnv:
         _check_methods(env)
@@ -131,7 +131,8 @@ def split_transforms(env: Any) -> tuple[Any, list[Any]]:
 
 
 def _check_methods(env: Any) -> None:
-    """TorchRL itself replaces methods of an object, by the version of Gymnasium for example; others do more."""
+    """Raises `Unrecognised` if code outside of TorchRL has replaced a method of the env. (TorchRL itself replaces
+    methods, for example by the version of Gymnasium.)"""
     for name, value in vars(env).items():
         if (
             callable(value)
@@ -157,7 +158,7 @@ def _check_base(env: Any) -> None:
 
 
 def _flat(transform: Any) -> Iterator[Any]:
-    """The transforms of a `Compose`, nested or not, in order; or the transform itself."""
+    """Yields the transforms of a `Compose`, nested or not, in order; or the transform itself."""
     if type(transform) is torchrl_envs().Compose:
         for each in transform.transforms:
             yield from _flat(each)

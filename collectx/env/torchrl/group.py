@@ -1,4 +1,4 @@
-"""A group of TorchRL's envs, one after the other."""
+"""A group of TorchRL envs, stepped one after the other."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
 
 
 class TorchrlEnv(Env):
-    """A group of TorchRL's envs: unbatched ones, or one batched env.
+    """A group of TorchRL envs: unbatched ones, or one batched env.
 
-    Every leaf of the observation and state specs is in the batch, at the root and below `next`. A leaf that the env
-    writes only at the root is repeated below `next`; one that it writes only below `next` is zero at the root of an
-    episode's first frame. The same holds for the ends of groups of agents; an episode ends with the env's root `done`.
-    Without a root `done`, an episode ends with the first of its agents, and `restart` resets the agents that have
-    ended, or all of them if none has. Rewards are below `next`, with any keys and shapes.
+    A batch contains every leaf of the observation and state specs, at the root and below `next`. A leaf that the env
+    writes only at the root is repeated below `next`; a leaf that it writes only below `next` is zero at the root of an
+    episode's first frame. The same holds for the ends of agent groups. An episode ends with the root `done`. Without a
+    root `done`, it ends with the first of its agents, and `restart` resets the agents that have ended, or all agents if
+    none has. Rewards are below `next`, with any keys and shapes.
 
-    Envs of Gymnasium below TorchRL's are each seeded by their first reset, as they are without TorchRL. All others are
-    seeded by `set_seed`, a batched one with `seeds[0]`, from which it derives the others.
+    The first reset seeds each Gymnasium env below a TorchRL env. `set_seed` seeds all other envs; a batched env gets
+    `seeds[0]`, from which it derives the seeds of its envs.
 
     Args:
-        envs: unbatched envs with the same specs, or one batched env. Several batch dimensions are kept in a batch; for
-            policy and actions they are flattened.
-        owned: whether all envs are closed with the group; otherwise, only envs that have not started are closed.
+        envs: unbatched envs with the same specs, or one batched env. If it has several batch dimensions, batches keep
+            them; for policy and actions, they are flattened.
+        owned: whether `close` closes all envs; otherwise, it closes only those that have not started.
         exclude: keys of the observation and state specs to omit from the batch; see `read_spec`.
     """
 
     def __init__(self, envs: Sequence[Any], owned: bool = True, exclude: Sequence[str] = ()):
         self.user_envs: list[Any] = list(envs)
-        # A batched env that has started owns processes and shared memory, and cannot travel to a worker.
+        # A batched env that has started owns processes and shared memory, so it cannot be sent to a worker.
         self._closed_with_group = [env for env in envs if owned or env.is_closed]
-        # The envs that a batched env would make, or their processes, if they are stepped in its place.
+        # The envs that a batched env would make, or their processes, if these are stepped in its place.
         self._parts: list[Any] = []
         with closed_on_error(self):
             for env in envs:
@@ -97,7 +97,8 @@ class TorchrlEnv(Env):
                 self.spec = replace(self.spec, path=f"torchrl: {reason}", can_restart_early=not resets)
 
     def _gym_steppers(self) -> Sequence[GymStepper | ProcessStepper]:
-        """Returns the steppers of the Gymnasium envs below; raises `Unrecognised`."""
+        """Returns the steppers of the Gymnasium envs below the group's envs. Raises `Unrecognised` if they cannot be
+        stepped directly."""
         if resets_itself(self.user_envs[0]):
             raise Unrecognised(f"{type(self.user_envs[0]).__name__} resets its envs within a step")
         env, outer = split_transforms(self.user_envs[0])
@@ -142,15 +143,15 @@ class TorchrlEnv(Env):
 
 
 def split_serial_env(env: Any) -> list[Any]:
-    """The envs that a `SerialEnv` would make, if it has not started: stepping them directly takes about half the time.
-    Otherwise `[env]`."""
+    """Returns the envs that a `SerialEnv` would make, if it has not started: stepping them directly takes about half
+    the time. Otherwise `[env]`."""
     if type(env) is not torchrl_envs().SerialEnv or len(env.batch_size) != 1 or not env.is_closed:
         return [env]
     return [make() for make in _constructors(env)]
 
 
 def _makers(env: Any) -> list[partial]:
-    """The constructors of the envs of a `SerialEnv` or `ParallelEnv`; raises `Unrecognised`."""
+    """Returns the constructors of the envs of a `SerialEnv` or `ParallelEnv`; raises `Unrecognised`."""
     name, envs = type(env).__name__, torchrl_envs()
     if type(env) not in (envs.SerialEnv, envs.ParallelEnv) or len(env.batch_size) != 1:
         raise Unrecognised(f"{name} is a batched env")
@@ -171,7 +172,7 @@ def _constructors(env: Any) -> list[partial]:
 
 
 def _path(env: Any, steppers: Sequence[Any]) -> str:
-    """`EnvSpec.path` of a group in which `steppers` step the envs of Gymnasium."""
+    """Returns `EnvSpec.path` of a group in which `steppers` step Gymnasium envs."""
     if isinstance(steppers[0], ProcessStepper):
         return "gymnasium, in a process for each env"
     if type(split_transforms(env)[0]) is torchrl_envs().ParallelEnv:

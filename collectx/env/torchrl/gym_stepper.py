@@ -1,5 +1,5 @@
-"""Steps the Gymnasium env below one TorchRL env directly. The frames equal the frames of the TorchRL env's `_step`,
-transforms included, bit by bit."""
+"""Steps the Gymnasium env below a TorchRL env directly. The frames are bit-identical to those of the TorchRL env's
+`_step` and transforms."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class GymStepper:
     """One env of a group; see `collectx.env.torchrl.stepper.EnvStepper` for the methods.
 
     Args:
-        spec: the group's.
-        index: the env's in the group.
+        spec: the spec of the group.
+        index: the index of the env in the group.
     """
 
     def __init__(self, conversion: Conversion, spec: EnvSpec, index: int):
@@ -30,7 +30,7 @@ class GymStepper:
         self._frame_skip = conversion.frame_skip
         places = {leaf.key: place for place, leaf in enumerate(spec.observation)}
         self._observed = [(places[key], read) for key, read in conversion.reads.items() if key in places]
-        # The place of a leaf that equals the observation.
+        # The place of the only leaf, if it equals the observation.
         is_only = len(self._observed) == 1 and self._observed[0][1].is_observation
         self._only = self._observed[0][0] if is_only else None
         self._count_place, self._sum_place, self._init_place = (
@@ -51,7 +51,7 @@ class GymStepper:
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         index = self._index
         gym_action = self._to_action(action[0][index])
-        # As TorchRL's sum, which makes -0.0 a 0.0.
+        # Like TorchRL's sum, which turns -0.0 into 0.0.
         reward: Any = 0
         for _ in range(self._frame_skip):
             observation, step_reward, terminated, truncated, _info = self._gym.step(gym_action)

@@ -1,7 +1,7 @@
 """Steps the Gymnasium envs below a TorchRL `ParallelEnv`, each in a process of Gymnasium's AsyncVectorEnv.
 
-Each process runs a `GymStepper`, transforms included. Frames and actions pass between the processes as rows of bytes,
-which hold leaves of any dtype.
+Each process runs a `GymStepper`, which includes the transforms. Frames and actions pass between the processes as rows
+of bytes, which can contain leaves of any dtype.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collectx.env.torchrl.conversion import Conversion, split_transforms
 from collectx.env.torchrl.gym_stepper import GymStepper
 from collectx.state import ProcessState
 
-# How long the processes may take to finish a step before they are killed, in seconds.
+# Seconds that the processes may take to finish a step before they are killed.
 _CLOSE_S = 2.0
 
 
@@ -31,7 +31,7 @@ class ProcessStepper:
 
     Args:
         makers: constructors of the TorchRL envs, one for each process.
-        conversion: that of one TorchRL env; it applies to all.
+        conversion: the conversion of one TorchRL env, which applies to all.
         spec: the group's.
         start_method: how the processes start; None: the default of `multiprocessing`.
     """
@@ -41,7 +41,7 @@ class ProcessStepper:
     ):
         self.envs = slice(0, spec.num_envs)
         self._record = _record(spec.observation)
-        # Without what no process needs, and which cannot be sent to one.
+        # Without the parts that cannot be sent to a process, which does not need them.
         conversion, spec = replace(conversion, env=None), replace(spec, draw=None)
         self._vector = AsyncVectorEnv(
             [partial(_make, make, conversion, spec) for make in makers],
@@ -67,7 +67,7 @@ class ProcessStepper:
         return bool(out.terminated.any() or out.truncated.any())
 
     def close(self) -> None:
-        # Without a timeout Gymnasium waits for ever for the results of a step that an error has interrupted.
+        # Without a timeout, Gymnasium would wait without end for the results of a step that an error has interrupted.
         self._vector.close(timeout=_CLOSE_S)
 
     def _write(self, rows: Any, out: Sequence[np.ndarray], envs: Any) -> None:
@@ -77,7 +77,7 @@ class ProcessStepper:
 
 
 class _ProcessEnv(gymnasium.Env):
-    """The env of one process."""
+    """The Gymnasium env that a process steps."""
 
     def __init__(self, env: Any, conversion: Conversion, spec: EnvSpec):
         base, _ = split_transforms(env)

@@ -1,9 +1,10 @@
-"""Steps an env of TorchRL that resets itself within a step, by its `step_and_maybe_reset`: one with native auto-reset,
-such as `IsaacLabWrapper(env, native_autoreset=True)`, and one whose class has that method of its own.
+"""Steps a TorchRL env that resets itself within a step, by its `step_and_maybe_reset`: an env with native auto-reset,
+such as `IsaacLabWrapper(env, native_autoreset=True)`, or one whose class overrides that method.
 
     data --step_and_maybe_reset--> "next" of this frame, and the data of the next frame
 
-With native auto-reset TorchRL knows no final observation: in an episode's last frame it is NaN, or zero for integers.
+With native auto-reset, TorchRL gives no final observation: in the last frame of an episode, it is NaN, or zero for
+integers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def resets_itself(env: Any) -> bool:
 
 
 class SelfResetStepper(EnvStepper):
-    """See the module's docstring, and `EnvStepper` for the arguments."""
+    """Steps an env that resets itself; see the module's docstring, and `EnvStepper` for the arguments."""
 
     def __init__(self, env: Any, spec: EnvSpec, envs: slice, wrapper: Any = None):
         super().__init__(env, spec, envs, wrapper)

@@ -22,34 +22,35 @@ from collectx.errors import ConfigError, SpaceError
 
 
 def below_transforms(env: Any) -> Any:
-    """The env below all `TransformedEnv`."""
+    """Returns the env below all `TransformedEnv`."""
     while isinstance(env, torchrl_envs().TransformedEnv):
         env = env.base_env
     return env
 
 
 def has_started(env: Any) -> bool:
-    """Whether it is a `SerialEnv` or `ParallelEnv` that has started, with transforms or without."""
+    """Whether an env is a `SerialEnv` or `ParallelEnv` that has started, with or without transforms."""
     base = below_transforms(env)
     return isinstance(base, torchrl_envs().SerialEnv | torchrl_envs().ParallelEnv) and not base.is_closed
 
 
 def has_root_end(env: Any) -> bool:
-    """Whether the env writes a root end. Otherwise only its agents end, and each is reset when it does."""
+    """Whether the env writes `done`, `terminated` or `truncated` at the root. Otherwise only its agents end, and each
+    is reset when it does."""
     return any(key in DONE_KEYS for key in _by_key(env.full_done_spec))
 
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
-    """The spec of an env, batched or not. A single leaf with a plain key becomes a space of its kind; several become a
-    Dict by their keys, in which action keys lack their first part if all share it.
+    """Returns the spec of an env, batched or not. The space of a single leaf with a plain key is of the leaf's kind.
+    Several leaves become a Dict with their keys; action keys lose their first part if all share it.
 
     Args:
         exclude: keys of the observation and state to omit, or their first parts; parts joined by dots.
 
     Raises:
-        ConfigError: no key begins with one of `exclude`, or a transform changes frames after their step.
-        SpaceError: a leaf lacks a fixed shape or a dtype that numpy knows, a root end is not `[1]`, or there is no
-            reward.
+        ConfigError: an entry of `exclude` matches no key, or a transform changes frames after their step.
+        SpaceError: a leaf lacks a fixed shape or a dtype that NumPy has, a `done` key at the root is not `[1]`, or
+            there is no reward.
     """
     observed, acted = _observation_specs(env, exclude), _by_key(env.full_action_spec)
     leaves, action = _leaves(observed, env), _leaves(acted, env)
@@ -79,16 +80,16 @@ def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
 
 
 class RandomActions(Iterator[tuple[torch.Tensor, ...]]):
-    """Random actions of `envs`, batched or not, by their specs.
+    """An iterator of random actions for `envs`, batched or not, drawn from their specs.
 
-    A mask of legal actions (TorchRL's `ActionMask`) holds for one step: a spec with a mask is sampled in every step,
-    all others for many steps at once.
+    A mask of legal actions (TorchRL's `ActionMask`) applies to one step, so a spec with a mask is sampled in every
+    step; all others are sampled for many steps at once.
     """
 
     def __init__(self, envs: Sequence[Any], leaves: Sequence[Leaf]):
         self._envs = envs
         self._leaves = leaves
-        # The actions of the steps that are left, the next one last.
+        # The actions of the coming steps, the next one last.
         self._left: list[tuple[torch.Tensor, ...]] = []
 
     def __next__(self) -> tuple[torch.Tensor, ...]:
@@ -97,7 +98,7 @@ class RandomActions(Iterator[tuple[torch.Tensor, ...]]):
         return self._left.pop()
 
     def __getstate__(self) -> dict[str, Any]:
-        # In few tensors, as each of some hundred takes more bytes than its numbers.
+        # In a few large tensors, because a small one takes more bytes than its numbers.
         return vars(self) | {"_left": [torch.stack(steps[::-1]) for steps in zip(*self._left, strict=True)]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -117,19 +118,19 @@ class RandomActions(Iterator[tuple[torch.Tensor, ...]]):
 
 
 def _steps(blocks: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-    """The actions of all steps, the first one last, from one tensor for each leaf."""
+    """Returns the actions of all steps, the first one last, from a tensor `[steps, ...]` per leaf."""
     return list(zip(*(block.unbind(0) for block in blocks), strict=True))[::-1]
 
 
 def with_inputs(spec: EnvSpec, env: Any, part: Any) -> EnvSpec:
-    """The spec of a batched env, with the inputs of policies that it has where its envs are as `part`."""
+    """Returns the spec of a batched env, with the policy inputs that follow from `part`, one of its envs."""
     inputs, observation_space = _inputs(env, spec.observation, spec.agents_ends, dict_parts(part))
     return replace(spec, inputs=inputs, observation_space=observation_space)
 
 
 def gym_wrapper(env: Any) -> Any:
-    """The `GymWrapper` below an env, if that wraps an env of Gymnasium and resets and seeds it as TorchRL's does;
-    otherwise None. For a `SerialEnv` that has started, the wrapper below its first env."""
+    """Returns the `GymWrapper` below an env (below the first env of a `SerialEnv` that has started), if it wraps a
+    Gymnasium env, and resets and seeds it with TorchRL's methods; otherwise None."""
     env, envs = below_transforms(env), torchrl_envs()
     if isinstance(env, envs.SerialEnv) and not env.is_closed:
         env = below_transforms(env._envs[0])
@@ -140,7 +141,8 @@ def gym_wrapper(env: Any) -> Any:
 
 
 def dict_parts(env: Any) -> list[str]:
-    """The parts of the Dict observation of the Gymnasium env below an unbatched env; empty if it observes no Dict."""
+    """Returns the names of the parts of the Dict observation of the Gymnasium env below an unbatched env; empty without
+    a Dict."""
     wrapper = gym_wrapper(env)
     space = None if wrapper is None else wrapper._env.observation_space
     return [*space.spaces] if isinstance(space, spaces.Dict) else []
@@ -149,8 +151,8 @@ def dict_parts(env: Any) -> list[str]:
 def _inputs(
     env: Any, leaves: Sequence[Leaf], agents_ends: Sequence[Leaf], names: Sequence[str]
 ) -> tuple[tuple[Leaf, ...], Space]:
-    """`EnvSpec.inputs` and their space: the leaves below "observation" and `names`; all leaves but the step
-    count and the agents' ends where there are none."""
+    """Returns `EnvSpec.inputs` and their space: the leaves below "observation" and `names`; without any, all leaves but
+    the step count and the agents' ends."""
     seen = [leaf for leaf in leaves if leaf.key[0] in ("observation", *names)]
     seen = seen or [leaf for leaf in leaves if leaf.key != STEP_COUNT and leaf not in agents_ends]
     specs = _by_key(env.full_state_spec) | _by_key(env.full_observation_spec)
@@ -162,7 +164,8 @@ def _by_key(composite: Any) -> dict[Key, Any]:
 
 
 def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
-    """The specs of the observation leaves, of the state leaves that are not observed, and of the agents' ends."""
+    """Returns the specs of the observation leaves, of the state leaves that are not observed, and of the agents'
+    ends."""
     name = type(env).__name__
     observed = _by_key(env.full_observation_spec)
     observed |= {key: spec for key, spec in _by_key(env.full_state_spec).items() if key not in observed}
@@ -182,7 +185,8 @@ def _observation_specs(env: Any, exclude: Sequence[str]) -> dict[Key, Any]:
 
 
 def _nested_dims(env: Any, leaves: Sequence[Leaf]) -> dict[Key, tuple[int, ...]]:
-    """See `EnvSpec.nested_dims`: the dimensions of the nested specs; of the first one for a key that is in several."""
+    """Returns `EnvSpec.nested_dims`: the dimensions of the nested specs. For a key in several specs, the first one
+    counts."""
     composites = (
         env.full_observation_spec,
         env.full_state_spec,
@@ -199,8 +203,8 @@ def _nested_dims(env: Any, leaves: Sequence[Leaf]) -> dict[Key, tuple[int, ...]]
 
 
 def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
-    """The leaves that TorchRL's `NextObservationDelta` writes below `next`; its hook deletes the observations there.
-    Other hooks may do anything, and are refused."""
+    """Returns the leaves that TorchRL's `NextObservationDelta` writes below `next`, in place of observations, which its
+    hook deletes. Raises `ConfigError` for other hooks, which may do anything."""
     by_key = {leaf.key: leaf for leaf in observed}
     deltas: dict[Key, Leaf] = {}
     for owner in _with_hooks(env):
@@ -219,7 +223,8 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
 
 
 def _with_hooks(env: Any) -> Iterator[Any]:
-    """The env and its transforms that change frames after their step, by a hook that only TorchRL's rollouts call."""
+    """Yields the env and its transforms that change frames after their step, by a hook that only TorchRL's rollouts
+    call."""
     envs = torchrl_envs()
     if not isinstance(env, envs.TransformedEnv):
         if getattr(env, "_post_step_mdp_hooks", None) is not None:
@@ -264,7 +269,8 @@ def _joint_space(specs: dict[Key, Any], leaves: Sequence[Leaf], num_batch_dims: 
 
 
 def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
-    """The space of one leaf; a bare `Space` with shape and dtype for one-hot leaves, as Gymnasium knows none."""
+    """Returns the space of a leaf; for one-hot leaves, which Gymnasium does not know, a bare `Space` with shape and
+    dtype."""
     data, dtype = sys.modules["torchrl.data"], numpy_dtype(leaf)
     if isinstance(spec, data.Binary):
         return spaces.MultiBinary(leaf.shape)

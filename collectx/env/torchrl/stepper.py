@@ -1,11 +1,11 @@
-"""Steps one TorchRL env (`EnvBase`, batched or not), which fills its part of the group's arrays.
+"""Steps a TorchRL env (`EnvBase`, batched or not), and writes its part of the group's arrays.
 
-    1. `_step` takes the data, which TorchRL calls the root, and returns what TorchRL stores below "next".
-    2. The data of the following step is that result, without the reward and with the keys that only the root has.
-    3. Where an episode has ended, `maybe_reset` replaces the data by the data of a new episode.
+    1. `_step` takes the data, which TorchRL calls the root, and returns what TorchRL stores below "next". 2. The data
+    of the following step is that result, without the reward and with the keys that only the root has. 3. If an episode
+    has ended, `maybe_reset` replaces its data by those of a new episode.
 
-`_step` is what TorchRL's env classes implement. `step` around it accepts partial steps and looks up every spec,
-which costs half as much as the step of a small env: here shapes and dtypes are checked once, in the first step.
+TorchRL's env classes implement `_step`. `step`, which calls it, accepts partial steps and looks up every spec, which
+takes half as long as the step of a small env. So this module calls `_step`, and checks shapes and dtypes itself.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from collectx.errors import ShapeError
 
 
 class EnvStepper:
-    """See the module's docstring.
+    """Steps one TorchRL env; see the module's docstring.
 
     Args:
-        spec: the group's.
-        envs: the positions in the group of the envs that it steps.
-        wrapper: the wrapper of a Gymnasium env below the env's transforms, or below each of its envs.
+        spec: the spec of the group.
+        envs: the positions of its envs in the group.
+        wrapper: the `GymWrapper` below the env's transforms, or below each of its envs; None without one.
     """
 
     def __init__(self, env: Any, spec: EnvSpec, envs: slice, wrapper: Any = None):
         self.envs = envs
         self._env = env
-        # The seeds that a reset takes, by keywords for each env, as a list, or one; None: `set_seed` takes them.
+        # How a reset takes seeds: "each env's" by keywords, "all" as a list, or the "first" one; None: by `set_seed`.
         self._seeding: str | None = None
         if wrapper is not None:
             is_vector = isinstance(wrapper._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
             is_batch = bool(env.batch_size) and not wrapper.batch_size
             self._seeding = "each env's" if is_batch else "all" if is_vector else "first"
-        # An overridden `step` does more than `_step`; `step` also adds the ends that agents omit.
+        # Calls `step` if it is overridden, so does more than `_step`, or if it must add ends that agents omit.
         is_plain = type(env).step.__module__.startswith("torchrl.") and not spec.agents_ends
         self._step: Callable[[Any], Any] = env._step if is_plain else lambda data: env.step(data).get("next")
         self._at = (envs if env.batch_size else envs.start, ...)
@@ -54,17 +54,18 @@ class EnvStepper:
         self._num_rewards = len(spec.rewards)
         self._next_only = spec.next_only_leaves
         self._next_only_keys = [_plain(leaf.key) for leaf in self._next_only]
-        # Without a root end: the keys of the agents' ends, by their last parts.
+        # Without ends at the root: the keys of the agents' ends, by their last part.
         ends = [] if has_root_end(env) else [leaf.key for leaf in spec.agents_ends]
         self._agents_ends = {name: [key for key in ends if key[-1] == name] for (name,) in DONE_KEYS} if ends else {}
         # Several batch dimensions are flattened here.
         self._is_flattened = len(env.batch_size) > 1
         self._device = None if env.device is None or env.device.type == "cpu" else env.device
-        # `maybe_reset` resets only what is done, at twice the cost of `reset`; transforms may use its argument.
+        # Calls `reset`, which takes half the time of `maybe_reset`, if all that the env contains is reset together, and
+        # there are no transforms, which may use the argument of `maybe_reset`.
         is_transformed = isinstance(env, torchrl_envs().TransformedEnv)
         self._resets_all = not (env.batch_size or is_transformed or self._agents_ends)
         self._data: Any = None
-        # Keys at the root that `_step` does not write; known after the first step.
+        # The root keys that `_step` does not write; None before the first step.
         self._kept: list[Any] | None = None
 
     def reset(self, seeds: list[int] | None, out: Sequence[np.ndarray]) -> None:
@@ -77,10 +78,10 @@ class EnvStepper:
                 self._write(leaf, value, array)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
-        """Writes its part of `out`. Returns whether any env ended."""
+        """Steps its envs, and writes their part of `out`. Returns whether the episode of any env ended."""
         data = self._data
         for key, array in zip(self._actions, action, strict=True):
-            # A copy, as the env may keep its action and the caller overwrites the array.
+            # Copied, because the env may keep its action, and the caller overwrites the array.
             value = torch.from_numpy(array[self._at].copy())
             if self._is_flattened:
                 value = value.reshape(*self._env.batch_size, *value.shape[1:])
@@ -88,7 +89,7 @@ class EnvStepper:
         after = self._step(data)
         if self._kept is None:
             self._kept = self._check_first_step(after)
-        # A new TensorDict: the env may keep the TensorDict that it returned.
+        # A new TensorDict, because the env may keep the one that it returned.
         following = after.exclude(*self._next_only_keys)
         for key in self._kept:
             following.set(key, data.get(key))
@@ -116,7 +117,7 @@ class EnvStepper:
         out.reward[self.envs] = total
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Resets the envs with `ended`, `[E]` bool of its envs, and writes their part of `out`."""
+        """Resets those of its envs with `ended`, `[E]` bool, and writes their part of `out`."""
         self._data = self._reset_ended(ended)
         for key, leaf, array in zip(self._keys, self._leaves, out, strict=True):
             value = self._data.get(key, None)
@@ -128,8 +129,8 @@ class EnvStepper:
                 target[ended] = checked_values(leaf, values, target)[ended]
 
     def _seeded_reset(self, seeds: list[int]) -> Any:
-        """Returns the data after one reset with `seeds`. `set_seed` of a wrapper of Gymnasium would reset the env too,
-        so that its first episode would be lost."""
+        """Returns the data after a reset with `seeds`. Does not call `set_seed` of a `GymWrapper`, which would reset
+        the env once more, so that its first episode would be lost."""
         if self._seeding is None:
             self._env.set_seed(seeds[0])
             return self._env.reset()
@@ -146,7 +147,7 @@ class EnvStepper:
                     fresh.set(key, self._data.get(key))
             return fresh
         if self._agents_ends:
-            # Where no agent has ended, all are marked as done, so that all of them are reset.
+            # If no agent of an env has ended, marks all of them as done, so that all are reset.
             early = ended & ~self._any_agent(self._data, *self._agents_ends)
             for key in self._agents_ends["done"] if early.any() else ():
                 done = self._data.get(key)
@@ -156,7 +157,7 @@ class EnvStepper:
         return self._env.maybe_reset(self._data)
 
     def _any_agent(self, data: Any, *names: str) -> np.ndarray:
-        """Whether any agent of an env ended in one of these ways, `[E]`."""
+        """Returns whether any agent of each env has ended in one of these ways, `[E]` bool."""
         num_envs = self.envs.stop - self.envs.start
         ended = np.zeros(num_envs, bool)
         for name in names:
@@ -165,12 +166,13 @@ class EnvStepper:
         return ended
 
     def _mask(self, envs: np.ndarray, num_dims: int) -> torch.Tensor:
-        """`envs`, `[E]`, in the env's batch size, with `num_dims` more dimensions of size 1."""
+        """Returns `envs`, `[E]`, in the batch size of the env, followed by `num_dims` dimensions of size 1."""
         mask = torch.from_numpy(envs.reshape(*self._env.batch_size, *[1] * num_dims).copy())
         return mask if self._device is None else mask.to(self._device)
 
     def _write_ends(self, after: Any, out: StepArrays) -> bool:
-        """Writes the ends. An env may omit `done`, and `terminated` where it equals `done`."""
+        """Writes the ends of episodes; returns whether there are any. An env may omit `done`, and `terminated` if it
+        equals `done`."""
         if self._agents_ends:
             done, terminated, truncated = (self._any_agent(after, name) for name in self._agents_ends)
         else:
@@ -188,7 +190,7 @@ class EnvStepper:
         return bool((done | terminated | truncated).any())
 
     def _check_first_step(self, after: Any) -> list[Any]:
-        """Checks the keys of the first step. Returns the keys that only the root has."""
+        """Checks the keys of the first step. Returns the root keys that the step did not write."""
         for key, leaf in zip(self._keys, self._leaves, strict=True):
             if after.get(key, None) is None and self._data.get(key, None) is None:
                 raise ShapeError(f"{'.'.join(leaf.key)}: declared in the specs, but neither reset nor step writes it")
@@ -199,7 +201,7 @@ class EnvStepper:
         return [key for key in _leaf_keys(self._data) if key not in written and key[0] != "next"]
 
     def _write(self, leaf: Leaf, value: torch.Tensor | None, array: np.ndarray) -> None:
-        """Writes a value into its part of `array`, after checking its shape and dtype."""
+        """Checks shape and dtype of a value, and writes it into its part of `array`."""
         if value is None:
             raise ShapeError(f"{'.'.join(leaf.key)}: the first step of the env wrote it, but this step did not")
         values = self._numpy(value)
@@ -217,8 +219,8 @@ class EnvStepper:
 
 
 def _leaf_keys(data: TensorDictBase) -> list[Any]:
-    """The keys of its leaves, including leaves such as text, which are no tensors. Reads no leaf: leaves of agents
-    that differ in shape cannot be read together."""
+    """Returns the keys of all leaves, including those that are not tensors, such as text. Does not read the leaves,
+    because those of agents with different shapes cannot be read together."""
     return [_plain(key) for key in data.keys(True, True, is_leaf=is_leaf_nontensor)]
 
 

@@ -1,9 +1,8 @@
 """`launcher=submitit`: the trainer runs where it was started, and every worker is a SLURM job that it submits.
 
-    <run>/jobs/worker.sh       the script of all workers: one task of a job array; its argument is the first worker
-    <run>/jobs/workers.txt     job and index of each worker
-    <run>/jobs/ended.17_3      SLURM ended job 17_3
-    <run>/logs/worker-3.log    output of SLURM and of worker 3's job
+    <run>/jobs/worker.sh the script of all workers: one task of a job array; its argument is the first worker
+    <run>/jobs/workers.txt the job of each worker, and the worker's index <run>/jobs/ended.17_3 SLURM ended job 17_3
+    <run>/logs/worker-3.log output of SLURM and of worker 3's job
 
 SLURM does not requeue worker jobs: a requeued job would look for a trainer that has already replaced its worker. The
 trainer submits a new job instead: with `launcher.requeue` after preemption and at the time limit, with
@@ -24,14 +23,15 @@ from collectx.place.slurm import commands
 
 
 class JobArray:
-    """Submits the workers of one run as tasks of job arrays. Every call may block for seconds.
+    """Submits the workers of one run as tasks of job arrays. Every call may block for seconds, and raises
+    `LauncherError` if SLURM refuses.
 
     Args:
         cfg: the resources of one worker.
         script: the file of the script, which the constructor writes.
         logs: the folder of `worker-<index>.log`.
         command: the command of a worker, without its index.
-        record: a file that lists job and worker for `collectx status`, a line each.
+        record: the file that lists job and worker, one pair per line, for `collectx status`.
     """
 
     def __init__(self, cfg: SubmititLauncherConfig, script: Path, logs: Path, command: Sequence[str], record: Path):
@@ -48,8 +48,8 @@ class JobArray:
         record.unlink(missing_ok=True)
 
     def submit(self, workers: Sequence[int]) -> dict[int, str]:
-        """Submits all workers, or none, as arrays: SLURM then shows `<job>_<worker>`. In a cluster's second array,
-        indices count from 0 again."""
+        """Submits all of these workers, or none; returns the job of each worker, `<array>_<index>`. The index is the
+        worker's, less a multiple of the largest array that SLURM allows."""
         self._largest = self._largest or commands.largest_array()
         jobs: dict[int, str] = {}
         try:
@@ -76,14 +76,14 @@ class JobArray:
 
 
 def array_options(workers: Sequence[int], largest: int) -> Iterator[tuple[int, str]]:
-    """Returns, for each array, the worker of index 0 and sbatch's option `--array`; SLURM limits the index to
+    """Yields, for each array, the worker of index 0 and sbatch's option `--array`. SLURM's indices are below
     `largest`."""
     for first, group in itertools.groupby(sorted(workers), lambda worker: worker // largest * largest):
         yield first, f"--array={','.join(str(worker - first) for worker in group)}"
 
 
 def worker_header(cfg: SubmititLauncherConfig, logs: Path) -> list[str]:
-    """The `#SBATCH` lines of the workers' script, see `JobArray`."""
+    """Returns the `#SBATCH` lines of the workers' script, see `JobArray`."""
     return commands.header(
         cfg,
         job_name=f"{logs.parent.name}-worker",
@@ -95,6 +95,6 @@ def worker_header(cfg: SubmititLauncherConfig, logs: Path) -> list[str]:
 
 
 def note_of_end(jobs: Path, job: str) -> Path:
-    """The file that a worker process writes to the folder `jobs` when SLURM ends its job (SIGTERM): SLURM records a job
-    as failed if its process ends before SLURM kills it."""
+    """Returns the file that a worker process writes to the folder `jobs` when SLURM ends its job (SIGTERM): SLURM
+    records a job as failed if its process ends before SLURM kills it."""
     return jobs / f"ended.{job}"

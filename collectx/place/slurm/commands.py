@@ -1,4 +1,4 @@
-"""SLURM's commands as functions.
+"""SLURM's commands as functions. A job is named by its id, such as "12", or "12_3" for task 3 of array 12.
 
 Each call blocks until the command ends, for at most `COMMAND_S`; after the first start of workers, the thread that
 delivers batches makes no call. Raises `LauncherError` if SLURM refuses or does not answer, or if this machine lacks the
@@ -36,7 +36,7 @@ _REMOVED_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL
 _REMOVED = {"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS"}
 _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER"}
 
-# What `sbatch --parsable` prints; with several clusters, id;cluster.
+# What `sbatch --parsable` prints: the id or, with several clusters, `id;cluster`.
 _JOB_ID = re.compile(r"(?P<id>\d+)(;\S+)?")
 
 _GUARD = (
@@ -45,7 +45,7 @@ _GUARD = (
 )
 
 
-# Explanations of SLURM's reasons.
+# SLURM's reasons for a job's state, with an explanation.
 _REASONS = {
     "Priority": "Priority: others are before it",
     "Resources": "Resources: what it asks for is in use",
@@ -64,7 +64,7 @@ _REASONS = {
     "None": "",
 }
 
-# Remedies by a part of sbatch's message.
+# The remedy, by a part of sbatch's message.
 _ADVICE = {
     "accounting storage": "SLURM keeps no record of ended jobs",
     "submitjob": "your account or QOS accepts no more jobs at a time: wait until some have ended, or submit fewer",
@@ -90,9 +90,9 @@ class JobState:
     Attributes:
         word: SLURM's name of the state, such as PENDING.
         is_over: whether the job has ended for good; a requeued job has not.
-        has_started: whether it is running or has run.
+        has_started: whether the job is running or has run.
         reason: SLURM's reason for the state; may be empty.
-        node: where it runs or has run; empty while it is pending.
+        node: the node list on which the job runs or has run; empty while it is pending.
     """
 
     word: str
@@ -111,7 +111,7 @@ class NoMessage(LauncherError):
 
 
 def is_here() -> bool:
-    """Whether this machine can submit jobs."""
+    """Whether this machine can submit jobs: it has `sbatch`."""
     return shutil.which("sbatch") is not None
 
 
@@ -146,8 +146,9 @@ def header(resources: SlurmResources, **defaults: Any) -> list[str]:
 
 
 def set_up(lines: Sequence[str]) -> list[str]:
-    """Returns the lines of `launcher.setup`. A failing line ends the script, because later commands would run in a
-    wrong environment; a failing command in a sourced file does not."""
+    """Returns the commands that prepare a script: the lines of `launcher.setup`, and exports for its steps. A failing
+    line ends the script, because later commands would run in a wrong environment; a failing command in a sourced file
+    does not."""
     return [
         *([_GUARD, *lines, "trap - ERR"] if lines else []),
         "# The steps get the variables of this script, even if sbatch was told to export none.",
@@ -170,11 +171,11 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
 
 
 def submit(script: Path, *options: str, arguments: Sequence[str] = ()) -> str:
-    """Calls sbatch with options, and arguments of the script; returns the job id. The script's `#SBATCH` lines are
-    passed as options too, because options override the variables `SBATCH_*`, and lines do not.
+    """Submits a script by sbatch; returns the job id. The script's `#SBATCH` lines are passed as options too, because
+    options override the variables `SBATCH_*`, and lines do not.
 
     Raises:
-        LauncherError: also if sbatch prints no job id.
+        LauncherError: SLURM refuses the job, or sbatch prints no job id.
     """
     output = _run(["sbatch", "--parsable", *_options_of(script.read_text(), options), str(script), *arguments])
     # Sites print banners before the id.
@@ -200,8 +201,8 @@ def _options_of(script: str, more: Sequence[str]) -> list[str]:
 
 
 def queued(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Returns the states of jobs that the controller remembers, which is until some minutes after their end
-    (MinJobAge). `12_3` is task 3 of array 12."""
+    """Returns the states of the jobs that SLURM's controller remembers: it forgets a job some minutes after the job's
+    end (MinJobAge)."""
     numbers = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={numbers}", "--format=%i|%T|%r|%N"]
     try:
@@ -214,8 +215,8 @@ def queued(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """The states of jobs in SLURM's controller, or, if it has forgotten them, in its accounting, if there is one. A job
-    that is left out has ended: the controller knows all jobs that are pending or running.
+    """Returns the states of jobs in SLURM's controller, or, if it has forgotten them, in its accounting, if there is
+    one. A job that is left out has ended: the controller knows all jobs that are pending or running.
     """
     known = queued(jobs) if jobs else {}
     forgotten = [job for job in jobs if job not in known]
@@ -233,7 +234,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def _rows(output: str, num_fields: int) -> Iterator[list[str]]:
-    """Returns the fields of each line; lines with fewer fields are a site's banners."""
+    """Yields the fields of each line. Lines with fewer fields, a site's banners, are skipped."""
     rows = (line.split("|", num_fields - 1) for line in output.splitlines())
     return (row for row in rows if len(row) == num_fields)
 
@@ -268,7 +269,7 @@ def down(nodes: str) -> list[str]:
 
 
 def slurmd(node: str) -> tuple[str, int]:
-    """Returns the address and port over which SLURM starts tasks on a node."""
+    """Returns the address and port at which SLURM's daemon on a node listens."""
     fields = _fields(_run(["scontrol", "--oneliner", "show", "node", node]))
     try:
         return fields["NodeAddr"], int(fields.get("Port") or settings()["SlurmdPort"])
@@ -283,7 +284,7 @@ def settings() -> dict[str, str]:
 
 
 def largest_array() -> int:
-    """Returns the maximum number of tasks of an array that begins at index 0; SLURM's default if it does not answer."""
+    """Returns how many tasks an array may have that begins at index 0; SLURM's default if SLURM does not answer."""
     try:
         known = settings()
     except LauncherError:
@@ -321,12 +322,12 @@ def preempts(partitions: str | None) -> bool:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """Returns the fields of a record of scontrol."""
+    """Returns the fields of a record that scontrol printed, `Name=value` each."""
     return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
 def cancel(jobs: Sequence[str]) -> None:
-    """Calls scancel."""
+    """Cancels jobs, or sends the tasks of running jobs SIGTERM and, after KillWait, SIGKILL."""
     _run(["scancel", "--quiet", *jobs])
 
 

@@ -43,8 +43,8 @@ class JobTasksLauncher(Launcher):
     Args:
         command: the command of a worker, without its index.
         environment: the variables that SLURM set for this task.
-        job_log, log_begin: see `LogWatcher`.
-        run: the run folder, by its name in the batch script.
+        job_log, log_begin: `log` and `begin` of `LogWatcher`.
+        run: the run folder, as the batch script writes it.
         group: the workers' part of a heterogeneous job; None for other jobs.
         log, announce: see `Launcher`.
     """
@@ -68,7 +68,7 @@ class JobTasksLauncher(Launcher):
         self._environment = environment
         self._group = group
         self._worker_log = log
-        # Suffix of SLURM's variables about the workers' part of the job.
+        # The suffix of SLURM's variables about the workers' part of the job.
         self._part = "" if group is None else f"_HET_GROUP_{group}"
         # Without parts, task 0 is the trainer.
         self._first = 1 if group is None else 0
@@ -77,8 +77,8 @@ class JobTasksLauncher(Launcher):
         self._steps: list[RemoteHandle] = []
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
-        """Returns the handle of the worker's task, or of a new step. Kills a replaced task that may hang. Does not
-        block."""
+        """Returns the handle of the worker's task or, if it is a replacement, of a new step. Kills a replaced task that
+        may hang. Does not block."""
         log = self._worker_log(worker)
         if restarts == 1 and isinstance(previous, RemoteHandle) and previous.exitcode is None:
             self._start_step(lambda: self._kill(worker), log)
@@ -102,12 +102,12 @@ class JobTasksLauncher(Launcher):
         return node if nodes.is_lost(node) else ""
 
     def _home(self, worker: int) -> str:
-        """The node of a worker's task."""
+        """Returns the node of a worker's task."""
         names = self._nodes()
         return names[min(worker + self._first, len(names) - 1)]
 
     def _nodes(self) -> list[str]:
-        """The node of every task of the workers' part."""
+        """Returns the node of every task of the workers' part."""
         return layout(self._environment, self._part)
 
     def _step(self, worker: int, restarts: int) -> list[str]:
@@ -143,11 +143,12 @@ class JobTasksLauncher(Launcher):
 
 
 def start_step(command: Callable[[], list[str]], log: Path) -> RemoteHandle:
-    """Starts a step in a thread that calls srun and ends with srun; the handle's exit code is srun's.
+    """Starts a step: calls srun in a new thread, and returns the step's handle at once. The handle's exit code is
+    srun's.
 
     Args:
         command: returns the command; called in the thread.
-        log: file of the step's output.
+        log: the file to which the step's output is appended.
     """
     processes: list[subprocess.Popen[bytes]] = []
     is_stopped, lock = threading.Event(), threading.Lock()

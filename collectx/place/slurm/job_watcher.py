@@ -42,9 +42,10 @@ class Job:
     """The job of one process of a worker.
 
     Attributes:
-        handle: its exit code is 0 if the job has completed, otherwise 1.
+        worker: the worker's index.
+        handle: the worker's handle; its exit code is 0 if the job has completed, otherwise 1.
         id: the job's id; None until it is submitted.
-        released_until_s: end of the job's grace period; None while the job is needed.
+        released_until_s: when the job's grace period ends, by `time.monotonic`; None while the job is needed.
     """
 
     worker: int
@@ -70,10 +71,10 @@ class JobWatcher(Launcher):
     """Submits and watches the jobs of one run's workers.
 
     Args:
-        scheduler: used in the thread of the first `start`, then in the watcher thread.
+        scheduler: submits and cancels; used in the thread of the first `start`, then in the watcher thread.
         max_requeues: see `Launcher`.
-        num_workers: number of jobs that the first `start` submits.
-        grace_s: how long a started job may take to end by itself when it is no longer needed.
+        num_workers: how many jobs the first `start` submits.
+        grace_s: seconds that a started job may take to end by itself when it is no longer needed.
         say: called with a line for the user, from any thread.
         log, announce, join_timeout: see `Launcher`.
     """
@@ -233,7 +234,7 @@ class JobWatcher(Launcher):
             job.update(JobState("CANCELLED", True, job.state.has_started, "by the trainer", job.state.node))
 
     def _report_error(self, call: str, error: Exception) -> None:
-        """Reports an error of the scheduler once."""
+        """Reports an error of the scheduler, unless the last call of this kind failed with the same one."""
         text = _message(error)
         if text != self._errors.get(call):
             self._errors[call] = text

@@ -31,10 +31,10 @@ _EARLY_S = 60
 
 
 class SlurmArray(Place):
-    """`launcher=submitit`, and what the three places share."""
+    """`launcher=submitit`: each worker is a job. Contains what the three places share."""
 
     has_worker_jobs = needs_workers = True
-    # MPI does not connect separate jobs.
+    # Whether MPI connects trainer and workers: it does not connect separate jobs.
     has_one_universe = False
 
     @property
@@ -73,7 +73,7 @@ class SlurmArray(Place):
                 yield Problem(f"{path}.sbatch.{name}", "collectx sets it itself", advice=_SBATCH[name])
 
     def _parts(self) -> dict[str, object]:
-        """The resources of jobs, by option."""
+        """Returns the resources of jobs, by option."""
         return {"launcher": self._launcher}
 
     def missing(self) -> list[str]:
@@ -86,7 +86,7 @@ class SlurmArray(Place):
 
 
 class SlurmJob(SlurmArray):
-    """`launcher=slurm`."""
+    """`launcher=slurm`: trainer and workers are the tasks of one job."""
 
     is_job = can_be_step = has_one_universe = True
     has_worker_jobs = needs_workers = False
@@ -103,7 +103,7 @@ class SlurmJob(SlurmArray):
         yield from self._time_problems()
 
     def _described_tasks(self) -> tuple[int, str]:
-        """Number and description of the tasks that `launcher.nodes` are for."""
+        """Returns number and description of the tasks for which `launcher.nodes` counts nodes."""
         if not self.cfg.collector.has_workers:
             return self.num_tasks, "tasks, `collector=single`"
         return self.num_tasks, f"tasks, the trainer and {self.num_tasks - 1} workers"
@@ -118,7 +118,7 @@ class SlurmJob(SlurmArray):
             )
 
     def _time_problems(self) -> Iterator[Problem]:
-        """A requeued run has time for a batch: it is not signalled as soon as it starts."""
+        """A requeued run has time for a batch: SLURM does not signal it as soon as it starts."""
         launcher = self._launcher
         if launcher.requeue is False or launcher.time is None:
             return
@@ -131,7 +131,7 @@ class SlurmJob(SlurmArray):
 
 
 class SlurmParts(SlurmJob):
-    """`launcher=submitit_delayed`."""
+    """`launcher=submitit_delayed`: trainer and workers are two parts of one job."""
 
     can_be_step = has_one_universe = False
     needs_workers = True
@@ -157,8 +157,8 @@ class SlurmParts(SlurmJob):
 
 
 def _seconds(time: str) -> int | None:
-    """Parses a time in SLURM's syntax: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
-    Returns None for other words, such as UNLIMITED."""
+    """Returns the seconds of a time in SLURM's syntax: minutes, minutes:seconds, hours:minutes:seconds,
+    days-hours[:minutes[:seconds]]; None for other words, such as UNLIMITED."""
     days, has_days, rest = time.rpartition("-")
     parts = rest.split(":")
     if not all(part.isdecimal() for part in (*parts, days or "0")) or len(parts) > 3:

@@ -67,13 +67,13 @@ done
 
 
 def kill_command(worker: int, run: str) -> list[str]:
-    """Returns a command that kills the processes of a worker's task, for its node; the task's shell reports their
-    end."""
+    """Returns a command that, called on the node of a worker's task, kills the task's processes; the task's shell
+    reports their end."""
     return ["bash", "-c", _KILL, str(worker), run]
 
 
 def role_command(python: str, run: str) -> list[str]:
-    """Returns the command of a task; `run` is the run folder."""
+    """Returns the command of a task, the trainer's or a worker's; `run` is the run folder."""
     return ["bash", "-c", _ROLE, python, run]
 
 
@@ -102,7 +102,8 @@ class LogWatcher:
         self._watcher = threading.Thread(target=self._watch, name="collectx-tasks", daemon=True)
 
     def watch(self, worker: int) -> RemoteHandle:
-        """Returns the handle of a worker's task, which finishes when the task fails. srun ends the task."""
+        """Returns the handle of a worker's task, which finishes when the task fails. The handle cannot end the task:
+        srun does."""
         if self._watcher.ident is None:
             self._watcher.start()
         return self._task(worker)
@@ -156,7 +157,7 @@ class LogWatcher:
                 self._note_end(worker, node, status, how)
 
     def _note_end(self, worker: int, host: str, status: int, how: str) -> None:
-        """Notes the end of a task; the first call counts."""
+        """Notes the end of a task. Calls after the first have no effect."""
         task = self._task(worker)
         if task.exitcode is None:
             task.text = f"task {worker + 1} on {host} {how}"

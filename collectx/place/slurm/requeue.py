@@ -51,7 +51,7 @@ def job_id(environment: Mapping[str, str]) -> str:
 
 
 def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
-    """Requeues this process's job; SLURM then ends its steps. Returns why the job is not requeued, or an empty string.
+    """Requeues this process's job; SLURM then ends the job's steps. Returns why the job is not requeued; "" if it is.
     Blocks for at most two commands."""
     job = job_id(environment)
     if not cfg.requeue:
@@ -70,8 +70,8 @@ def requeue(cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
 
 
 def end_after_loss(node: str, cfg: SlurmLauncherConfig, environment: Mapping[str, str]) -> str:
-    """Requeues or cancels this process's job if SLURM has removed `node`, the trainer's, from it. Returns "requeued",
-    "cancelled", or an empty string. Blocks for a few commands."""
+    """Requeues or cancels this process's job if SLURM has removed the trainer's node, `node`, from it. Returns
+    "requeued", "cancelled", or "" if the job still has the node or is not running. Blocks for a few commands."""
     job = job_id(environment)
     state = commands.states([job]).get(job)
     if state is None or state.word != "RUNNING" or node in commands.hostnames(state.node):

@@ -48,10 +48,10 @@ def script(
 
     Args:
         runs: the run folders, which all nodes see.
-        ntasks: number of processes of a run, with the trainer.
+        ntasks: the number of processes of a run, including the trainer.
         survives_nodes: whether the job continues when it loses a node.
-        grace_s: how long workers may run after the trainer's end before they are killed.
-        after: jobs that must end first.
+        grace_s: seconds that workers may run after the trainer's end before they are killed.
+        after: ids of jobs that must end first.
     """
     if after:
         dependencies = [launcher.sbatch.get("dependency"), f"afterany:{':'.join(sorted(after))}"]
@@ -122,8 +122,8 @@ def script(
 
 
 def _limit(launcher: SlurmLauncherConfig) -> list[str]:
-    """Returns lines that end a job which SLURM itself requeued once too often, for example after preemptions without
-    time for a checkpoint, and that tell the trainer's shell which job it may requeue (`log_watcher`)."""
+    """Returns lines that end a job which SLURM requeued too often, for example after preemptions without time for a
+    checkpoint, and lines that tell the trainer's shell which job it may requeue (`log_watcher`)."""
     if not launcher.requeue:
         return []
     limit = launcher.max_requeues

@@ -22,8 +22,8 @@ _UNSUPPORTED = (
 
 
 def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititLauncherConfig:
-    """Returns the launcher configuration for parameters of submitit's `AutoExecutor` (see `DistributedCollector`).
-    submitit itself checks them.
+    """Returns the launcher configuration for parameters of submitit's `AutoExecutor`, which `DistributedCollector`
+    takes. submitit itself checks them.
 
     Raises:
         ConfigError: submitit does not know a parameter, or collectx sets it itself.

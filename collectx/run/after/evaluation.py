@@ -1,7 +1,7 @@
 """Evaluates a policy: complete episodes in separate envs, with separate seeds. Used by `collectx eval`, and by
 the process that evaluates during a run (`collectx.run.evaluator`).
 
-It counts the episodes with the lowest numbers in each env, not the first ones to end: those would be the short ones.
+The first episodes of each env count, not the episodes that end first: those would be the short ones.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _RESAMPLES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The undiscounted returns and the lengths of episodes, in the order of their numbers; the means of `env.metrics`
-    over these episodes."""
+    """The undiscounted returns, and the lengths in frames, of the evaluated episodes, in the order of their numbers;
+    and the means of `env.metrics` over them."""
 
     returns: list[float]
     lengths: list[int]
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % CI of the mean return, by the percentile bootstrap; None for one episode."""
+        """The 95 % confidence interval of the mean return, by the percentile bootstrap; None for one episode."""
         if len(self.returns) < 2:
             return None
         low, high = bootstrap_interval(np.array(self.returns), np.mean, _RESAMPLES)
@@ -77,13 +77,13 @@ class Evaluation:
 def evaluate(
     cfg: RunConfig, policy: Callable | None, spec: EnvSpec, say: Callable[[str], object] = lambda text: None
 ) -> Evaluation:
-    """Evaluates as `cfg.eval` says, in this process; blocks until the episodes have ended.
+    """Evaluates a policy with the options `cfg.eval`, in this process; blocks until the episodes have ended.
 
     Args:
-        policy: this object acts, not a copy, on the CPU; None for random actions. A module that acts deterministically
-            is left in evaluation mode.
+        policy: acts on the CPU, without being copied; None: random actions. A module that acts deterministically stays
+            in evaluation mode (`nn.Module.eval`).
         spec: the spec of the run's envs.
-        say: called with progress messages if the evaluation takes long.
+        say: called with a progress message every 10 s.
 
     Raises:
         EpisodeTooLong: an episode has more frames than `cfg.eval.max_frames_per_episode`.
@@ -143,8 +143,8 @@ def evaluate(
 
 
 def _with_metrics(env: EnvConfig, metrics: InfoMetrics, episodes: int) -> EnvConfig:
-    """The configuration whose envs, in this process, add the infos of the evaluated episodes to `metrics`. What one
-    call makes is left as it is."""
+    """Returns the configuration whose envs, in this process, add the infos of the evaluated episodes to `metrics`.
+    Vector envs that one call makes are left as they are."""
     if not isinstance(env, GymnasiumConfig) or not env.metrics:
         return env
     if isinstance(env, GymVectorEnvConfig):
@@ -175,7 +175,7 @@ def _too_long(cfg: RunConfig, ended: set[int], lengths: Mapping[int, int]) -> st
 
 
 def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
-    """The configuration whose envs write each episode to a video in `folder`, which must not exist.
+    """Returns the configuration whose envs write each episode to a video in `folder`, which must not exist.
 
     Raises:
         ConfigError: the env cannot render, or the package moviepy is missing.

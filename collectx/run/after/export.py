@@ -1,5 +1,5 @@
-"""Writes the policy of a run for other programs: `collectx export`. Each function has the signature of
-`collectx.cli.export.POLICIES`; the folder is trusted."""
+"""Writes the policy of a run for other programs: `collectx export`. Each function writes one format to `output`, by
+default a file in the folder `export` of the run, and returns the file's path. The run folder is trusted."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _ROWS = 2
 
 
 def state_dict(run_dir: Path, output: Path | None, weights: str) -> Path:
-    """The state dict of the policy."""
+    """Writes the policy's state dict by `torch.save`."""
     policy, path = _prepare(run_dir, output, weights, "policy.pt")
     write_atomically(path, lambda file: torch.save(_module(policy).state_dict(), file))
     return path
 
 
 def torchscript(run_dir: Path, output: Path | None, weights: str) -> Path:
-    """A graph from observations to greedy actions, recorded by `torch.jit.trace`."""
+    """Writes a graph that maps observations to greedy actions, recorded by `torch.jit.trace`."""
     policy, path = _prepare(run_dir, output, weights, "policy.ts")
     with _quiet():
         graph = torch.jit.trace(_Greedy(policy), policy.example(_ROWS), check_trace=False)
@@ -43,7 +43,7 @@ def torchscript(run_dir: Path, output: Path | None, weights: str) -> Path:
 
 
 def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
-    """A graph from observations to greedy actions, by `torch.onnx` over `torch.export`.
+    """Writes a graph that maps observations to greedy actions, recorded by `torch.export`.
 
     Raises:
         ConfigError: the packages of the extra `onnx` are missing.
@@ -82,7 +82,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Greedy(nn.Module):
-    """Maps observations `[B, *shape]` and states to actions and next states, for any B."""
+    """Maps observations and policy states, `[B, *shape]` each, to actions and next states, for any B."""
 
     def __init__(self, policy: LoadedPolicy):
         super().__init__()

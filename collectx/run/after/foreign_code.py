@@ -1,5 +1,5 @@
-"""The code that a saved configuration names. `load_policy` and the commands that compose from a snapshot print it, and
-require `--trust` for another user's folder, before any of it is imported. Imports none of it."""
+"""The code that a saved configuration names. Before `load_policy` or a command imports any of it, they print it and,
+for another user's folder, require `--trust`. This module imports none of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXECUTED_BY_LAUNCHER = {
 
 
 def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
-    """Prints the code that a run of `cfg`, the configuration in `files`, imports and executes, and its origin.
+    """Prints which code a run of `cfg`, the configuration in `files`, imports and executes, and where it comes from.
 
     Raises:
         ConfigError: the folder belongs to another user, and `trusted` is false.
@@ -41,7 +41,8 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
 
 
 def check_checkpoints(files: RunFolder) -> None:
-    """Checks a run before a command continues it, as its workers will unpickle env states.
+    """Checks who may have written the checkpoints of a run before a command continues it: its workers will unpickle env
+    states, which executes code.
 
     Raises:
         ConfigError: the folder belongs to another user, or others can write to its checkpoints.
@@ -58,7 +59,7 @@ def check_checkpoints(files: RunFolder) -> None:
 
 
 def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yields key, value and origin of every reference to code in a configuration."""
+    """Yields option, value and origin of every reference to code in a configuration."""
     for target in sources.targets(cfg):
         yield target.key, target.name, _origin(target.name)
     parts = {f"launcher.{name}": getattr(cfg.launcher, name, None) for name in ("trainer", "worker")}
@@ -69,7 +70,8 @@ def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
 
 
 def _origin(target: str) -> str:
-    """The file of an import path's first package: finding a submodule would execute its parents."""
+    """Returns where an import path's first package comes from, as a part of a sentence. Only the first: finding a
+    submodule would execute the packages above it."""
     package = target.partition(":")[0].partition(".")[0]
     try:
         spec = find_spec(package)
@@ -81,7 +83,8 @@ def _origin(target: str) -> str:
 
 
 def other_owner(files: RunFolder) -> str | None:
-    """The owner of the folder, a configuration or a checkpoint file, if it is another user."""
+    """Returns the other user who owns the folder, a configuration or a checkpoint file; None if this user owns them
+    all."""
     configs = [path for _, path in files.configs]
     for path in (files.path, files.snapshot, *configs, *_checkpoint_paths(files)):
         if not path.exists():

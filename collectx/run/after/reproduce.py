@@ -26,8 +26,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two runs. `message` tells the user the batch or the reason in one sentence; `first_different`
-    is the index of the first batch that differs, or that one run lacks."""
+    """The result of `compare`. `message` tells the user the batch or the reason in one sentence; `first_different` is
+    the index of the first batch that differs, or that one run lacks; None if there is none."""
 
     verdict: Verdict
     message: str
@@ -39,10 +39,10 @@ class Comparison:
 
 
 def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Comparison:
-    """Compares the batches of two run folders by their digests; reads `metrics.jsonl` of both, never a tensor.
+    """Compares the batches of two run folders by their digests, which it reads from `metrics.jsonl`.
 
     Args:
-        limit: number of batches of `old` to compare; None: all.
+        limit: the number of batches of `old` to compare; None: all.
     """
     count = 0
     for index, (before, after) in enumerate(zip_longest(islice(_digests(old), limit), _digests(new))):
@@ -80,8 +80,8 @@ def _digests(folder: str | Path) -> Iterator[str]:
 
 
 def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
-    """Returns for each batch its worker; the policy version at its start, and the newest one at its delivery; the same
-    of the settings.
+    """Returns for each batch of an async run: (worker, policy version at its start, newest policy version at its
+    delivery, settings version at its start, newest settings version at its delivery).
 
     Raises:
         ValueError: the order cannot be repeated; the message says why.
@@ -98,7 +98,7 @@ def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
 
 
 def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """Returns the same as `recorded_order`, from the lines of the `metrics.jsonl` at `path`."""
+    """Returns the same as `recorded_order`, from lines of `metrics.jsonl`; `path` names the file in errors."""
     batches: list[tuple[int, ...]] = []
     for line in lines:
         parts = line.get("workers", ())
@@ -113,7 +113,7 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...
 
 
 def why_not_recorded(refresh: str, num_workers_per_collector: int, inner: str) -> str | None:
-    """The reason why a run with these collector options does not record its order; None if it does."""
+    """Returns the reason why a run with these collector options does not record its order; None if it does."""
     if refresh == "step":
         return "with collector.refresh=step the weights change within a batch, which is not recorded"
     if num_workers_per_collector > 1 and inner == "async":

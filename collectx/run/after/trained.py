@@ -1,9 +1,9 @@
-"""The policy of a run, rebuilt from its snapshot with its newest weights: `collectx.load_policy`.
+"""Rebuilds the policy of a run from its run folder: `collectx.load_policy`.
 
     policy.pt                       the state dict of the policy, written at the end of the run
     checkpoints/<batches>/state.pt  the weights of a run that has not ended, or was killed
 
-Used by scripts of the user and by the command line after a run; `write_weights` in the trainer's process.
+Users' scripts and commands use it after a run; the trainer's process calls `write_weights`.
 """
 
 from __future__ import annotations
@@ -48,19 +48,21 @@ def load_policy(
     trust: bool = False,
     weights: str = "newest",
 ) -> LoadedPolicy:
-    """The policy of a run with its newest weights: the last published ones of a run that has ended, otherwise the
-    weights in the newest checkpoint. Makes one env of the run, to read its spaces, and closes it.
+    """Returns the policy of a run, with the last published weights if the run has ended, otherwise with those of its
+    newest checkpoint. To read the spaces, makes and closes an env of the run.
+
 
     Args:
-        deterministic: acts greedily, with the module in evaluation mode (`nn.Module.eval`); False: as in the run
-            (`collector.exploration_type`).
-        device: where the policy computes.
-        trust: allows a folder of another user. Its configuration names code that is imported and called.
-        weights: "best": those of the checkpoint that `checkpoint.keep_best` kept.
+        run_dir: the run folder.
+        deterministic: True: act greedily, with the module in evaluation mode (`nn.Module.eval`). False: act as in the
+            run (`collector.exploration_type`).
+        device: the device of the policy.
+        trust: whether to load a folder of another user, whose configuration names code that is imported and called.
+        weights: "newest", or "best": those of the checkpoint that `checkpoint.keep_best` kept.
 
     Raises:
-        ConfigError: the folder contains no run or no such weights, its configuration breaks a rule, or it belongs to
-            another user.
+        ConfigError: the folder contains no run or no such weights, its configuration is wrong, or it belongs to another
+            user.
     """
     files = RunFolder(run_dir)
     cfg = run_config(files)
@@ -70,17 +72,18 @@ def load_policy(
 
 
 class LoadedPolicy:
-    """A policy that acts on observations; see `load_policy`.
+    """A trained policy, which you call with observations; see `load_policy`.
 
     Attributes:
         module: the policy: an `nn.Module`, another callable, or None for random actions.
-        spec: the leaves and spaces that the policy was built for.
+        spec: the leaves and spaces for which the policy was built.
         device: where the policy computes.
-        leaves: the observation leaves that a call needs, `[*shape]` each.
+        leaves: the observation leaves that a call needs, each with its key and `shape`.
 
     Args:
-        flatten: converts an observation from the env to the values of `spec.inputs`; None: an observation is one value.
-        reads: keys that the policy reads besides `spec.inputs`.
+        flatten: converts an observation of the env to the values of `spec.inputs`; None: an observation is a single
+            value.
+        reads: keys that the policy reads in addition to `spec.inputs`.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class LoadedPolicy:
     def of(
         cls, files: RunFolder, cfg: RunConfig, kind: ExplorationType, device: torch.device, weights: str = "newest"
     ) -> LoadedPolicy:
-        """The policy of the run in a trusted folder."""
+        """Returns the policy of the run in a trusted folder."""
         flatten: Callable[[Any], list[Any]] | None = None
 
         def examine(group: Env) -> None:
@@ -123,14 +126,15 @@ class LoadedPolicy:
         return cls(module, spec, kind, device, flatten, reads)
 
     def __call__(self, observation: Any) -> Any:
-        """The action for one observation, or the actions for a batch of observations.
+        """Returns the action for one observation, or the actions for a batch of observations.
 
         Args:
-            observation: as the env returns it: arrays or tensors `[*shape]`, or `[B, *shape]` for a batch; a dict or
-                a tuple of these if the space is one. Or a TensorDict with the keys of `leaves`.
+            observation: an observation as the env returns it: an array or tensor `[*shape]`, or `[B, *shape]` for a
+                batch; a dict or tuple of these for a Dict or Tuple space. Or a TensorDict with the keys of `leaves`.
 
         Returns:
-            As the env's `step` takes it, arrays `[*shape]` or `[B, *shape]`; tensors for a TensorDict.
+            The action in the form that the env's `step` takes: arrays `[*shape]` or `[B, *shape]`; tensors if you pass
+            a TensorDict.
 
         Raises:
             ShapeError: the observation does not have the shape of the env's observations.
@@ -175,8 +179,8 @@ class LoadedPolicy:
         return [state for state in self._actor(1).states if state.initial is not None]
 
     def act(self, inputs: Sequence[torch.Tensor], rows: int, any_rows: bool = False) -> tuple[torch.Tensor, ...]:
-        """The actions `[B, *shape]` and next states for observations and states `[B, *shape]` on `device`, in the order
-        of `leaves` and `states`; B is `rows`. The next call may overwrite the result.
+        """Returns the actions `[B, *shape]` and next states for observations and states `[B, *shape]` on `device`, in
+        the order of `leaves` and `states`; B is `rows`. The next call may overwrite the result.
 
         Args:
             any_rows: for any B; the outputs of a user's policy are passed on as they are.
@@ -227,8 +231,8 @@ class LoadedPolicy:
 def build(
     cfg: RunConfig, examine: Callable[[Env], object] = lambda group: None
 ) -> tuple[Callable | None, EnvSpec, EnvSpec]:
-    """The policy of a configuration on the CPU, with its first weights; the spec of its envs, and the spec as policies
-    see it, with what `cfg.collector` adds.
+    """Returns the policy of a configuration on the CPU, with its first weights; the spec of its envs, and the spec as
+    policies see it, with what `cfg.collector` adds.
 
     Args:
         examine: see `collectx.env.read_spec`.
@@ -298,7 +302,8 @@ def _weights(checkpoint: Checkpoint) -> torch.Tensor:
 
 
 def _observation_space(group: Env) -> spaces.Space | None:
-    """The space of the observations that the envs of a group return; None for envs of TorchRL, which have specs."""
+    """Returns the space of the observations that the envs of a group return; None for envs of TorchRL, which have
+    specs."""
     if not group.user_envs:
         return group.spec.observation_space
     first = group.user_envs[0]

@@ -1,1 +1,1 @@
-"""What a run writes, and the names of its files (`layout`)."""
+"""The files that a run writes; `layout` names them."""

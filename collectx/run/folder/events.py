@@ -15,9 +15,9 @@ from collectx.run.terminal.notices import Notices
 
 
 class EventLog:
-    """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. Events with
-    a message (`format_event`) are also written to `logs/trainer.log` and, unless `hidden`, passed to `show`, which gets
-    the same message of many workers once (`Notices`)."""
+    """`events(name, **fields)` appends `{"time": unix seconds, "event": name, **fields}` to `events.jsonl`. If there is
+    a message about the event (`format_event`), it is also written to `logs/trainer.log` and, unless the name is in
+    `hidden`, passed to `show`: once, if many workers report the same (`Notices`)."""
 
     def __init__(self, folder: RunFolder, hidden: Collection[str] = ()):
         self._hidden = frozenset(hidden)
@@ -55,7 +55,7 @@ class EventLog:
             self.show(text)
 
     def close(self) -> None:
-        """Idempotent; later events are dropped."""
+        """Closes the log; later events are dropped. Idempotent."""
         with self._lock:
             self._closed = True
             self._lines.close()
@@ -81,7 +81,7 @@ _MESSAGES = {
 
 
 def format_event(name: str, fields: dict[str, Any]) -> str | None:
-    """The user's message about an event of `events.jsonl`; None if users see none."""
+    """Returns the user's message about an event of `events.jsonl`; None if users see none."""
     if name in _MESSAGES:
         return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")

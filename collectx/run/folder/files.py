@@ -17,13 +17,15 @@ from collectx.errors import DamagedFile
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` so that a reader, or a crash at any moment, sees the complete old or new file."""
+    """Writes `value` as JSON, so that a reader at any moment, also after a crash, finds the complete old or new
+    file."""
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Calls `write(file)` on a new file beside `path`, syncs it, and renames it to `path`."""
+    """Calls `write(file)` on a new file beside `path`, syncs it, and renames it to `path`; blocks until it is on the
+    disk. An error leaves `path` as it was."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{INCOMPLETE}{path.name}-")
     try:
         with os.fdopen(handle, "w+b") as file:
@@ -44,7 +46,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a new file that only this user can read; a file or link of that name is removed before."""
+    """Writes a new file that only this user can read. A file or link of that name is removed first."""
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -54,7 +56,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """Reads a file of `write_private`.
+    """Returns the content of a file that `write_private` wrote.
 
     Raises:
         PermissionError: another user owns the file, or has access to it.
@@ -72,9 +74,9 @@ def read_private(path: Path) -> bytes:
 
 
 class JsonLines:
-    """Appends one JSON object per line. Each line is one write, so that readers see complete lines only, also after a
-    kill; the file is not synced. An incomplete last line, which a full disk leaves, is removed when the file is
-    opened."""
+    """Appends JSON objects to a file, one per line. Each line is one write, so that readers see complete lines only,
+    even if the writer is killed; the file is not synced. An incomplete last line, which a full disk leaves, is removed
+    when the file is opened."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -82,7 +84,7 @@ class JsonLines:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115, closed by close()
 
     def append(self, line: dict[str, Any]) -> None:
-        """Adds `line`. Numbers that JSON lacks (nan, inf) become null."""
+        """Appends `line`. Numbers that JSON lacks (nan, inf) become null."""
         try:
             text = _encode(line)
         except (ValueError, TypeError):
@@ -113,7 +115,7 @@ def _drop_incomplete_line(path: Path) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON lines file, none if it does not exist. An incomplete last line is skipped.
+    """Yields the objects of a JSON lines file; none if it does not exist. An incomplete last line is skipped.
 
     Raises:
         DamagedFile: the file, or a line of it, cannot be read.
@@ -129,7 +131,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise DamagedFile(f"{path}: cannot be read: {error.strerror}") from error
 
 
-# Bytes that are read at once: from the end of a file, and of a file that grows.
+# The number of bytes read at once: from the end of a file, and from a file that grows.
 _TAIL = 1 << 12
 _BLOCK = 1 << 24
 
@@ -145,9 +147,9 @@ class LinesTail:
         self._file: int | None = None
 
     def read_lines(self, is_last: bool = False) -> tuple[list[bytes], bool]:
-        """Returns complete lines added since the last call, at most `_BLOCK` bytes of them, and whether the file was
-        replaced before them, as by a restart of the job. With `is_last`, the last line may be incomplete. Blocks for
-        the disk only."""
+        """Returns the complete lines added since the last call, about `_BLOCK` bytes at most, and whether the file was
+        replaced before them, as a restarted job does. With `is_last`, the last line may be incomplete. Blocks for the
+        disk only."""
         restarted = False
         try:
             with open(self.path, "rb") as file:
@@ -190,7 +192,7 @@ class JsonLinesTail(LinesTail):
 
 
 def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
-    """Parses a JSON object; `path` and `part` name its place in messages.
+    """Returns a JSON object; `path` and `part` name its place in errors.
 
     Raises:
         DamagedFile: `text` is not a JSON object.

@@ -42,7 +42,8 @@ _MAX_DEPTH = 4
 
 
 class RunFolder:
-    """Paths of one run. Creating the object touches nothing on disk; `begin` makes the folders."""
+    """The paths of one run folder, and methods that read or remove its files. Making the object does not touch the
+    disk; `begin` makes the folders."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).absolute()
@@ -83,8 +84,8 @@ class RunFolder:
 
     @property
     def configs(self) -> list[tuple[int, Path]]:
-        """The configurations of the run, each with the number of batches before it: `config` with 0, then the ones of
-        its resumes."""
+        """The configurations of the run, each with the number of batches after which it applies: `config` with 0, then
+        those of the resumes."""
         resumed = sorted(self.snapshot.glob("config-" + "[0-9]" * 9 + ".yaml"))
         return [(0, self.config), *((int(path.stem.rpartition("-")[2]), path) for path in resumed)]
 
@@ -108,20 +109,20 @@ class RunFolder:
         return (self.read_result() or {}).get("status") == Status.COMPLETED
 
     def resumed_config(self, batches: int) -> Path:
-        """The configuration with which the run was resumed after `batches` batches."""
+        """Returns the configuration with which the run was resumed after `batches` batches."""
         return self.snapshot / f"config-{batches:09d}.yaml"
 
     def name_below(self, root: Path) -> str:
-        """The path relative to `root`, or the name of `root` itself."""
+        """Returns the path relative to `root`, or the name of `root` itself."""
         return self.path.name if self.path == root.absolute() else str(self.path.relative_to(root.absolute()))
 
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
-        """Makes the folders. Removes the files of an earlier run in the same folder, and incomplete files of a killed
+        """Makes the folders, and removes the files of an earlier run in them, and the incomplete files of a killed
         process.
 
         Args:
             keep_logs: keeps `logs/` and `jobs/`, which other processes of this run may have written already.
-            keep_run: for a resume; removes only the files that the end of the run wrote.
+            keep_run: removes only the files that the end of the run wrote, because the run is resumed.
 
         Raises:
             ConfigError: the folder cannot be created or written to.
@@ -137,7 +138,7 @@ class RunFolder:
                 _remove(path)
 
     def _stale(self, keep_logs: bool, keep_run: bool) -> list[Path]:
-        """The files and folders that `begin` removes."""
+        """Returns the files and folders that `begin` removes."""
         ended = [self.result, self.final_checkpoint, self.policy, self.evaluation, self.rendezvous, self.secret]
         notes = [] if keep_logs else [self.job_note, self.worker_jobs]
         if keep_run:
@@ -149,8 +150,8 @@ class RunFolder:
         return ended + notes + lines + logs + configs + folders
 
     def set_aside(self, keep_run: bool) -> None:
-        """Called before `begin`, so that `restore` can undo it: moves the files that `begin` would remove to
-        `.replaced`, and copies the files that a new or resumed run overwrites.
+        """Moves the files that `begin` would remove to `.replaced`, and copies the files that a new or resumed run
+        overwrites there. Called before `begin`, so that `restore` can undo it.
 
         Raises:
             ConfigError: the folder cannot be written to.
@@ -171,7 +172,7 @@ class RunFolder:
         shutil.rmtree(self._replaced, ignore_errors=True)
 
     def restore(self, keep_run: bool) -> None:
-        """Undoes `set_aside` and `begin`, for a run that never began. Without an earlier run, also removes Hydra's
+        """Undoes `set_aside` and `begin`, after a run failed to start. Without an earlier run, also removes Hydra's
         files, the lock, and the folder if it is then empty."""
         for path in {*self._stale(False, keep_run), *self.snapshot.glob("*"), self.events}:
             _remove(path)
@@ -187,19 +188,19 @@ class RunFolder:
                     folder.rmdir()
 
     def log(self, role: str) -> Path:
-        """The log file of a role, `trainer`, `job` or `worker-0`."""
+        """Returns the log file of a role: "trainer", "job" or "worker-0"."""
         return self.logs / f"{role}.log"
 
     def worker_log(self, worker: int) -> Path:
-        """The log file of a worker."""
+        """Returns the log file of a worker."""
         return self.log(f"worker-{worker}")
 
     def node_note(self, job: str) -> Path:
-        """The file in which a job's batch script records its node, which is also the trainer's."""
+        """Returns the file in which a job's batch script records its node, on which the trainer runs too."""
         return self.jobs / f"node.{job}"
 
     def read_result(self) -> dict[str, Any] | None:
-        """The content of `result.json`; None if the file does not exist.
+        """Returns the content of `result.json`; None if the file does not exist.
 
         Raises:
             DamagedFile: the file cannot be read.
@@ -215,13 +216,13 @@ class RunFolder:
         return result
 
     def read_meta(self) -> dict[str, Any]:
-        """The content of `snapshot/meta.json`; empty if the file cannot be read."""
+        """Returns the content of `snapshot/meta.json`; empty if the file cannot be read."""
         with suppress(OSError, DamagedFile):
             return decode(self.meta, "the file", self.meta.read_bytes())
         return {}
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of `metrics.jsonl`; see `read_lines`.
+        """Yields the lines of `metrics.jsonl`; see `read_lines`.
 
         Raises:
             DamagedFile: also if lines are missing: each line contains its batch number.
@@ -233,7 +234,7 @@ class RunFolder:
             yield line
 
     def read_events(self) -> Iterator[dict[str, Any]]:
-        """The lines of `events.jsonl`; see `read_lines`."""
+        """Yields the lines of `events.jsonl`; see `read_lines`."""
         return read_lines(self.events)
 
 
@@ -245,7 +246,7 @@ def _remove(path: Path) -> None:
 def folder_errors(
     path: Path | str, what: str = "run folder", option: str = "hydra.run.dir or hydra.sweep.dir"
 ) -> Iterator[None]:
-    """Raises a `ConfigError` if the block, which creates the folder `path`, raises an `OSError`. `option` is the option
+    """Turns an `OSError` of the block, which creates the folder `path`, into a `ConfigError`. `option` names the option
     with which the user chooses another folder."""
     try:
         yield
@@ -256,8 +257,8 @@ def folder_errors(
 
 @contextmanager
 def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
-    """Removes the folder, and those above it, that did not exist before the block and are empty after it. `of_hydra`
-    names a file that Hydra writes there, which is removed with the folder."""
+    """Removes, after the block, the folder and the folders above it that did not exist before and are empty. `of_hydra`
+    names a file that Hydra writes into the folder; a folder with this file alone counts as empty."""
     path = path.absolute()
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -272,7 +273,7 @@ def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
 
 @contextmanager
 def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
-    """Makes the folder and locks it for the block, see lock.py. Does not wait.
+    """Makes the folder and locks it during the block, see lock.py. Does not wait for the lock.
 
     Args:
         replace: whether to replace a run that the folder contains.
@@ -311,7 +312,8 @@ def is_locked(files: RunFolder) -> bool:
 
 
 def holder(files: RunFolder) -> tuple[int | None, str]:
-    """The process that holds the folder's lock, None if it is not on this host; and its host.
+    """Returns the id of the process that holds the folder's lock, None if it is not on this host, and the name of its
+    host.
 
     Anyone who can write to the folder can write the lock file, so the process that it names is checked.
     """
@@ -325,8 +327,8 @@ def holder(files: RunFolder) -> tuple[int | None, str]:
 
 
 def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = True) -> list[RunFolder]:
-    """The runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False` only
-    those below it, for a sweep folder, which may contain a run too."""
+    """Returns the runs at most `max_depth` levels below `root`, or the one in `root` itself; with `includes_root=False`
+    only those below it, for a sweep folder, which may contain a run too."""
     runs, folders = [], [root.absolute()]
     for depth in range(max_depth + 1):
         runs += [folder for folder in folders if (depth or includes_root) and (folder / "snapshot").is_dir()]
@@ -336,6 +338,6 @@ def runs_below(root: Path, max_depth: int = _MAX_DEPTH, includes_root: bool = Tr
 
 
 def new_folder() -> RunFolder:
-    """The folder of a run that a script starts: below `outputs/`, named after the time. Not made yet."""
+    """Returns the folder for a run that a script starts: below `outputs/`, named after the time. Does not make it."""
     now = datetime.now()
     return RunFolder(Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S-%f}"))

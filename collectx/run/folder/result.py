@@ -1,4 +1,4 @@
-"""The result of a run as plain data, and the record from which it is made."""
+"""The result of a run, and the builder that collects it while the run lives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collectx.run.statistics import Statistics
 
 
 class Status(StrEnum):
-    """The state of a run. `result.json` has one of the first three."""
+    """The state of a run; in `result.json` one of the first three."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -36,14 +36,14 @@ class Status(StrEnum):
 
 
 def exit_status(*statuses: Status) -> int:
-    """The exit status of a command: 130 if a run was interrupted, otherwise 1 if one failed, otherwise 0."""
+    """Returns the exit status of a command: 130 if a run was interrupted, otherwise 1 if one failed, otherwise 0."""
     if Status.INTERRUPTED in statuses:
         return 130
     return int(any(status != Status.COMPLETED for status in statuses))
 
 
 def interruption(signum: int) -> str:
-    """The `exit_reason` of a run that a signal ended."""
+    """Returns the `exit_reason` of a run that a signal ended."""
     return f"interrupted by {signal.Signals(signum).name}"
 
 
@@ -66,24 +66,24 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """The end of one run.
+    """The result of one run, which `result.json` contains.
 
     Attributes:
         status: see `Status`.
-        exit_reason: one sentence.
-        frames, batches: received by the trainer.
-        wall_s: from the command's start to the end of the run.
-        checkpoint_s: the part of `wall_s` spent on writing checkpoints.
-        start_s: from the command's start to the first delivered batch; None without a batch.
-        frames_per_s: frames after the first delivered batch, by the time from the first delivery to the last; None with
-            fewer than two batches.
+        exit_reason: why the run ended, in one sentence.
+        frames, batches: how many the trainer received.
+        wall_s: seconds from the command's start to the end of the run.
+        checkpoint_s: seconds of `wall_s` in which checkpoints were written.
+        start_s: seconds from the command's start to the first delivered batch; None without a batch.
+        frames_per_s: the frames after the first batch, divided by the seconds from the first delivery to the last; None
+            with fewer than two batches.
         mean_return: mean return of the last 100 finished episodes; None if none finished.
-        num_episodes: finished episodes.
-        digest: over all batches in order; None without `trainer.digest`.
+        num_episodes: the number of finished episodes.
+        digest: the digest of all batches in their order; None without `trainer.digest`.
         failures: the errors that ended the run, then the failures that it survived: restarted or dropped workers, and
             each distinct reason why a checkpoint could not be written.
         folder: the run folder.
-        metrics: the means of `env.metrics`: `Statistics.metrics`. In `result.json` each has an entry of its own.
+        metrics: the means of `env.metrics`, see `Statistics.metrics`. In `result.json` each is an entry of its own.
     """
 
     status: Status
@@ -102,7 +102,7 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The content of `result.json`."""
+        """Returns the content of `result.json`."""
         content = asdict(self) | {"status": self.status.value}
         # The run folder may be moved.
         del content["folder"]
@@ -114,7 +114,7 @@ class Result:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], folder: Path) -> Result:
-        """The result in a `result.json`."""
+        """Returns the result in a `result.json`."""
         failures = tuple(Failure(**failure) for failure in content["failures"])
         names = {each.name for each in fields(cls)}
         metrics = {name: value for name, value in content.items() if name not in names}
@@ -132,11 +132,12 @@ class Result:
 
 
 class ResultBuilder:
-    """Collects the contents of a run's result.
+    """Collects the contents of a run's result while the run lives.
 
     Attributes:
         start_s: when the command started, by `time.monotonic`.
-        statistics, digest: of the delivered batches; `digest` is None where batches are not hashed.
+        statistics: counts the delivered batches.
+        digest: hashes the delivered batches; None where batches are not hashed.
         errors: errors of training and closing, in order.
         is_unsaved_known: whether an event already said that env states are not saved.
         config_error: the mistake in the configuration that ended the run before any worker started.
@@ -159,12 +160,12 @@ class ResultBuilder:
         self._reason = ""
 
     def end(self, error: BaseException | None, reason: object = None) -> None:
-        """Records that training returned (None) or raised. The first call sets the status; a later error turns
-        COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import, for
-        example, raises an unrelated error.
+        """Records that training returned, with `error` None, or raised `error`. The first call sets the status; a later
+        error turns COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import,
+        for example, raises an unrelated error.
 
         Args:
-            reason: what the trainer returned; a text is the reason why it ended the run.
+            reason: what the trainer returned; if a text, it says why the trainer ended the run.
         """
         signum = self._signals.last
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
@@ -217,7 +218,7 @@ class ResultBuilder:
         return self.config_error
 
     def result(self, folder: Path) -> Result:
-        """Makes the result."""
+        """Returns the result of the run up to now."""
         statistics = self.statistics
         first_s = statistics.first_s
         return Result(
@@ -239,12 +240,12 @@ class ResultBuilder:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Converts `error` to data."""
+    """Returns type, message and worker of an error."""
     return Failure(type_name(error), text_of(error), worker_of(error))
 
 
 def type_name(error: BaseException) -> str:
-    """The exception's type as a traceback names it."""
+    """Returns the exception's type as a traceback names it."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
@@ -253,8 +254,8 @@ _has_started_a_run = False
 
 
 def _command_start_s() -> float:
-    """Returns when the command started: the start of this process for its first run (resolution 10 ms), and the current
-    time for later runs of a sweep, or if the operating system records no start times.
+    """Returns when the command started, by `time.monotonic`: for the first run of this process, when the process
+    started (resolution 10 ms); for later runs of a sweep, or if the operating system records no start times, now.
     """
     global _has_started_a_run
     now_s = time.monotonic()

@@ -1,5 +1,5 @@
-"""The configurations in a run folder: which one applies from which batch on, what a resume may change, and how
-configurations are compared.
+"""The configurations in a run folder: from which batch on each applies, what a resume may change, and how they are
+compared.
 
     snapshot/config.yaml             from the start of the run
     snapshot/config-000000050.yaml   from batch 50 on, if a resume changed the configuration there
@@ -40,15 +40,16 @@ def is_equal_run(config: Path, cfg: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class Change:
-    """A change by a resume: for this `reason`, only the first `batches` batches are those of an uninterrupted run."""
+    """A change that a resume made: for this `reason`, only the first `batches` batches are those of an uninterrupted
+    run."""
 
     batches: int
     reason: str
 
 
 def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
-    """The newest configuration that gives the same batches as the first one, and the change that ends this; None if all
-    batches of the run can be repeated."""
+    """Returns the newest configuration that gives the same batches as the first one, and the change after which batches
+    cannot be repeated; None if all can."""
     (_, path), *others = files.configs
     changes = []
     for batches, other in others:
@@ -64,7 +65,8 @@ def repeatable_config(files: RunFolder) -> tuple[Path, Change | None]:
 
 
 def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
-    """The result of the run in a folder, if it is complete and `cfg` does not change what ended it; otherwise None."""
+    """Returns the result of the run in a folder if the run is complete and `cfg` would end it there too; otherwise
+    None."""
     result = files.read_result()
     if result is None or result["status"] != Status.COMPLETED or not files.config.is_file():
         return None
@@ -76,7 +78,7 @@ def completed_result(files: RunFolder, cfg: RunConfig) -> Result | None:
 
 
 def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
-    """The options of `cfg` that do not fit the saved state of the run in a folder."""
+    """Returns a message for each option of `cfg` that does not fit the saved state of the run in a folder."""
     if not files.config.is_file() or not files.has_checkpoint:
         return []
     saved, new = _read(files.newest_config), _plain(cfg)
@@ -95,7 +97,8 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A saved configuration as plain data, without Hydra's section: a folder does not decide where a run writes.
+    """Returns a saved configuration as plain data. Leaves out Hydra's section, which would decide where the new run
+    writes.
 
     Raises:
         DamagedFile: the file cannot be read.
@@ -116,9 +119,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def config_text(cfg: RunConfig) -> str:
-    """A configuration as YAML, for comparison: runs with equal texts are equal. It leaves out options that have no
-    effect on a run: `run.overwrite`, `run.resume`, checkpoints, loggers, evaluations, and all launcher options except
-    `kind`, such as the resources of a scheduler."""
+    """Returns a configuration as YAML, for comparison: runs with equal texts are equal. It leaves out options that have
+    no effect on a run: `run.overwrite`, `run.resume`, checkpoints, loggers, evaluations, and all launcher options
+    except `kind`, such as the resources of a scheduler."""
     from omegaconf import OmegaConf
 
     content = asdict(cfg)
@@ -129,7 +132,7 @@ def config_text(cfg: RunConfig) -> str:
 
 
 def saved_config(files: RunFolder) -> RunConfig:
-    """The configuration of the last start or resume of the run in a folder.
+    """Returns the configuration of the last start or resume of the run in a folder.
 
     Raises:
         ConfigError: the configuration cannot be read, or breaks a rule.
@@ -174,7 +177,7 @@ def run_config(files: RunFolder) -> RunConfig:
 
 
 def saved_text(files: RunFolder) -> str | None:
-    """The `config_text` of `saved_config`; None if it cannot be read."""
+    """Returns the `config_text` of `saved_config`; None if it cannot be read."""
     try:
         return config_text(saved_config(files))
     except ConfigError:
@@ -182,7 +185,7 @@ def saved_text(files: RunFolder) -> str | None:
 
 
 def completed(root: Path) -> dict[str, Path]:
-    """The folder of each completed run below `root`, by its `config_text`."""
+    """Returns the folder of each completed run below `root`, by its `config_text`."""
     folders = {}
     for files in runs_below(root, includes_root=False):
         with suppress(DamagedFile):
@@ -192,7 +195,7 @@ def completed(root: Path) -> dict[str, Path]:
 
 
 def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The options of `other` that differ from those of `one` and affect the batches."""
+    """Returns the options of `other` that differ from those of `one` and affect the batches."""
     # A trainer that anneals its learning rate learns differently in a run of another length.
     is_length_free = not (other.get("trainer") or {}).get("anneal")
     mark = "without_effect"
@@ -212,7 +215,7 @@ def _effects(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _read(config: Path) -> dict[str, Any]:
-    """A saved configuration for comparison, with defaults for options that are newer than the file."""
+    """Returns a saved configuration for comparison, with defaults for options that are newer than the file."""
     content = {group: {"kind": kind} for group, kind in DEFAULTS.items()} | read_config(config)
     complete = {
         group: vars(check_group(group, {"kind": section.get("kind")}, [])) | section
@@ -237,7 +240,7 @@ def _relevant(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The options of a configuration by their paths, as in `{"env.id": "CartPole-v1"}`."""
+    """Returns the options of a configuration by their paths, as in `{"env.id": "CartPole-v1"}`."""
     values: dict[str, Any] = {}
     for key, value in options.items():
         is_section = isinstance(value, Mapping) and value

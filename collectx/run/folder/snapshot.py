@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # optional field does not change the format.
 FORMAT = 2
 _GIT_TIMEOUT_S = 5
-# In bytes.
+# The largest patch that is saved, in bytes.
 _MAX_PATCH = 1_000_000
 
 
@@ -44,7 +44,7 @@ def write(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
 
 
 def write_config(cfg: RunConfig, path: Path) -> None:
-    """Writes a configuration: every value of every group, `kind` included, nothing left to interpolate."""
+    """Writes a configuration: every value of every group, `kind` included, with interpolations resolved."""
     from omegaconf import OmegaConf
 
     text = OmegaConf.to_yaml(OmegaConf.create(asdict(cfg)), resolve=True)
@@ -63,7 +63,7 @@ def write_meta(cfg: RunConfig, folder: RunFolder, argv: list[str]) -> None:
 
 
 def meta(cfg: RunConfig, argv: list[str]) -> dict[str, Any]:
-    """The content of `snapshot/meta.json`."""
+    """Returns the content of `snapshot/meta.json`."""
     return {
         "format": FORMAT,
         "argv": argv,
@@ -97,7 +97,8 @@ def write_numerics(folder: RunFolder, device: torch.device) -> None:
 
 
 def differences(old: RunFolder, new: RunFolder) -> list[str]:
-    """Differences between two snapshots that may change the results of equal configurations; one line each."""
+    """Returns the differences between two snapshots that may change the results of equal configurations; one line
+    each."""
     before, after = (_circumstances(folder.read_meta()) for folder in (old, new))
     return [
         f"{name}: {before.get(name)} there, {after.get(name)} here"
@@ -107,7 +108,8 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
 
 
 def check_format(folder: RunFolder) -> None:
-    """Raises `ConfigError` if this version of collectx cannot read the run folder: it has a later format."""
+    """Raises `ConfigError` if a later version of collectx wrote the run folder in a format that this version cannot
+    read."""
     meta = folder.read_meta()
     if (found := meta.get("format", 1)) > FORMAT:
         version = (meta.get("packages") or {}).get("collectx", "a newer one")
@@ -117,7 +119,8 @@ def check_format(folder: RunFolder) -> None:
 
 
 def changed_sources(folder: RunFolder, cfg: RunConfig) -> list[str]:
-    """The import paths in a configuration, with their keys, whose source files differ from those of the snapshot."""
+    """Returns `option=import path` for each import path in a configuration whose source files have changed since the
+    snapshot."""
     before = folder.read_meta().get("sources") or {}
     return [name for name, digest in sources.digests(cfg).items() if before.get(name, digest) != digest]
 
@@ -135,7 +138,7 @@ def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Returns the processor's name."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -144,8 +147,8 @@ def processor() -> str:
 
 
 def packages() -> dict[str, str]:
-    """Name and version of every installed package, by the names of the `*.dist-info` folders on `sys.path`: reading
-    their metadata, as `importlib.metadata` does, takes a hundred times longer."""
+    """Returns the version of every installed package by name, read from the names of the `*.dist-info` folders on
+    `sys.path`: reading their metadata, as `importlib.metadata` does, takes a hundred times longer."""
     versions: dict[str, str] = {}
     for folder in sys.path:
         if not os.path.isdir(folder):
@@ -158,8 +161,8 @@ def packages() -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """`{"commit", "dirty"}` of the checkout that contains `folder`, and `"diff"`, the digest of the difference, if it
-    is dirty; None without a checkout or git. Dirty means that tracked files differ from the commit."""
+    """Returns `{"commit", "dirty"}` of the checkout that contains `folder`, and, if it is dirty, `"diff"`, the digest
+    of the changes; None without a checkout or git. Dirty means that tracked files differ from the commit."""
     status = _git("status", "--porcelain=v2", "--branch", "--untracked-files=no", folder=folder)
     if status is None:
         return None
@@ -177,7 +180,7 @@ def _diff(folder: Path) -> bytes | None:
 
 
 def _git(*arguments: str, folder: Path) -> bytes | None:
-    """The output of git; None without a checkout or git, or if git takes too long."""
+    """Returns the output of git; None without a checkout or git, or if git takes too long."""
     command = ["git", "--no-optional-locks", *arguments]
     try:
         return subprocess.run(command, cwd=folder, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True).stdout

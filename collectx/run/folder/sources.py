@@ -25,8 +25,8 @@ class Target(NamedTuple):
     Attributes:
         key: the option that names it.
         name: its import path.
-        kwargs_key: the option with its keyword arguments.
-        kwargs: these arguments.
+        kwargs_key: the option that contains its keyword arguments.
+        kwargs: its keyword arguments.
     """
 
     key: str
@@ -61,7 +61,7 @@ def digests(cfg: RunConfig) -> dict[str, str]:
 
 
 def _module(target: str) -> Path | None:
-    """The file of an import path's module, or the folder of its package."""
+    """Returns the file of an import path's module, or the folder of its package."""
     first, *others = target.partition(":")[0].split(".")
     try:
         spec = find_spec(first)

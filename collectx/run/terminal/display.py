@@ -35,7 +35,7 @@ NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25
 PLAIN_S = 5.0
 DRAWING_SHARE = 0.01
-# The columns of the shares of `TIMES`.
+# The columns that show the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
 # If one side waits for this share of the time, the other is the bottleneck.
 _DOMINATES = 0.6
@@ -46,7 +46,8 @@ class Progress:
     the thread, which may hang on a pipe that no process reads, and then ends with the process."""
 
     def __init__(self, statistics: Statistics, console: Console | None = None, start_s: float | None = None):
-        """`console` is standard output by default; `start_s`, by `time.monotonic`, the zero of the elapsed time."""
+        """`console` is standard output by default; `start_s` is when the run started, by `time.monotonic`, by default
+        now."""
         self._console = console or Console()
         self._sampler = Sampler(statistics, time.monotonic() if start_s is None else start_s)
         self._statistics = statistics
@@ -77,7 +78,7 @@ class Progress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Prints a line above the display. From any thread."""
+        """Prints a line above the display. Any thread may call it."""
         print_line(self._console, f"collectx: {text}")
 
     def _run(self) -> None:
@@ -113,7 +114,7 @@ def _html(panel: RenderableType) -> Any:
 
 
 def format_line(view: View) -> str:
-    """One line for logs and pipes."""
+    """Returns a view as one line, for logs and pipes."""
     now = view.numbers
     if not now.batches:
         return f"[{clock(view.elapsed_s)}] waiting for the first batch"
@@ -139,7 +140,8 @@ def format_line(view: View) -> str:
 
 
 def render_panel(view: View, charts: RenderableType | None = None) -> RenderableType:
-    """The live display: a bar, the sums, `charts`, a row for each worker and one for the trainer, and its scalars."""
+    """Returns the live display: a bar, the sums, `charts`, a row for each worker and one for the trainer, and its
+    scalars."""
     now = view.numbers
     if not now.batches:
         return Text(f"waiting for the first batch, {clock(view.elapsed_s)}", style="dim")
@@ -173,13 +175,14 @@ def render_panel(view: View, charts: RenderableType | None = None) -> Renderable
 
 
 def _left(view: View) -> str:
-    """The time until all frames are delivered; an upper limit if `trainer.target_return` may end the run earlier."""
+    """Returns the time until all frames are delivered; an upper limit if `trainer.target_return` may end the run
+    earlier."""
     text, target = f"{clock(view.left_s or 0)} left", view.numbers.target_return
     return text if target is None else f"at most {text} (until target_return={target:g})"
 
 
 def _trainer(view: View) -> list[str]:
-    """The trainer's share of the time, and the bottleneck if one side mostly waits for the other."""
+    """Returns the trainer's share of the time, and the bottleneck if one side mostly waits for the other."""
     if view.trainer_share is None:
         return []
     parts = [f"trainer {view.trainer_share:.0%}"]
@@ -214,14 +217,14 @@ def _table(view: View) -> Table:
 
 
 def clock(seconds: float) -> str:
-    """`75.2` as `1:15`, `3675` as `1:01:15`."""
+    """Returns seconds as a clock shows them: `75.2` as `1:15`, `3675` as `1:01:15`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def number(value: float | None) -> str:
-    """A number short enough for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
+    """Returns a number short enough for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
     if value is None or math.isnan(value):
         return "-"
     if abs(value) >= 1000:
@@ -263,7 +266,7 @@ def _how_to_continue(folder: Path) -> str:
 
 
 def print_completed(result: Result) -> None:
-    """Prints that a run is already complete, and its table."""
+    """Prints that a run is already complete, and the run's table."""
     if result.exit_reason == ALL_DELIVERED:
         how = f"To train longer: collectx resume {result.folder} collector.total_frames=N"
     else:
@@ -277,7 +280,8 @@ def _print_table(result: Result) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """The text of an error: type, message, where it was raised, and the remote traceback of a worker's error."""
+    """Returns the text of an error: type, message, where it was raised, and the remote traceback of a worker's
+    error."""
     text = f"{type_name(error)}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not notes and not isinstance(error, CollectxError):

@@ -12,9 +12,9 @@ PAUSE_S = 1.0
 
 
 class Notices:
-    """Passes the first message of a text to `show`, and after `PAUSE_S`, or at `flush`, how many workers repeated it.
-    Texts that differ only in numbers count as equal. Any thread may call it; `show` is also called from a thread of
-    this object. As a context manager, closes at the end of the block."""
+    """Passes the first message with a text to `show`, and after `PAUSE_S`, or at `flush`, a message with the number of
+    workers that repeated it. Texts that differ only in numbers count as equal. Any thread may call it; `show` is also
+    called from a thread of this object. As a context manager, closes at the end of the block."""
 
     def __init__(self, show: Callable[[str], None]):
         self._show = show

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # The statistics of an objective over the seeds.
 SPREAD = ("mean", "std", "min", "max")
 COLUMNS = ("point", "status", "frames", "frames/s", "return", "wall_s")
-# The numbers in a run's row, by their names in `result.json`, and their formats.
+# The numbers in a run's row, as `result.json` names them, and their formats.
 _NUMBERS = {"frames": ",.0f", "frames_per_s": ",.0f", "mean_return": None, "wall_s": ".1f"}
 # Objectives of which less is better.
 _LESS_IS_BETTER = ("wall_s", "start_s")
@@ -43,12 +43,12 @@ def error(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Prints a warning or an information to standard error."""
+    """Prints a warning, or information that helps the user, to standard error."""
     print_message(f"note: {text}", "yellow")
 
 
 def message(text: str) -> None:
-    """Prints what happens to a run to standard error."""
+    """Prints to standard error what happens to a run."""
     print_message(f"collectx: {text}")
 
 
@@ -73,15 +73,15 @@ def print_line(console: Console, text: str, style: str = "") -> None:
 
 
 def cells(name: str, status: str, numbers: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """A run's row in a table of `COLUMNS`. `numbers` are named as in `result.json`; None if there are none."""
+    """Returns a run's row in a table of `COLUMNS`. `numbers` are named as in `result.json`; None if there are none."""
     if numbers is None:
         return (name, status, *[""] * len(_NUMBERS))
     return (name, status, *(number_cell(numbers.get(key), form) for key, form in _NUMBERS.items()))
 
 
 def number_cell(value: Any, form: str | None = None) -> str:
-    """A number in a table, by default with four significant digits, or one decimal from 1,000 on; `-` for None and
-    NaN."""
+    """Returns a number in a table, by default with four significant digits, or one decimal from 1,000 on; `-` for None
+    and NaN."""
     if not isinstance(value, (int, float)) or math.isnan(value):
         return "-"
     return format(value, form or (",.1f" if abs(value) >= 1000 else "#.4g"))
@@ -101,8 +101,8 @@ def print_sweep(
     objective: str = "mean_return",
 ) -> None:
     """Prints a table of the points (name and run folder) ranked by `objective`, and the sweep folder. If seeds were
-    swept, the first table is not ranked, and a second one ranks the statistics over seeds. `statuses` are those of run
-    folders without a result; by default "not run"."""
+    swept, the first table is not ranked, and a second one ranks the statistics over seeds. `statuses` contains the
+    statuses of run folders without a result; others are "not run"."""
     rows: list[tuple[str, str, Mapping[str, Any] | None]] = []
     for name, folder in points:
         try:
@@ -142,14 +142,14 @@ def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objec
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, ...]:
-    """Mean, standard deviation, minimum and maximum of an objective over the seeds; None without values."""
+    """Returns mean, standard deviation, minimum and maximum of an objective over the seeds; None without values."""
     if not values:
         return (None,) * len(SPREAD)
     return fmean(values), stdev(values) if len(values) > 1 else None, min(values), max(values)
 
 
 def rank(value: float | None, objective: str) -> float:
-    """The key by which points are sorted: the best first, those without a value last."""
+    """Returns the key by which points are sorted: the best first, those without a value last."""
     if value is None or math.isnan(value):
         return math.inf
     return value if objective in _LESS_IS_BETTER else -value
@@ -173,7 +173,7 @@ def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) ->
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **style: Any) -> Table:
-    """A rich table.
+    """Returns a rich table.
 
     Args:
         num_texts: how many of the first columns are texts; the others are numbers.

@@ -15,14 +15,15 @@ _BACKLOG = 1024
 
 
 def local_addresses(interface: str | None) -> tuple[str, ...]:
-    """This host's addresses that other hosts may reach, best first: IPv4 before IPv6, addresses of its host name before
-    others. Without any network, loopback.
+    """Returns this host's addresses that other hosts may reach, best first: IPv4 before IPv6, addresses of its host
+    name before others. Without a network, returns the loopback address.
 
     Args:
-        interface: only the addresses of this interface (`backend.interface`), which may be loopback.
+        interface: return only the addresses of this interface (`backend.interface`), which may be loopback; None: of
+            all.
 
     Raises:
-        ConfigError: there is no such interface, or it lacks an address.
+        ConfigError: the interface does not exist, or lacks an address.
     """
     import psutil
 
@@ -35,7 +36,7 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
         if not addresses:
             others = did_you_mean(interface, sorted(filter(by_interface.get, by_interface)))
             raise ConfigError(f"backend.interface={interface}: no network interface with an address{others}")
-        # A link-local address of IPv6 is only valid together with the name of an interface of the other host.
+        # A link-local IPv6 address is only valid together with the name of an interface on the other host.
         return tuple(address for address in addresses if not _is_link_local(address)) or tuple(addresses)
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     usable = [
@@ -62,7 +63,8 @@ def _resolved(name: str) -> set[str]:
 
 
 def listening_sockets(addresses: Sequence[str], port: int, interface: str | None) -> list[socket.socket]:
-    """Sockets that listen at one port: one for each address, or one for all addresses of the host (see `Listener`)."""
+    """Returns sockets that listen on one port: one per address, or one for all addresses of the host (see `Listener`).
+    Raises `ConfigError` if the port is taken."""
     try:
         if interface is not None or all(ipaddress.ip_address(address).is_loopback for address in addresses):
             return _bind(addresses, port, interface)
@@ -86,12 +88,12 @@ def _bind(addresses: Sequence[str], port: int, interface: str | None, attempts: 
         except OSError:
             if port or attempts == 1:
                 raise
-            # The port that the system chose for one address is in use at another.
+            # The port that the system chose for one address is taken on another.
             return _bind(addresses, port, interface, attempts - 1)
         stack.pop_all()
         return servers
 
 
 def plain_address(address: str) -> str:
-    """The address without the prefix of IPv4 in IPv6, and without a zone."""
+    """Returns an address without the prefix of IPv4 in IPv6, and without a zone."""
     return address.removeprefix("::ffff:").partition("%")[0]

@@ -1,5 +1,5 @@
-"""Admits workers: greets those that know the secret and are expected, and makes their pairs, in the listener's threads.
-The thread of the network transport takes the admitted workers.
+"""Admits workers: in the listener's threads, checks that a peer knows the secret and is expected, and makes the pair
+with it. The thread of the network transport then takes the admitted workers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from collectx.transport.peer import JoinState
 
 
 class Admission:
-    """Listens for workers; `batch` and `config` are sent to each. The other arguments are those of `NetworkTransport`.
+    """Listens for workers, and sends `batch` and `config` to each. The other arguments are those of `NetworkTransport`.
 
     Attributes:
         endpoint: where the trainer listens.
-        readable: a descriptor that becomes readable when a worker can be taken.
+        readable: a file descriptor that becomes readable when a worker can be taken.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Admission:
         self._batch = batch
         self._config = config
         self._events = events
-        # Guards the states of workers until they have joined.
+        # Protects the states of workers until they have joined.
         self._lock = threading.Lock()
         self._is_closed = False
         self._admitted: queue.SimpleQueue[tuple[RemotePeer, Connection, Pair]] = queue.SimpleQueue()
@@ -60,13 +60,13 @@ class Admission:
             self._workers[index] = RemotePeer(index, make_spec=make_spec)
 
     def withdraw(self, peer: RemotePeer) -> None:
-        """Lets this process of a worker join no longer."""
+        """Refuses this process of a worker from now on."""
         with self._lock:
             peer.state = JoinState.GONE
 
     def take(self) -> tuple[RemotePeer, Connection, Pair] | None:
-        """The next admitted worker with its connection and its pair; None if it came too late. Blocks until
-        `readable` is."""
+        """Returns the next admitted worker, its connection and its pair; None if it was withdrawn. Blocks until
+        `readable` is readable."""
         os.read(self.readable, 1)
         peer, connection, pair = self._admitted.get()
         if peer.state is JoinState.PAIRING:
@@ -75,7 +75,7 @@ class Admission:
         return None
 
     def _admit(self, connection: Connection, address: str) -> None:
-        """Pairs with a peer that knows the secret, if it is an expected worker."""
+        """Makes the pair with a peer that knows the secret, if it is an expected worker."""
         enable_keepalive(connection, self._config.timeout_s)
         hello = receive_hello(connection)
         index = hello.pop("worker", None)
@@ -115,7 +115,7 @@ class Admission:
             self._events("peer_refused", address=address, reason=reason)
 
     def stop(self) -> None:
-        """Admits no more workers. Those that are making their pairs complete them."""
+        """Admits no more workers. Workers that are making their pairs complete them."""
         with self._lock:
             self._is_closed = True
             for peer in self._workers.values():
@@ -123,7 +123,7 @@ class Admission:
                     peer.state = JoinState.GONE
 
     def close(self) -> None:
-        """Stops listening, and rejects the workers that were not taken. Called after `stop`."""
+        """Stops listening, and rejects the workers that were not taken. Call `stop` before."""
         self._listener.close()
         while not self._admitted.empty():
             _reject(*self._admitted.get()[1:])

@@ -1,4 +1,4 @@
-"""The pair over gloo: TCP, by a torch.distributed process group of two."""
+"""The pair over gloo (TCP): a torch.distributed process group of two ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def why_not() -> str | None:
 
 
 class GlooPair(GroupPair):
-    """One end."""
+    """One end of a pair over gloo."""
 
     def __init__(self, config: PairConfig, connection: Connection, rank: int, address: str):
         gloo: Any = dist.ProcessGroupGloo
@@ -33,7 +33,7 @@ class GlooPair(GroupPair):
         with _device_lock:
             device, listeners = _device(address, os.getpid())
         options._devices = [device]
-        # They run collective operations only; sends and receives need none.
+        # These threads run collective operations; sends and receives need none.
         options._threads = 0
         options._timeout = timedelta(seconds=config.pair_timeout_s)
         store = ConnectionStore(connection)
@@ -47,7 +47,7 @@ class GlooPair(GroupPair):
 
     def receive(self, buffer: torch.Tensor) -> _GlooReceive:
         stamp = stamp_view(buffer)
-        # An earlier message's stamp must not be taken for this one's.
+        # Clears the stamp of an earlier message in this buffer.
         stamp[0] = 0
         return _GlooReceive(self._inwards.recv([buffer], self._peer, 0), buffer, stamp)
 
@@ -58,20 +58,20 @@ _device_lock = threading.Lock()
 
 @cache
 def _device(address: str, process: int) -> tuple[Any, ListenerFilter]:
-    """The sockets of this process on that address. All pairs share it, as its thread wakes a hundred times a
-    second: with one for each pair, a thousand idle workers would cost the trainer a core.
+    """Returns gloo's device for an address, and the filter on its sockets. All pairs of the process share a device,
+    because its thread wakes a hundred times a second: with one per pair, a thousand idle workers would cost the trainer
+    a core.
 
     Args:
-        process: pid of this process. One that was forked from a process with a device needs its own: it has none of
-            the threads, and shares the sockets.
+        process: pid of this process, so that a fork makes its own device: it shares the sockets, but lacks the threads.
     """
     # gloo's sockets are inheritable, unlike those of Python.
     return filter_listeners(lambda: dist.ProcessGroupGloo.create_device(hostname=address), os.get_inheritable)
 
 
 class _GlooReceive(GroupReceive):
-    """gloo does not tell whether a receive is complete without blocking. It writes the bytes of a message in order,
-    straight into the buffer: once the stamp at its end has arrived, `wait` returns at once."""
+    """A receive in progress. gloo cannot tell without blocking whether a receive is complete. But it writes the bytes
+    of a message into the buffer in order: when the stamp at the end has arrived, `wait` returns at once."""
 
     def __init__(self, work: dist.Work, buffer: torch.Tensor, stamp: Any):
         super().__init__(work, buffer)

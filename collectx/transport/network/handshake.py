@@ -7,8 +7,8 @@ run's secret before anything else is read.
     HMAC(secret, "trainer" b a) ------------------->
     afterwards: messages, each after its length
 
-The proofs are HMAC-SHA256 (RFC 2104) over fresh nonces, so neither the secret nor anything that could be replayed is
-sent. Later messages are neither encrypted nor signed: the secret keeps strangers out, it does not hide frames.
+The proofs are HMAC-SHA256 (RFC 2104) over fresh nonces, so the secret is not sent, and a proof cannot be replayed.
+Later messages are not encrypted: the secret keeps strangers out, but does not hide frames.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from collectx.transport.network.addresses import listening_sockets, plain_addres
 PROTOCOL = b"collectx-1\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
-# How long the proofs may take, and the first message after them; and how many peers may be proving themselves at a
-# time. So silent peers exhaust neither threads nor descriptors. While others wait, a peer may be silent for less time
-# after the trainer's nonce: a worker answers at once.
+# Seconds that the proofs may take, and then the first message; and the number of peers that may prove themselves at a
+# time. So silent peers exhaust neither threads nor file descriptors. While others wait, a peer must answer the
+# trainer's nonce within `_SILENT_S`: a worker answers at once.
 _HANDSHAKE_S = 10.0
 _MAX_HANDSHAKES = 64
 _SILENT_S = 0.25
@@ -56,12 +56,12 @@ _SILENT = (
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the trainer listens.
+    """The address of the trainer, and the secret of the run.
 
     Attributes:
         addresses: IP addresses of the trainer's host, best first.
         port: TCP port.
-        secret: what both must know.
+        secret: what a worker and the trainer must know.
     """
 
     addresses: tuple[str, ...]
@@ -70,21 +70,21 @@ class Endpoint:
 
 
 class Listener:
-    """The trainer's listening sockets: one thread accepts at each, another one handles each connection. All threads end
-    in `close`.
+    """The trainer's listening sockets. A thread accepts on each, and a thread handles each connection until it is
+    handed over. `close` ends all threads.
 
     Args:
-        endpoint: if all its addresses are loopback addresses, only these listen, and other hosts cannot connect.
-            Otherwise every interface listens, unless `interface` is set, as the network of a worker is not known.
-            With port 0, the system chooses one.
-        on_connect: called in the peer's thread with the connection of a peer that knows the secret, and this host's
-            address as the peer sees it. If it raises, the connection is closed and the peer refused.
-        on_refuse: called in the peer's thread with the address of a refused peer, and the reason; for many peers, only
-            with some of them, and the number of the others.
-        interface: listen only on this interface, which has these addresses.
+        endpoint: where to listen. If all its addresses are loopback addresses, only these, so other hosts cannot
+            connect. Otherwise on every interface, as the network of a worker is not known, unless `interface` is set.
+            Port 0: a free port.
+        on_connect: called in a thread with the connection of a peer that knows the secret, and this host's address as
+            the peer sees it. If it raises, the connection is closed and the peer refused.
+        on_refuse: called in a thread with the address of a refused peer, and the reason. Of many refused peers, only
+            some are reported, with the number of the others.
+        interface: the name of the interface with these addresses, to listen only there.
 
     Attributes:
-        endpoint: passed to the workers, with the port.
+        endpoint: what workers need to connect; contains the actual port.
 
     Raises:
         ConfigError: the port is taken.
@@ -103,9 +103,9 @@ class Listener:
         self._closed = False
         self._handshakes = threading.Semaphore(_MAX_HANDSHAKES)
         self._lock = threading.Lock()
-        # The threads of handshakes that are not over, with their connections.
+        # The threads of unfinished handshakes, with their connections.
         self._peers: dict[threading.Thread, socket.socket] = {}
-        # The peers that were sent a nonce and have not proved themselves, with the time.
+        # The peers that have not answered a nonce, with the time at which it was sent.
         self._queried: dict[socket.socket, float] = {}
         self._refused_since_s, self._num_refused = time.monotonic(), 0
         self.endpoint = replace(endpoint, port=self._servers[0].getsockname()[1])
@@ -124,10 +124,10 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                # Too many open files, perhaps those of strangers, which are closed soon.
+                # Too many open files, perhaps of strangers, whose connections are closed soon.
                 time.sleep(_PAUSE_S)
                 continue
-            # Other peers wait in the queue of the system.
+            # Further peers wait in the kernel's queue.
             while not self._handshakes.acquire(timeout=_SILENT_S):
                 self._end_silent()
             thread = threading.Thread(
@@ -137,7 +137,7 @@ class Listener:
                 if self._closed:
                     peer.close()
                     return
-                # `peer` passes its descriptor on, which may be closed and used for another file before the thread ends.
+                # A duplicate, because the descriptor of `peer` may be closed and reused before the thread ends.
                 self._peers[thread] = peer.dup()
                 thread.start()
 
@@ -181,7 +181,7 @@ class Listener:
         try:
             self._on_connect(connection, here)
         except Exception as error:
-            # A peer's messages must not end the run of the others.
+            # The messages of one peer must not end the run.
             connection.close()
             self._refuse(address, str(error) or type(error).__name__)
 
@@ -198,9 +198,8 @@ class Listener:
             self._on_refuse(plain_address(address), f"{reason}{others}")
 
     def close(self) -> None:
-        """Stops listening, ends the connections of handshakes that are not over, and joins all threads. Other
-        connections stay open. Blocks for at most `_CLOSE_S`: a thread in which a library connects to a lost peer ends
-        when that times out."""
+        """Stops listening, ends unfinished handshakes and joins all threads. Other connections stay open. Blocks for at
+        most `_CLOSE_S`: a thread in which a library is connecting to a lost peer ends later, at its timeout."""
         self._closed = True
         for server in self._servers:
             # `close` alone would leave the thread in `accept`.
@@ -208,8 +207,8 @@ class Listener:
                 server.shutdown(socket.SHUT_RDWR)
             server.close()
         deadline_s = time.monotonic() + _CLOSE_S
-        # First, peers can still read: a worker that is making its pair completes it. If the worker failed then, gloo
-        # would wait here for its connection until the timeout.
+        # At first, peers can still read, so a worker that is making its pair completes it. If the worker failed
+        # instead, gloo would wait for the worker's connection until the timeout.
         for how, until_s in ((socket.SHUT_RD, deadline_s - _CLOSE_S / 2), (socket.SHUT_RDWR, deadline_s)):
             with self._lock:
                 threads = [*self._threads, *self._peers]
@@ -221,15 +220,15 @@ class Listener:
 
 
 def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connection, str]:
-    """Connects to the trainer: tries each address in turn until one of them answers and knows the secret. Gives up at
-    once if every address refuses, as then no trainer is listening.
+    """Connects to the trainer: tries each address in turn until a process answers that knows the secret. Gives up at
+    once if every address refuses, because no trainer is listening then.
 
     Returns:
         The connection, and this host's address on it.
 
     Raises:
-        RendezvousError: no address answered within `timeout_s`, which the text `limit` explains; the message lists the
-            answer of each address.
+        RendezvousError: no address answered within `timeout_s` seconds, a time that the text `limit` explains; the
+            message lists the answer of each address.
     """
     deadline = time.monotonic() + timeout_s
     answers: dict[str, str] = {}
@@ -259,10 +258,10 @@ def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connectio
 
 
 def receive_hello(connection: Connection) -> dict[str, Any]:
-    """The first message of a peer.
+    """Returns the first message of a peer. Blocks for up to 10 s.
 
     Raises:
-        RendezvousError: none came in time, or it is not a JSON object.
+        RendezvousError: no message came in time, or it is not a JSON object.
     """
     set_receive_timeout(connection, _HANDSHAKE_S)
     if not connection.poll(_HANDSHAKE_S):
@@ -281,12 +280,12 @@ def receive_hello(connection: Connection) -> dict[str, Any]:
 
 
 def new_secret() -> bytes:
-    """A secret for one run."""
+    """Returns a random secret for a run."""
     return secrets.token_bytes(32)
 
 
 def _ask(peer: socket.socket) -> bytes:
-    """Sends a nonce to a worker, and returns it."""
+    """Sends a nonce to a worker; returns the nonce."""
     peer.settimeout(_HANDSHAKE_S)
     mine = secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(PROTOCOL + mine)
@@ -336,7 +335,7 @@ def _receive_exactly(peer: socket.socket, count: int, deadline_s: float) -> byte
 
 
 def _message_connection(peer: socket.socket) -> tuple[Connection, str]:
-    """The connection for messages, and this host's address on it."""
+    """Returns the connection for messages, and this host's address on it."""
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     address = plain_address(peer.getsockname()[0])

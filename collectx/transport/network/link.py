@@ -33,9 +33,9 @@ from collectx.transport.network.p2p import (
     stamp_of,
 )
 
-# How often a worker checks between two steps for a stop and for newer weights.
+# Seconds between two checks, between steps, for a stop and for newer weights.
 _STOP_POLL_S = 0.005
-# How often a worker tells the trainer how far it has come, and in which share of its timeout at the latest.
+# Seconds between two progress messages to the trainer, and their maximum as a share of the worker's timeout.
 _PROGRESS_S, _PROGRESS_SHARE = 1.0, 0.25
 
 
@@ -46,18 +46,21 @@ def join_trainer(
     timeout_s: float,
     prepare: Callable[[dict], None] = lambda spec: None,
 ) -> tuple[dict, NetworkLink]:
-    """Connects to the trainer as the worker of an index, and makes the pair.
+    """Connects to the trainer as the worker with index `worker`, and makes the pair. Blocks until then.
 
     Args:
-        hello: information about this worker for the event log, as JSON-compatible data.
+        hello: information about this worker for the event log, JSON-compatible data.
         timeout_s: `collector.start_timeout_s`.
         prepare: called with the worker's spec, before the pair is made.
 
     Returns:
-        The worker's spec as JSON-compatible data, and its link.
+        The worker's spec, JSON-compatible data, and its link.
+
+    Raises:
+        RendezvousError: the trainer cannot be reached, refused the worker, or ended.
     """
     deadline = time.monotonic() + timeout_s
-    # It gives up before the trainer does, so that the trainer can report the reason.
+    # The worker gives up before the trainer does, so that the trainer can report the reason.
     limit = f"three quarters of collector.start_timeout_s={timeout_s:g}"
     connection, address = connect(endpoint, 0.75 * timeout_s, limit)
     enable_keepalive(connection, max(5.0, deadline - time.monotonic()))
@@ -90,18 +93,17 @@ class _StopFlag:
 
 
 class NetworkLink:
-    """The worker's end. Slots and weights lie in memory of this process.
+    """The worker's end. Slots and weights are in memory of this process.
 
     Args:
-        connection: to the trainer.
-        batch: the slots and the weights.
-        secret: the run's, with which requests and replies are signed.
+        connection: the authenticated connection to the trainer.
+        batch: the sizes of slots and weights.
+        secret: the run's secret, with which requests and replies are signed.
         timeout_s: `collector.worker_timeout_s`.
 
     Attributes:
-        stop: becomes nonzero once the trainer has closed or is gone. Reading it polls the trainer every few
-            milliseconds, takes weights that have arrived, and tells the trainer from time to time that the worker goes
-            on.
+        stop: nonzero once the trainer has closed the connection or is gone. Reading it also, every few milliseconds,
+            handles messages, takes weights that have arrived, and reports progress to the trainer.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class NetworkLink:
             set_stamp(memory, 1)
         self.stop = _StopFlag(self._poll)
         self.slots: list[Slot] = [layout.slot(memory[: layout.nbytes]) for memory in self._memory]
-        # Slots with the least versions to act with, and requests.
+        # Granted slots, each with the oldest version that it may be filled with, and requests.
         self._inbox: deque[tuple[Fill, int] | Request] = deque()
         self._announced_version = -1
         self._is_closed = False
@@ -127,18 +129,18 @@ class NetworkLink:
         self._poller.register(connection.fileno(), select.POLLIN)
         self._nbytes = self.batch.weights_nbytes
         self._grants_name_version = self.batch.grants_name_version
-        # Two buffers: one holds the newest weights until `refresh`, the other receives newer ones.
+        # Two buffers: one contains the newest weights until `refresh`, the other receives newer ones.
         self._receives: deque[tuple[Incoming, torch.Tensor]] = deque()
         for _ in range(2):
             self._receive_weights(message_buffer(self._nbytes))
         self._newest: torch.Tensor | None = None
         self._version = -1
-        # The version that the last grant requires.
+        # The oldest version that the last grant allows.
         self._least_version = -1 if self._grants_name_version else 0
 
     @property
     def preempted(self) -> bytes:
-        """Never: a batch over a network is not preempted."""
+        """Always false: batches over a network are not preempted."""
         return b"\0"
 
     def _poll(self) -> bool:
@@ -160,7 +162,7 @@ class NetworkLink:
 
     def acquire(self) -> Fill | Request | None:
         while not self._inbox and not self._is_closed:
-            # Weights give no sign of their complete arrival, so they are polled for.
+            # Nothing signals that weights have arrived completely, so this polls for them.
             is_arriving = self._announced_version > self._version and not self._grants_name_version
             self._receive_messages(POLL_S if is_arriving else None)
             self._take_weights()
@@ -198,7 +200,7 @@ class NetworkLink:
         self._receives.append((self._pair.receive(buffer), buffer))
 
     def _take_weights(self) -> None:
-        """Takes weights that have arrived, no newer ones than the grant names, and acknowledges them."""
+        """Takes the weights that have arrived, but none newer than the grant names, and acknowledges them."""
         while self._receives and self._announced_version > self._version and self._receives[0][0].done():
             if self._grants_name_version and self._version == self._least_version:
                 return
@@ -214,7 +216,7 @@ class NetworkLink:
         try:
             self._pair.send(self._memory[slot]).wait()
         except RuntimeError:
-            # If the trainer has closed or is gone, the connection is closed too; otherwise this is an error.
+            # Not an error if the trainer has closed or is gone: the connection is then closed too.
             self._receive_messages(1.0)
             if not self._is_closed:
                 raise
@@ -225,8 +227,8 @@ class NetworkLink:
         self._send_message(messages.FAILED + RemoteFailure.of(error).to_json())
 
     def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls `callback` from another thread as soon as the trainer has closed or is gone: for a worker that does not
-        read `stop` while it works. Returns a function that ends the thread; it blocks while `callback` runs."""
+        """Calls `callback` in another thread as soon as the trainer has closed or is gone, for a worker that does not
+        read `stop` while it works. Returns a function that ends the thread, and blocks while `callback` runs."""
         poller = disconnect_poll(self.connection)
         readable, writable = os.pipe()
         poller.register(readable)
@@ -251,7 +253,7 @@ class NetworkLink:
             self.connection.send_bytes(message)
 
     def _receive_messages(self, timeout_s: float | None) -> None:
-        """Handles the trainer's messages; blocks until there is one, for at most `timeout_s`."""
+        """Handles the messages of the trainer; blocks until there is one, for at most `timeout_s` seconds."""
         try:
             # `Connection.poll` would make a new selector each time.
             while not self._is_closed and self._poller.poll(None if timeout_s is None else 1000.0 * timeout_s):

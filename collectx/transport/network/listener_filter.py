@@ -1,7 +1,8 @@
-"""Filters on the ports where torch listens: gloo and TensorPipe authenticate no peer, and a stranger's bytes can crash
-the process. The filters drop new connections while no peer is expected; open connections are not affected.
+"""Filters the ports on which torch listens, because gloo and TensorPipe do not authenticate peers, and a stranger's
+bytes can crash the process. A filter drops new connections while no peer is expected; open connections are not
+affected.
 
-Linux only; elsewhere the ports stay open.
+On Linux only; on other systems, the ports stay open.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ class _Program(ctypes.Structure):
 
 
 class ListenerFilter:
-    """A filter on the listening sockets of a library, which blocks new connections from the start. Thread-safe.
+    """A filter on the listening sockets of a library. Blocks new connections, except between `allow` and `block`.
+    Thread-safe.
 
     Args:
-        descriptors: the sockets. A descriptor that was reused for another file is ignored.
+        descriptors: file descriptors of the sockets. One that was reused for another file is ignored later.
     """
 
     def __init__(self, descriptors: Collection[int]):
@@ -69,10 +71,11 @@ class ListenerFilter:
 def filter_listeners(
     make: Callable[[], T], is_of_library: Callable[[int], bool] = lambda descriptor: True
 ) -> tuple[T, ListenerFilter]:
-    """Calls `make`; returns its result, and a filter on the sockets that began to listen in this process meanwhile.
+    """Calls `make`; returns its result, and a filter on the sockets that began to listen during the call.
 
     Args:
-        is_of_library: whether a descriptor may be the library's, as another thread may have begun to listen, too.
+        is_of_library: whether a descriptor may be the library's, as other threads may begin to listen during the call
+            too.
     """
     before = _listening_descriptors()
     result = make()
@@ -80,7 +83,7 @@ def filter_listeners(
 
 
 def _inode(descriptor: int) -> int | None:
-    """None if it is closed."""
+    """Returns the inode of an open descriptor; None if it is closed."""
     try:
         return os.fstat(descriptor).st_ino
     except OSError:
@@ -88,7 +91,7 @@ def _inode(descriptor: int) -> int | None:
 
 
 def _listening_descriptors() -> set[int]:
-    """The descriptors of this process's listening sockets."""
+    """Returns the descriptors of this process's listening sockets."""
     if sys.platform != "linux":
         return set()
     return {descriptor for name in os.listdir("/proc/self/fd") if _is_listening(descriptor := int(name))}

@@ -1,10 +1,10 @@
-"""The pair over MPI, by mpi4py. torch's own MPI groups can only be made by all ranks of a job together, so that workers
-could not join one by one.
+"""The pair over MPI, by mpi4py. Torch's own MPI groups are made by all ranks of a job together, so workers could not
+join one by one.
 
 Trainer and worker belong to one MPI universe in one of two ways:
 
-    spawned     the trainer is a separate process and starts each worker by MPI_Comm_spawn     (`launcher/mpi.py`)
-    ranks       all were started together, by mpirun or srun --mpi=pmix
+    spawned the trainer is a separate process and starts each worker by MPI_Comm_spawn (`place/mpi.py`) ranks all
+    were started together, by mpirun or srun --mpi=pmix
 
 MPI knows no timeouts, notices no broken connections, and moves bytes only while it is called. So a thread calls it
 (`_ProgressThread`), and `wait` checks the time and the connection.

@@ -1,7 +1,7 @@
-"""The pair over NCCL: from GPU to GPU. Each end needs its own GPU, as NCCL refuses two ranks on one.
+"""The pair over NCCL, from GPU to GPU. Each end needs its own GPU, because NCCL refuses two ranks on one.
 
-Envs write a worker's slots in CPU memory; they are staged on the worker's GPU when they are sent. The trainer's slots
-lie on its GPU, where the learner uses them.
+A worker's slots are in CPU memory, where envs write; `send` copies them to the worker's GPU first. The trainer's slots
+are on its GPU, where the trainer uses them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def why_not() -> str | None:
 
 
 class NcclPair(GroupPair):
-    """One end. Has two groups, one for each direction: the operations of one group run one after the other, so a
-    receive that is posted early would delay every later send."""
+    """One end of a pair over NCCL. It uses a process group for each direction: operations of one group run one after
+    the other, so a receive that is posted early would delay every later send."""
 
     def __init__(self, config: PairConfig, connection: Connection, rank: int, address: str):
         # By default a broken pair ends the process, and with it all other pairs.
@@ -67,7 +67,7 @@ make = NcclPair
 
 
 class _StagedTransfer(GroupReceive):
-    """A transfer in progress, through the GPU buffer `staged`."""
+    """A transfer in progress, by way of the GPU buffer `staged`."""
 
     def __init__(self, work: dist.Work, staged: torch.Tensor, buffer: torch.Tensor):
         super().__init__(work, buffer)

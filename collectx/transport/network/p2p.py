@@ -1,13 +1,12 @@
-"""The interface of a pair: the byte channel between the trainer and one worker, of these two alone, so that the death
-of a worker breaks no other channel and a replacement can join.
+"""The interface of a pair, the byte channel between the trainer and one worker. Each worker has its own, so that its
+death breaks no other channel, and a replacement can join.
 
 Each backend is a module (`collectx.config.registry`) with two functions (or classes):
 
     make(config, connection, rank, address) -> Pair     one end of a pair, see `PairConfig.make_pair`
     why_not() -> str | None     why the backend cannot work in this process, as a `Problem.rule`; its libraries are here
 
-A backend's rendezvous goes over the authenticated connection, on which nothing else is sent meanwhile, so nothing else
-has to listen.
+The two ends of a backend find each other over the authenticated connection, on which nothing else is sent meanwhile.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from collectx.transport.connections import LONGEST_WAIT_S, set_receive_timeout
 
 TRAINER, WORKER = 0, 1
 
-# Spare bytes at the end of every buffer: the last eight hold the stamp, by which gloo detects a complete message.
+# Spare bytes at the end of every buffer. The last eight contain the stamp, by which gloo detects a complete message.
 STAMP_BYTES = 64
-# The poll interval for a message that was announced and has not arrived completely.
+# Seconds between two polls for a message that was announced and has not arrived completely.
 POLL_S = 0.0005
-# The least timeout of a pair. Both ends exist when it is made, but a busy host may take long.
+# The minimum timeout of a pair. Both ends exist when it is made, but a busy host may take long.
 _PAIR_S = 30.0
 
 
@@ -43,7 +42,7 @@ class Incoming(Protocol):
         """Blocks until all bytes have arrived; a second call returns at once.
 
         Returns:
-            The message: the buffer, or memory of the backend, which lives as long as this tensor.
+            The message, flat uint8: the buffer, or memory of the backend, which lives as long as this tensor.
 
         Raises:
             RuntimeError: the connection broke, or the pair's timeout passed.
@@ -51,22 +50,22 @@ class Incoming(Protocol):
 
 
 class Outgoing(Protocol):
-    """A send in progress; its buffer must not change until `wait` has returned."""
+    """A send in progress. Its buffer must not change until `wait` has returned."""
 
     def wait(self) -> object: ...
 
 
 class Pair(Protocol):
-    """One end; the other end's interface is the same. Buffers are from `message_buffer`, equally long at both ends,
-    and stamped before they are sent. Messages of one direction arrive in order: the receives of a pair are completed in
-    the order in which they were posted, and `done` and `wait` are only called for the first that is not complete. The
-    trainer sends a message when the worker has acknowledged the previous one."""
+    """One end of a pair; both ends have this interface. Buffers come from `message_buffer`, have the same size at both
+    ends, and are stamped before they are sent. Messages of one direction arrive in order, so receives complete in the
+    order in which they were posted; call `done` and `wait` only for the first incomplete one. The trainer sends a
+    message only after the worker has acknowledged the previous one."""
 
     def send(self, buffer: torch.Tensor) -> Outgoing:
         """Sends a flat uint8 buffer. Does not block."""
 
     def receive(self, buffer: torch.Tensor) -> Incoming:
-        """Receives the next message into `buffer`, in the background. Does not block."""
+        """Begins to receive the next message into `buffer`. Does not block."""
 
     def close(self) -> None:
         """Closes the channel; pending sends and receives fail at the other end."""
@@ -74,12 +73,12 @@ class Pair(Protocol):
 
 @dataclass(frozen=True)
 class PairConfig:
-    """Parameters of both ends of a pair, which the trainer sends to each worker.
+    """The parameters of both ends of a pair, which the trainer sends to the worker.
 
     Attributes:
         timeout_s: a connection over a cut cable breaks within about this time.
-        backend: a kind of network backend; it must be available (`collectx.config.registry.why_not`).
-        devices: where the bytes lie while they travel, at the trainer's end and the worker's; only for nccl.
+        backend: the name of a network backend, which must be available (`collectx.config.registry.why_not`).
+        devices: the devices of the bytes to send, at the trainer's end and at the worker's; only for nccl.
         options: arguments of `torch.distributed.rpc.TensorPipeRpcBackendOptions`; only for rpc.
     """
 
@@ -90,16 +89,16 @@ class PairConfig:
 
     @property
     def pair_timeout_s(self) -> float:
-        """How long making the pair, a send and a receive may each take; finite."""
+        """Maximum seconds for making the pair, and for each send and receive; finite."""
         return min(max(self.timeout_s, _PAIR_S), LONGEST_WAIT_S)
 
     def make_pair(self, connection: Connection, rank: int, address: str) -> Pair:
-        """Makes this process's end of the pair; the other one is made at the same time at the other end of
-        `connection`.
+        """Makes this process's end of the pair, while the process at the other end of `connection` makes its own.
+        Blocks.
 
         Args:
             rank: `TRAINER` or `WORKER`.
-            address: this host's address on the network to the other end.
+            address: this host's address on the network of the connection.
         """
         set_receive_timeout(connection, self.pair_timeout_s)
         pair = implementation("backend", self.backend).make(self, connection, rank, address)
@@ -113,16 +112,16 @@ def message_buffer(nbytes: int, device: str = "cpu") -> torch.Tensor:
 
 
 def set_stamp(buffer: torch.Tensor, stamp: int) -> None:
-    """Marks a buffer with a number; any but 0 before it is sent."""
+    """Writes a number into the stamp of a buffer; not 0 if the buffer is to be sent."""
     stamp_view(buffer)[0] = stamp
 
 
 def stamp_of(buffer: torch.Tensor) -> int:
-    """The number that a received buffer was marked with."""
+    """Returns the number in the stamp of a received buffer."""
     return int(stamp_view(buffer)[0])
 
 
 def stamp_view(buffer: torch.Tensor) -> Any:
-    """The stamp in the memory of a buffer, `[1]` int64: a tensor on a GPU, otherwise a numpy array."""
-    # Over numpy in a quarter of the time.
+    """Returns a view of a buffer's stamp, `[1]` int64: a tensor on a GPU, otherwise a NumPy array."""
+    # By NumPy, this takes a quarter of the time.
     return buffer[-8:].view(torch.int64) if buffer.is_cuda else buffer.numpy()[-8:].view(np.int64)

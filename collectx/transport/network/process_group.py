@@ -1,4 +1,4 @@
-"""The common part of the pairs over process groups of torch.distributed (gloo, NCCL, UCC)."""
+"""What the pairs over torch.distributed process groups (gloo, NCCL, UCC) have in common."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from collectx.transport.network.p2p import Outgoing
 
 
 class GroupPair:
-    """One end (`collectx.transport.network.p2p.Pair`).
+    """One end of a pair over process groups; see `collectx.transport.network.p2p.Pair`.
 
     Args:
-        outwards, inwards: groups of two for the messages of each direction; they may be one.
-        peer: the other end's rank.
+        outwards, inwards: process groups of two ranks for the messages of each direction; may be the same.
+        peer: the rank of the other end.
     """
 
     def __init__(self, outwards: Any, inwards: Any, peer: int):
@@ -37,7 +37,7 @@ class GroupPair:
 
 
 class GroupReceive:
-    """A receive in progress (`collectx.transport.network.p2p.Incoming`)."""
+    """A receive in progress; see `collectx.transport.network.p2p.Incoming`."""
 
     def __init__(self, work: dist.Work, buffer: torch.Tensor):
         self._work: dist.Work | None = work
@@ -47,7 +47,7 @@ class GroupReceive:
         return self._work is None or self._work.is_completed()
 
     def wait(self) -> torch.Tensor:
-        # gloo would wait for another message the second time.
+        # A second `wait` of gloo would wait for another message.
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -55,14 +55,14 @@ class GroupReceive:
 
 
 def connect(group: Any, rank: int, sender: int, device: torch.device | str = "cpu") -> None:
-    """Sends a byte from one rank of a group of two to the other: the first operation connects them."""
+    """Connects the two ranks of a group, which the first operation does: sends a byte from one to the other."""
     byte = torch.zeros(1, dtype=torch.uint8, device=device)
     (group.send if rank == sender else group.recv)([byte], 1 - rank, 0).wait()
 
 
 class ConnectionStore(dist.Store):
-    """A store for two processes, over the connection between them: `set` sends the value to the other one, until
-    `finish`."""
+    """A torch.distributed store for two processes, over the connection between them. `set` sends the value to the other
+    process, until `finish`."""
 
     def __init__(self, connection: Connection):
         super().__init__()
@@ -91,7 +91,7 @@ class ConnectionStore(dist.Store):
             self.get(key)
 
     def finish(self) -> None:
-        """Blocks until the other end has finished as well; the connection is then free for other messages."""
+        """Blocks until the other end has called this too; the connection is then free for other messages."""
         self._connection.send_bytes(b"")
         while self._receive_value():
             pass

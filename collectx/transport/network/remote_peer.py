@@ -15,8 +15,13 @@ from collectx.transport.peer import Peer
 
 @dataclass(eq=False)
 class Weights:
-    """One version's bytes, stamped with the version plus one, which are being sent to `num_users` workers. `is_needed`:
-    it is the newest version of some worker, or one of the last two that were granted."""
+    """The bytes of one weight version.
+
+    Attributes:
+        buffer: the bytes, stamped with `version + 1`.
+        num_users: number of workers to which they are being sent.
+        is_needed: whether this is the newest version of some worker, or one of the last two that were granted.
+    """
 
     buffer: torch.Tensor
     version: int = -1
@@ -26,18 +31,18 @@ class Weights:
 
 @dataclass(eq=False)
 class RemotePeer(Peer):
-    """See `Peer`.
+    """The trainer's record of a worker that it reaches over a network; see `Peer`.
 
     Attributes:
         make_spec: see `Transport.expect`.
-        info: what the worker reported when it connected: host, pid, job.
-        is_making_pair: whether the worker is ready and has begun to make its end of the pair.
-        pair: for slots and weights; None until it has been made.
-        queued_before_join: functions that send its earlier grants and requests when it joins, in order.
-        incoming: receives that were posted, by slot.
-        weights_version: the version that is being sent, or was sent last.
+        info: what the worker told when it connected: host, pid, job.
+        is_making_pair: whether the worker has begun to make its end of the pair.
+        pair: the pair for slots and weights; None until it has been made.
+        queued_before_join: functions that send earlier grants and requests, called in order when the worker joins.
+        incoming: the receives that were posted, by slot.
+        weights_version: the weight version that is being sent, or was sent last.
         sending: the transfer of weights in progress.
-        versions: with `SlotSpec.grants_name_version`, the weights that its grants name and that are still to be sent.
+        versions: with `SlotSpec.grants_name_version`, the weights that grants name and that are still to be sent.
     """
 
     make_spec: Callable[[], dict[str, Any]] = dict

@@ -1,8 +1,8 @@
-"""The pair over torch RPC (TensorPipe). Only the trainer calls: weights are the argument of a call. A batch is the
-result of a call, which the trainer makes after the worker has announced the batch. torch pickles calls.
+"""The pair over torch RPC (TensorPipe), which pickles calls. Only the trainer calls: weights are the argument of a
+call, and a batch is the result of a call, which the trainer makes after the worker has announced the batch.
 
-TensorPipe prints a line when a peer from which it expects a message is gone. A worker never calls, so its agent expects
-no message, and nothing is printed at a regular end, when the worker's agent ends first.
+TensorPipe prints a line when a peer is gone from which it expects a message. A worker never calls, so its agent expects
+no message, and prints nothing when the worker's agent ends first.
 
 A process runs one RPC agent. With `rpc.init_rpc`, all peers would inform each other of each new one, so a dead peer
 blocks all. Here a worker's agent knows the trainer's only, and the trainer's agent knows those of the workers:
@@ -10,8 +10,8 @@ blocks all. Here a worker's agent knows the trainer's only, and the trainer's ag
     trainer's agent, id 0 ---- worker's agent, id 1
                         \\--- worker's agent, id 2       (one id for each process of a worker)
 
-They exchange their addresses over the authenticated connection. An agent authenticates no caller, and unpickles what it
-receives: the trainer's port is closed to new connections, a worker's after the trainer has connected
+They exchange their addresses over the authenticated connection. An agent does not authenticate callers, and unpickles
+what it receives. So the trainer's port accepts no connections, and a worker's none after the trainer's
 (`listener_filter.py`). Use it on trusted networks only.
 """
 
@@ -38,12 +38,12 @@ from collectx.transport.connections import disconnect_poll
 from collectx.transport.network.listener_filter import ListenerFilter, filter_listeners
 from collectx.transport.network.p2p import TRAINER, Outgoing, PairConfig
 
-# TensorPipe's shared-memory transport is left out: it also chooses it for processes of other containers on the host.
+# Without TensorPipe's shared-memory transport, which it also chooses between different containers of one host.
 _OPTIONS: dict[str, Any] = {"num_worker_threads": 4, "_transports": ["uv"]}
 _INTERFACE = "TP_SOCKET_IFNAME"
 # torch keeps ids in 16 bits.
 _MAX_IDS = 2**15 - 1
-# How often a waiting receiver checks that the connection still exists.
+# Seconds between two checks of a waiting receiver that the connection still exists.
 _CHECK_S = 0.05
 
 
@@ -55,13 +55,13 @@ def why_not() -> str | None:
 
 
 class RpcPair:
-    """One end. The options of the first open pair apply to all.
+    """One end of a pair over torch RPC. The options of the first open pair apply to all pairs.
 
     Attributes:
         key: the id of the worker's agent.
-        inbox: receives the weights, in a worker.
-        outbox: sent batches that the trainer has not fetched yet, in a worker. A slot does not change until the trainer
-            grants it again.
+        inbox: in a worker, receives the weights.
+        outbox: in a worker, the sent batches that the trainer has not fetched. These slots do not change until the
+            trainer grants them again.
 
     Raises:
         RuntimeError: this process uses torch RPC for something else, or on another network.
@@ -115,7 +115,7 @@ class Inbox:
         self.disconnected = disconnect_poll(connection)
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
-        # One of the two is empty.
+        # At least one of the two is empty.
         self._posted: deque[InboxReceive] = deque()
         self._early: deque[torch.Tensor] = deque()
 
@@ -140,13 +140,13 @@ class Inbox:
 
 
 class Sent:
-    """A send whose message needs no more time (`collectx.transport.network.p2p.Outgoing`)."""
+    """A send that is complete at once; see `collectx.transport.network.p2p.Outgoing`."""
 
     def wait(self) -> None: ...
 
 
 class InboxReceive:
-    """A receive in progress (`collectx.transport.network.p2p.Incoming`)."""
+    """A receive in progress; see `collectx.transport.network.p2p.Incoming`."""
 
     def __init__(self, inbox: Inbox, buffer: torch.Tensor):
         self._inbox = inbox
@@ -172,7 +172,7 @@ class InboxReceive:
 
 
 class _Fetch:
-    """The receive of a batch, which is fetched after the worker has announced it."""
+    """The receive of a batch, which fetches it after the worker has announced it."""
 
     def __init__(self, key: int):
         self._key = key
@@ -189,12 +189,12 @@ class _Fetch:
 
 
 def _deliver(key: int, message: torch.Tensor) -> None:
-    """Called in a worker by the trainer; returns when the message is in its buffer, or stored."""
+    """Puts a message into the inbox of a worker. The trainer calls this in the worker."""
     _pair(key).inbox.put(message)
 
 
 def _take(key: int) -> torch.Tensor:
-    """Called in a worker by the trainer."""
+    """Returns and removes the first batch of a worker's outbox. The trainer calls this in the worker."""
     return _pair(key).outbox.popleft()
 
 
@@ -214,7 +214,7 @@ class _Agent:
     """This process's RPC agent, which exists while any pair does.
 
     Attributes:
-        pairs: one per worker, by its id.
+        pairs: the pair of each worker, by its id.
     """
 
     def __init__(self) -> None:
@@ -225,11 +225,12 @@ class _Agent:
         self._agent: Any = None
         self._id = TRAINER
         self._interface: str | None = None
-        # In a worker, until the trainer has called.
+        # In a worker, the filter on its ports, until the trainer has called.
         self._listeners: ListenerFilter | None = None
 
     def register(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Registers a pair under that key, in the trainer under a new one; returns the key and this agent's address."""
+        """Registers a pair: in a worker under `key`, in the trainer under a new one. Returns the key and this agent's
+        address."""
         with self._lock:
             if not self._used:
                 self._start(TRAINER if key is None else key, address, options)
@@ -242,7 +243,7 @@ class _Agent:
         if rpc.api._is_current_rpc_agent_set():
             raise RuntimeError("this process already uses torch RPC (rpc.init_rpc), which allows one agent per process")
         interface = _interface_of(address)
-        # TensorPipe reads it once per process.
+        # TensorPipe reads this variable once per process.
         if interface != (self._interface or interface):
             raise RuntimeError(
                 f"torch RPC listens on {self._interface} until this process ends, so it cannot listen on {interface}. "
@@ -257,24 +258,24 @@ class _Agent:
         make: Any = rpc.TensorPipeAgent
         self._agent = make(self._store, _name(agent_id), agent_id, None, rpc_options, {}, [])
         _, listeners = filter_listeners(lambda: rpc.api._init_rpc_states(self._agent))
-        # The trainer is never called.
+        # Nobody calls the trainer.
         if agent_id != TRAINER:
             listeners.allow()
             self._listeners = listeners
 
     def note_call(self) -> None:
-        """Notes that the trainer has connected: no other connection is expected."""
+        """Notes that the trainer has connected: from now on, the ports accept no connection."""
         listeners, self._listeners = self._listeners, None
         if listeners is not None:
             listeners.block()
 
     def _peer(self, key: int) -> rpc.WorkerInfo:
-        """The other end of the pair of that key."""
+        """Returns the agent at the other end of a pair."""
         peer = key if self._id == TRAINER else TRAINER
         return rpc.WorkerInfo(_name(peer), peer)
 
     def add(self, pair: RpcPair, peer_address: str) -> None:
-        """Adds the agent at the other end of a registered pair, which then receives its calls."""
+        """Adds the agent at the other end of a registered pair, so that calls reach the pair."""
         peer = self._peer(pair.key)
         self._store.set(f"addrs/{peer.name}", peer_address)
         with self._lock:
@@ -299,14 +300,14 @@ class _Agent:
                 self.end()
 
     def end(self) -> None:
-        """Ends the agent. Also called at exit, as torch would end the process with a signal."""
+        """Ends the agent. Also called at exit, because torch would otherwise end the process with a signal."""
         if self._agent is not None:
             self._agent = self._listeners = None
             rpc.shutdown(graceful=False)
 
 
 def _interface_of(address: str) -> str | None:
-    """The network interface that has this address."""
+    """Returns the name of the network interface with this address; None without one."""
     plain = address.partition("%")[0]
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == plain for entry in entries):

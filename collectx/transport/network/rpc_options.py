@@ -1,4 +1,4 @@
-"""Rules of the options of `backend=rpc`. Does not import torch."""
+"""Rules for the options of `backend=rpc`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collectx.config.schema.launcher import BackendConfig, RpcBackendConfig
 from collectx.config.schema.run import RunConfig
 
 _VISIBLE = re.compile(r"cpu|cuda:\d+")
-# Options of `torch.distributed.rpc.TensorPipeRpcBackendOptions` that do not follow from the rest.
+# The options of `torch.distributed.rpc.TensorPipeRpcBackendOptions` that a user may set.
 _TENSORPIPE = ("num_worker_threads", "rpc_timeout", "_transports", "_channels")
 
 
 def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
-    """Options of torch RPC's agents."""
+    """Yields the problems of `backend.tensorpipe`."""
     if not isinstance(cfg.backend, RpcBackendConfig):
         return
     path = "backend.tensorpipe"
@@ -31,11 +31,11 @@ def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[[int], str]) -> Iterator[Problem]:
-    """Problems of the devices that workers see.
+    """Yields the problems of `backend.visible_devices`, the GPUs that workers see.
 
     Args:
-        num_workers: any number, as it is not checked yet.
-        acting: returns the device that the policy of a worker acts on.
+        num_workers: the number of workers, not checked yet.
+        acting: returns the device on which a worker's policy acts.
     """
     path, visible = "backend.visible_devices", getattr(backend, "visible_devices", None)
     if visible is None:

@@ -1,4 +1,4 @@
-"""Transport between hosts: each worker has two connections to the trainer.
+"""The transport between hosts. Each worker has two connections to the trainer:
 
     connection   control messages, and failure detection: when it breaks, the worker is gone   (handshake.py)
     pair         the bytes, slots up and weights down, by torch.distributed, RPC or MPI         (p2p.py)
@@ -11,9 +11,9 @@
     WEIGHTS version  --------------->  acts with them from its next batch on
                    <-----------------  HAVE version: newer ones may be sent
 
-A worker is sent the newest weights, one version at a time, and acts with the newest that it has; it waits for a version
-only if its grant names one, as the grants of sync batches do. So over a slow network, async workers act with older
-weights and never wait.
+A worker gets the newest weights, one version at a time, and acts with the newest that it has. It waits for a version
+only if its grant names one, as grants of sync batches do. So over a slow network, async workers act with older weights
+and never wait.
 
 Both ends post their receives as early as possible, so that gloo fills the memory in the background while envs step and
 the trainer learns. The trainer sleeps in one epoll over the connections; an idle worker costs nothing.
@@ -49,14 +49,14 @@ from collectx.transport.supervisor import Supervisor
 
 
 class NetworkTransport:
-    """The trainer's end.
+    """The trainer's end of the network transport.
 
     Args:
-        spec: the slots; `stacked` only says how batches are made.
-        supervisor: watches the workers; closed with the transport.
+        spec: the sizes of slots and weights.
+        supervisor: watches the workers; `close` closes it too.
         endpoint, interface: see `Listener`.
-        events: called as `events(name, **fields)` from any thread when a peer is refused.
-        timeout_s, backend, devices, options: see `PairConfig`; filled slots lie on the first of the devices.
+        events: called as `events(name, **fields)`, in any thread, when a peer is refused.
+        timeout_s, backend, devices, options: see `PairConfig`. Received slots are on the first of the devices.
 
     Attributes:
         endpoint: where the trainer listens for workers.
@@ -81,9 +81,10 @@ class NetworkTransport:
         self._config = PairConfig(timeout_s, backend, tuple(devices), dict(options or {}))
         self._supervisor = supervisor
         self._workers = supervisor.workers
-        # By worker and slot. Outlives the worker, whose last batches may not have been gathered yet.
+        # The memory of each slot, by worker and slot. Outlives the worker, whose last batches may not have been
+        # gathered.
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
-        # Slots whose FULL has arrived, perhaps before their last bytes, and replies that were sent after them.
+        # Slots whose FULL has arrived, perhaps before their last bytes, and the replies that came after them.
         self._announced: list[tuple[RemotePeer, Arrival | Reply]] = []
         self._received: deque[Arrival | Departure | Joined | Reply] = deque()
         self._weight_sync = WeightSync(spec, self._workers, supervisor.send)
@@ -110,7 +111,7 @@ class NetworkTransport:
         self._send(peer, partial(self._supervisor.send, peer, message))
 
     def _send(self, peer: RemotePeer, send: Callable[[], None]) -> None:
-        """Calls `send`, as soon as the worker has joined."""
+        """Calls `send` now, or when the worker has joined."""
         if peer.state is JoinState.GONE:
             return  # `receive` is about to return its departure
         self._supervisor.granted(peer)
@@ -127,7 +128,7 @@ class NetworkTransport:
             self._weight_sync.send_version(peer, version)
         else:
             version = self._weight_sync.newest_version(peer.index) if self.spec.require_latest else 0
-        # First, as the worker may be waiting for it; its bytes come much later.
+        # The grant comes first, because the worker may be waiting for it, and the bytes come much later.
         self._supervisor.send(peer, messages.pack_grant(slot, reset, version))
         assert peer.pair is not None
         # If the pair is broken, so is the connection, which the supervisor notices.
@@ -179,7 +180,8 @@ class NetworkTransport:
                 if not 0 <= report.frames <= self.spec.rows * self.spec.steps:
                     raise ValueError(f"{report.frames} frames")
                 self._announced.append((peer, Arrival(peer.index, slot, report)))
-                # It was in time, even if the trainer did not listen for long and the last bytes are still to come.
+                # The worker was in time, even if the trainer has not listened for long, and the last bytes are still to
+                # come.
                 self._supervisor.restart_timer(peer)
                 return
             if message[:1] == messages.REPLY:
@@ -191,13 +193,13 @@ class NetworkTransport:
             error = RemoteFailure.from_json(message[1:]).rebuild(self._supervisor.describe(peer))
         except Exception as failure:
             name = self._supervisor.describe(peer)
-            # An invalid message must not end the run of the other workers.
+            # An invalid message of one worker must not end the run.
             error = WorkerDied(f"{name} is gone: it sent an invalid message ({failure!r})")
         self._remove_worker(peer, error)
 
     def _complete_arrivals(self) -> None:
-        """Delivers the slots that have arrived completely, and the replies. The events of one worker keep the order in
-        which it sent them."""
+        """Delivers the slots that have arrived completely, and the replies, in the order in which each worker sent
+        them."""
         announced, self._announced = self._announced, []
         incomplete: set[RemotePeer] = set()
         for peer, event in announced:
@@ -237,7 +239,7 @@ class NetworkTransport:
                 "with backend.interface."
             )
         has_joined = peer.has_joined
-        # First, as Ctrl-C may end the wait for the process.
+        # The departure comes first, because Ctrl-C may end the wait for the process.
         self._received.append(Departure(peer.index, error))
         self._admission.withdraw(peer)
         self._supervisor.remove(peer)
@@ -245,7 +247,7 @@ class NetworkTransport:
             self._weight_sync.remove(peer)
             assert peer.pair is not None
             peer.pair.close()
-            # The memory may still be written to until the pair is closed.
+            # Until the pair was closed, these slots could still be written to.
             for slot in peer.incoming:
                 self._memory.pop((peer.index, slot), None)
 
@@ -257,7 +259,7 @@ class NetworkTransport:
         return batch_memory.copy(memories[0]) if copy else memories[0]
 
     def publish(self, writes: Writes) -> int:
-        # A worker that has acknowledged the previous version is sent the next one at once.
+        # Handles acknowledgements first, so that these workers get the new version at once.
         if self._joined():
             self._process_events(0.0)
         return self._weight_sync.publish(writes)
@@ -283,8 +285,9 @@ class NetworkTransport:
         self._is_closed = True
         joined = self._joined()
         self._admission.stop()
-        # First, as a worker whose connection is refused would report that it cannot reach the trainer. Not those that
-        # are making their pairs: if the worker died then, gloo would wait here for its connection until the timeout.
+        # Before the listener closes, because a worker that is refused would report that it cannot reach the trainer.
+        # Not the workers that are making their pairs: if one of these died, gloo would wait for its connection until
+        # the timeout.
         self._supervisor.kill_workers(JoinState.GONE)
         self._admission.close()
         self._supervisor.kill_workers(JoinState.EXPECTED, JoinState.PAIRING)

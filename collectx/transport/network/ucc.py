@@ -1,4 +1,4 @@
-"""The pair over UCC, which torch must be built with: over any network that UCX supports."""
+"""The pair over UCC, for any network that UCX supports. Needs a torch that is built with UCC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def why_not() -> str | None:
 
 
 class UccPair(GroupPair):
-    """One end."""
+    """One end of a pair over UCC."""
 
     def __init__(self, config: PairConfig, connection: Connection, rank: int, address: str):
         ucc: Any = dist.ProcessGroupUCC

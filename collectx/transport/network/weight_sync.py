@@ -15,14 +15,18 @@ from collectx.transport.base import SlotSpec, Write, Writes, keep_granted
 from collectx.transport.network.p2p import message_buffer, set_stamp
 from collectx.transport.network.remote_peer import RemotePeer, Weights
 
-# The maximum number of concurrent transfers. More are allowed while their total size is below `_TRANSFER_BYTES`.
+# Number of concurrent transfers that is always allowed. More are allowed if their total size is below
+# `_TRANSFER_BYTES`.
 _MIN_CONCURRENT = 4
 _TRANSFER_BYTES = 2**28
 
 
 class WeightSync:
-    """Tracks which worker has received which version. `version` is the newest of any worker; `first_version - 1` before
-    the first."""
+    """Sends weights, and tracks which worker has received which version.
+
+    Attributes:
+        version: the newest version; `SlotSpec.first_version - 1` before the first.
+    """
 
     def __init__(
         self,
@@ -35,19 +39,19 @@ class WeightSync:
         self._grants_name_version = spec.grants_name_version
         self._workers = workers
         self._send_message = send_message
-        # The weights of all workers, and newer ones of some indices, where no worker may have joined yet.
+        # The newest weights for all workers, and newer ones for single indices, even if these workers have not joined.
         self._shared: Weights | None = None
         self._individual: dict[int | None, Weights] = {}
-        # With `SlotSpec.grants_name_version`: the last two versions that were granted.
+        # With `SlotSpec.grants_name_version`: the weights of the last two versions that were granted.
         self._granted: dict[int, Weights] = {}
         self._spare: list[Weights] = []
-        # Transfers share the network card: many at a time would all end late.
+        # Limited, because transfers share the network card: many at a time would all end late.
         self._num_sending = 0
         self._max_concurrent = max(_MIN_CONCURRENT, _TRANSFER_BYTES // max(1, nbytes))
         self._queued: OrderedDict[RemotePeer, None] = OrderedDict()
 
     def publish(self, writes: Writes) -> int:
-        """Sends a new version, to all workers or to some, or where it is granted; see `Transport.publish`."""
+        """Publishes a new version, and sends it to the workers that need it; see `Transport.publish`."""
         filled = {index: self._fill(write) for index, write in writes.items()}
         self.version += 1
         if None in filled:
@@ -66,31 +70,31 @@ class WeightSync:
         return self.version
 
     def keep(self, version: int) -> None:
-        """Keeps the weights that a grant names: the newest or one of the last two that were granted."""
+        """Keeps the weights that a grant names: the newest, or one of the last two versions that were granted."""
         assert self._shared is not None
         assert version in self._granted or version == self._shared.version
         for weights in keep_granted(self._granted, version, self._shared):
             self._retire(weights)
 
     def send_version(self, peer: RemotePeer, version: int) -> None:
-        """Sends weights that were kept, unless the worker has them from an earlier grant."""
+        """Sends weights that `keep` kept, unless an earlier grant of the worker named the same version."""
         last = peer.versions[-1].version if peer.versions else peer.weights_version
         if last != version:
             peer.versions.append(self._granted[version])
             self.send(peer)
 
     def newest_weights(self) -> torch.Tensor:
-        """Returns a copy of the newest weights of all workers."""
+        """Returns a copy of the newest weights that were published for all workers."""
         assert self._shared is not None
         return self._shared.buffer[: self._nbytes].clone()
 
     def newest_version(self, index: int) -> int:
-        """The version of a worker's newest weights; -1 if there are none."""
+        """Returns the version of a worker's newest weights; -1 before the first."""
         weights = self._individual.get(index, self._shared)
         return -1 if weights is None else weights.version
 
     def _fill(self, write: Write) -> Weights:
-        """Weights of the next version."""
+        """Returns the weights of the next version, which `write` writes."""
         weights = self._spare.pop() if self._spare else Weights(message_buffer(self._nbytes))
         write(weights.buffer[: self._nbytes])
         weights.version, weights.is_needed = self.version + 1, True
@@ -98,21 +102,21 @@ class WeightSync:
         return weights
 
     def _retire(self, weights: Weights | None) -> None:
-        """Notes that there are newer weights."""
+        """Marks weights as no longer needed, because newer ones replace them."""
         if weights is not None:
             weights.is_needed = False
             self._release(weights)
 
     def _release(self, weights: Weights) -> None:
-        """Keeps the buffer for another version, unless it is still needed."""
+        """Reuses the buffer for another version, unless the weights are still needed or being sent."""
         if not weights.num_users and not weights.is_needed:
             self._spare.append(weights)
 
     def acknowledge(self, peer: RemotePeer) -> None:
-        """Notes that a worker received what it was sent, and sends newer weights, if any.
+        """Notes that a worker has received its weights, and sends it newer ones, if any.
 
         Raises:
-            ValueError: nothing was sent to it.
+            ValueError: nothing was being sent to the worker.
         """
         if peer.sending is None:
             raise ValueError("HAVE without WEIGHTS")
@@ -127,15 +131,16 @@ class WeightSync:
         self.send(peer)
 
     def remove(self, peer: RemotePeer) -> None:
-        """Forgets a worker that is gone."""
+        """Removes a worker that is gone."""
         self._queued.pop(peer, None)
         if peer.sending is not None:
-            # The buffer may be read until the pair is closed: it is not used for another version.
+            # The buffer may be read until the pair is closed, so it is not reused.
             self._num_sending -= 1
             self._send_queued()
 
     def send(self, peer: RemotePeer) -> None:
-        """Sends the next weights to a worker that has joined and has older ones; queues it if enough are sending."""
+        """Sends a worker its next weights, if it has joined and lacks them; queues it if too many transfers are in
+        progress."""
         if self._grants_name_version:
             weights = peer.versions[0] if peer.versions else None
         else:

@@ -1,3 +1,3 @@
-"""Central inference (`inference=server`): the server's process, and the workers' replacement for a policy. They talk
-through `collectx/transport/inference_channel.py`.
+"""Central inference (`inference=server`): the server's process, and what workers use in place of a policy. They
+communicate by `collectx/transport/inference_channel.py`.
 """

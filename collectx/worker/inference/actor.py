@@ -1,4 +1,4 @@
-"""The stand-in for the policy in workers that only step envs, while the inference server calls the policy."""
+"""What workers use in place of a policy if the inference server calls the policy, and they only step envs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collectx.policy.recurrent import StateSpec
 
 @dataclass
 class ServedActor(Actor):
-    """See `collectx.policy.base.Actor`. `act` is not called: the server writes the outputs."""
+    """Describes the outputs of the server's policy; see `collectx.policy.base.Actor`. Nobody calls `act`."""
 
     leaves: tuple[Leaf, ...]
     states: tuple[StateSpec, ...]

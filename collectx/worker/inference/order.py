@@ -1,4 +1,4 @@
-"""Chooses the next requests for which the inference server acts. Decisions without I/O, in the server's process."""
+"""Decides for which requests the inference server acts next. Does no I/O; runs in the server's process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Order(Protocol):
         """Records a new request."""
 
     def drop(self, worker: int) -> None:
-        """Forgets a worker that is gone and not replaced."""
+        """Removes a worker that is gone and not replaced."""
 
     def take(self) -> Sequence[ActionRequest]:
-        """Returns the requests for the next policy call; empty to wait for more."""
+        """Returns and removes the requests for the next policy call; empty: wait for more."""
 
     def wait_s(self) -> float | None:
-        """Seconds until `take` may return requests even if no new one arrives; None: never."""
+        """Returns the seconds after which `take` may return requests even if no more arrive; None: never."""
 
 
 class FixedOrder:
-    """Acts for all members in worker order, regardless of the order in which requests arrive. The members form two
-    halves that alternate: one steps while the policy acts for the other. A batch begins when all members have ended the
-    previous one.
+    """Acts for all members in worker order, whatever the order of their requests, so that a seed gives the same
+    actions. The members form two halves, which alternate: one steps while the policy acts for the other. A batch begins
+    when all members have ended the previous one.
 
     Args:
         members: all members, in order.
@@ -40,7 +40,7 @@ class FixedOrder:
 
     def __init__(self, members: Sequence[Member]):
         has_groups = any(group for _, group in members)
-        # For each member, the requests without actions yet; empty while the member steps.
+        # For each member of each half, its unanswered requests; none while the member steps.
         self._halves: list[dict[Member, deque[ActionRequest]]] = [
             {(worker, group): deque() for worker, group in members if (group if has_groups else worker) % 2 == half}
             for half in range(2)
@@ -52,7 +52,7 @@ class FixedOrder:
             if (waiting := half.get((request.worker, request.group))) is None:
                 continue
             if waiting and waiting[-1].incarnation < request.incarnation:
-                # The old process is gone. Its END request stays, as it had completed that batch.
+                # The old process is gone. Its END request stays, because it had completed that batch.
                 ended = [each for each in waiting if each.step == END]
                 waiting.clear()
                 waiting.extend(ended)
@@ -86,9 +86,9 @@ class ReadyOrder:
     """Acts for waiting members in the order in which their requests arrived.
 
     Args:
-        sizes: the number of envs in each group.
-        min_batch, timeout_s, max_batch: options of the config group `inference`. Env groups are not split: a call
-            contains at least one.
+        sizes: number of envs in each env group of a worker.
+        min_batch, timeout_s, max_batch: options of the config group `inference`. A call contains at least one env
+            group, and groups are not split.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""The rollout of a worker whose policy the inference server calls. Two groups of envs take turns: one steps while the
-server acts for the other.
+"""The rollout of a worker for which the inference server calls the policy. Two groups of envs take turns: one steps
+while the server acts for the other.
 
     group 0   step | wait | step | wait | step         wait: its actions are computed
     group 1   wait | step | wait | step | wait
 
-docs/explanation/central-inference.md has the speeds of this loop and of local policies.
+docs/explanation/central-inference.md compares the speed of this loop with that of local policies.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from collectx.transport.inference_channel import END, InferenceClient
 
 
 def split(num_envs: int, num_groups: int) -> list[slice]:
-    """The slot rows of each group."""
+    """Returns the slot rows of each group."""
     bounds = [num_envs * group // num_groups for group in range(num_groups + 1)]
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 class ServedGroup(Rollout):
-    """The rollout of one group, whose policy is called elsewhere. See `Rollout` for the arguments.
+    """The rollout of one env group, for which the server calls the policy. See `Rollout` for the arguments.
 
     Attributes:
         report: the report about the last batch of `steps`.
@@ -44,8 +44,8 @@ class ServedGroup(Rollout):
     report: SlotReport
 
     def steps(self, views: SlotViews) -> Iterator[None]:
-        """Fills the slot except for the policy's outputs and versions. Yields before each step until the server has
-        written these. Run under `torch.inference_mode`."""
+        """Fills the slot except for the policy's outputs and versions. Yields before each step, and must be continued
+        when the server has written these. Call it under `torch.inference_mode`."""
         env, num_actions = self._own_env(), len(self._env.spec.action)
         views.terminated[:] = False
         views.truncated[:] = False
@@ -66,10 +66,10 @@ class ServedGroup(Rollout):
 
 
 class ServedRollout:
-    """The methods of `Rollout` that a worker calls, for several groups.
+    """Several env groups of a worker, with the methods of `Rollout` that a worker calls.
 
     Args:
-        groups: the rollout of each group, whose policy is a `ServedActor`, and its slot rows.
+        groups: the rollout of each group, with a `ServedActor`, and the slot rows of the group.
         pointer: returns the pointer to the granted weights; see `ActionRequest`.
     """
 
@@ -83,14 +83,14 @@ class ServedRollout:
         self._num_slots = 0
 
     def prepare(self, slot: Slot) -> tuple[int, list[SlotViews]]:
-        """The views of the next slot."""
+        """Returns the views of a slot for `collect`. Call it once per slot, in the order of the slots."""
         self._num_slots += 1
         parts = [slot.narrow(rows.start, rows.stop - rows.start) for rows in self._rows]
         return self._num_slots - 1, [rollout.prepare(part) for rollout, part in zip(self._rollouts, parts, strict=True)]
 
     def collect(self, prepared: Any, policy_version: int) -> SlotReport:
-        """See `Rollout.collect`. The server writes the versions; `policy_version` is only used for random actions,
-        which are drawn here."""
+        """See `Rollout.collect`. The server writes the policy versions; `policy_version` is used only for random
+        actions, which this process draws."""
         slot, views = prepared
         pointer, self._client.wait_s = self._pointer(), 0.0
         if self._rollouts[0].acts_randomly:

@@ -1,5 +1,5 @@
-"""The inference server (`inference=server`): calls the policy for the envs of all workers on its machine. It reads
-observations from the workers' slots, and writes actions computed with the newest weights.
+"""The inference server (`inference=server`) calls the policy for the envs of all workers on its machine. It reads
+observations in the workers' slots, and writes actions there, computed with the newest weights.
 
     requests --order--> observations of many slots --one call of the policy--> actions in these slots --> replies
 
@@ -38,8 +38,7 @@ from collectx.worker.spec import ProcessSpec, seed_policy
 def run_inference_server(
     specs: Sealed[tuple[ProcessSpec, EnvSpec]], link: SharedMemoryLink, requests: InferenceEnd
 ) -> None:
-    """The main function of the server's process. Returns when the trainer says stop; an error is reported to it, then
-    raised.
+    """Runs the server's process. Returns when the trainer stops it. Reports an error to the trainer, then raises it.
 
     Args:
         specs: the server's process spec, and the env spec of one worker.
@@ -49,10 +48,10 @@ def run_inference_server(
 
 
 class InferenceServer:
-    """See the module.
+    """Calls the policy for all workers; see the module's docstring.
 
     Args:
-        spec: the server's configuration, and the env groups of one worker.
+        spec: the server's process spec, with the env groups of one worker.
         env_spec: the spec of one worker's envs, without the states of a recurrent policy.
     """
 
@@ -68,7 +67,7 @@ class InferenceServer:
         weights.adopt()
         self._read, self._version = weights.read, spec.first_version
         self._leaves = actor.leaves
-        # By the number of envs in a call.
+        # The inferences and their output arrays, by the number of envs in a call.
         self._inferences: dict[int, tuple[Inference, list[np.ndarray]]] = {}
         observed = spec_with_states(env_spec, actor.states).observation
         self._slots = [
@@ -79,7 +78,7 @@ class InferenceServer:
         self._order = _order(spec, link.batch.num_workers)
 
     def run(self) -> None:
-        """Acts until the trainer closes the connection or is gone."""
+        """Answers requests until the trainer closes the connection or is gone."""
         poll, trainer = select.poll(), self._link.fileno()
         for descriptor in (trainer, self._requests.fileno()):
             poll.register(descriptor, select.POLLIN)
@@ -100,7 +99,7 @@ class InferenceServer:
                     self._act(taken)
 
     def _act(self, requests: Sequence[ActionRequest]) -> None:
-        """Writes the actions for these requests, and the policy version."""
+        """Writes actions and policy version for these requests, and tells their workers."""
         # With `SlotSpec.grants_name_version`, all requests of a batch contain the same pointer.
         self._link.pointer = requests[0].pointer
         self._version = self._link.refresh(self._read, self._version)
@@ -132,7 +131,7 @@ class InferenceServer:
         return self._inferences[num_envs]
 
     def _make_actor(self, num_envs: int) -> Actor:
-        # One call acts for several env groups; the first observations of one group stand for all.
+        # A call acts for several env groups; the first observation of one env stands for those of all.
         first = {key: value[:1] for key, value in self._env_spec.example_observation.items()}
         spec = replace(self._env_spec, num_envs=num_envs, example_observation=first)
         device = torch.device(self._spec.policy_device or "cpu")
@@ -143,7 +142,7 @@ class InferenceServer:
         """Replies to a request of the trainer."""
         reply: Any = None
         if request.name == "state":
-            # Like a worker's state, but without envs.
+            # In the form of a worker's state, but without envs.
             reply = {"rollout": {}, "generators": save_generators()}
         elif request.name == "load":
             load_generators(request.arguments[0]["generators"])

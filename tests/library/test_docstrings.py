@@ -1,0 +1,20 @@
+import doctest
+
+import gymnasium
+import torch
+
+import collectx
+from collectx.collector.env_methods import EnvMethods
+
+
+def test_the_examples_in_docstrings_run():
+    names = {"gymnasium": gymnasium, "torch": torch, **{name: getattr(collectx, name) for name in collectx.__all__}}
+    public = {EnvMethods, *filter(callable, (getattr(collectx, name) for name in collectx.__all__))}
+    finder = doctest.DocTestFinder(recurse=False)
+    found = [test for each in public for test in finder.find(each, each.__name__, globs=dict(names))]
+    examples = [each for each in found if each.examples]
+    assert len(examples) >= 7
+    runner = doctest.DocTestRunner()
+    for each in examples:
+        runner.run(each)
+    assert not runner.failures

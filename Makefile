@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Without the development extras.
+RUNNABLE := $(VENV)/.runnable
 # A test process that dies fails the run at once: xdist 3.8.0 waits for ever for the tests of one that it replaced
 # (pytest-xdist issues 1323, 1327).
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart=0 --durations=20 --durations-min=5
@@ -24,17 +26,27 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## Create .venv with pinned versions and install collectx
+# A new pip takes half as long as Python 3.11's own.
+define venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+endef
+
+install: $(INSTALLED)  ## Create .venv with pinned versions and install collectx, all extras and the development tools
 
 $(INSTALLED): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# A new pip takes half as long as Python 3.11's own.
-	$(BIN)/pip install --quiet --upgrade pip
-	# Python compiles what is imported, at its first import; pip would compile everything.
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
+	$(venv)
+	@echo "Installing collectx, all extras and the development tools: 3 GB or more, some minutes"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(RUNNABLE) $@
+
+$(RUNNABLE): pyproject.toml constraints.txt
+	$(venv)
+	@echo "Installing collectx and PyTorch in $(VENV): about a minute, more with a slow network"
+	$(BIN)/pip install --constraint constraints.txt --editable .
 	touch $@
 
-run: install  ## Run the main job: PPO on CartPole-v1, two synchronous local workers
+run: $(RUNNABLE)  ## Run the main job: PPO on CartPole-v1, two synchronous local workers
 	$(BIN)/collectx run experiment=cartpole_ppo
 
 test: install  ## Run the fast tests; ARGS="-k NAME" for some of them

@@ -11,7 +11,7 @@ from pathlib import Path
 from collectx import data
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.config.problem import did_you_mean
-from collectx.errors import ConfigError, summary_of
+from collectx.errors import CannotExport, ConfigError, summary_of
 from collectx.run import RunFolder
 from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
@@ -81,6 +81,9 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
         path = getattr(import_module(module), function)(files.path, target, weights)
     except ConfigError:
         raise
+    except CannotExport as error:
+        printing.error(f"format={name}: {error}")
+        return 1
     except OSError as error:
         place = error.filename or files.path
         raise ConfigError(f"export: {place}: {error.strerror or error}. Choose another output=PATH.") from error

@@ -29,7 +29,9 @@ def show(arguments: Arguments) -> int:
     overrides = [word for word in arguments.words if "=" in word]
     choices = find(Composer(arguments.config_dir, arguments.config_name), overrides)
     group = one_group(
-        [word for word in arguments.words if word not in overrides], "list", [*choices, *SECTIONS, *COMMAND_SECTIONS]
+        [word for word in arguments.words if word not in overrides],
+        "list",
+        [*dict.fromkeys([*choices, *SECTIONS, *COMMAND_SECTIONS])],
     )
     if group is not None and group not in choices:
         _print_keys(group, {group: run_schema()["properties"][group]["properties"]})

@@ -27,6 +27,13 @@ class Checked:
 
 
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+# Per group, the choice that takes a user's class or function, and its option.
+_CLASS_OPTIONS = {
+    "env": ("gym", "entry_point"),
+    "policy": ("custom", "target"),
+    "trainer": ("custom", "target"),
+    "logger": ("custom", "custom.target"),
+}
 
 
 def quoted(value: object) -> str:
@@ -64,7 +71,7 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
         if key in groups and override.package is None and not override.is_delete():
             wrong = _wrong_choices(override, groups[key] if key in GROUPS else [*groups[key], "null"])
             if wrong:
-                problems += [f"{key}={choice}: no such choice{did_you_mean(choice, groups[key])}" for choice in wrong]
+                problems += [_no_such_choice(key, choice, groups[key]) for choice in wrong]
                 broken.add(key)
             elif override.value() is None:
                 # Hydra spells an optional group without a choice `~group`.
@@ -74,6 +81,16 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
         else:
             usable.append(_forced(override, text))
     return Checked(tuple(usable), tuple(problems), frozenset(broken))
+
+
+def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
+    choice = choice.replace("\\:", ":")  # as Hydra prints it
+    problem = f"{key}={choice}: no such choice{did_you_mean(choice, options)}"
+    if ":" not in choice or key not in _CLASS_OPTIONS:
+        return problem
+    # A class or function as MODULE:NAME.
+    kind, option = _CLASS_OPTIONS[key]
+    return f"{key}={choice}: no such choice. To use your own, type {key}={kind} {key}.{option}={choice}"
 
 
 def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -> str:

@@ -111,6 +111,10 @@ class EpisodeTooLong(CollectxError):
     """An evaluated episode does not end. The message gives its frames, the limit, and how to end episodes."""
 
 
+class CannotExport(CollectxError):
+    """A format cannot represent a policy. The message has the cause, the line that raised it, and what to change."""
+
+
 class RendezvousError(CollectxError):
     """Trainer and worker did not connect. The message lists the addresses that were tried and their answers."""
 

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class KeywordTexts(griffe.Extension):
 
 
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
+_CONSOLE = re.compile(r'(<div class="highlight")>(<pre>.*?</code></pre>)', re.DOTALL)
 _CONF = Path(__file__).parents[1] / "conf"
 _NAMES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "mapping"}
 
@@ -43,9 +45,25 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Removes the comment at the top, the page's tier: MkDocs takes the title from a heading in the first line only."""
+    return re.sub(r"\A<!-- .*? -->\n", "", markdown)
+
+
 def on_page_content(html: str, **_: Any) -> str:
-    """Replaces the images of drawings by the drawings."""
-    return _DRAWING.sub(_drawing, html)
+    """Replaces the images of drawings by the drawings, and marks prompts and output, which are not copied."""
+    return _CONSOLE.sub(_commands_only, _DRAWING.sub(_drawing, html))
+
+
+def _commands_only(block: re.Match) -> str:
+    """A console block whose copy button copies the commands without prompts and output."""
+    lines = unescape(re.sub(r"<[^>]*>", "", block[2])).splitlines()
+    commands = []
+    for line in lines:
+        if line.startswith("$ ") or (commands and commands[-1].endswith("\\")):
+            commands.append(line.removeprefix("$ "))
+    text = escape("\n".join(commands))
+    return f'{block[1]} data-copy="{text}">{block[2]}' if commands else block[0]
 
 
 def _drawing(image: re.Match) -> str:
@@ -77,7 +95,7 @@ def configuration() -> str:
         "value. A key that only some choices have names them in its last column.\n"
     ]
     schema = run_schema()["properties"]
-    parts.append(_section("Run", {"seed": schema["seed"]}, None))
+    parts.append(_section("seed", {"seed": schema["seed"]}, None))
     for name, section in schema.items():
         if name not in (*GROUPS, "defaults", "seed", "hydra"):
             parts.append(_section(name, _flat(section["properties"], f"{name}."), None))
@@ -138,7 +156,9 @@ def _section(title: str, options: dict[str, Any], where: dict[str, str] | None, 
     for path, option in options.items():
         cells = [f"`{path}`", _types(option), _default(option), _cell(option.get("description", ""))]
         rows.append(f"| {' | '.join(cells + ([] if where is None else [where[path]]))} |")
-    return f"## {title}\n\n{text}\n" + "\n".join(rows) + "\n"
+    # On a phone, `extra.css` shows rows as lists.
+    table = '<div class="options" markdown>\n\n' + "\n".join(rows) + "\n\n</div>\n"
+    return f"## {title}\n\n{text}\n{table}"
 
 
 def _types(option: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
+from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.launcher import DevicesConfig
 from collectx.config.schema.run import RunConfig
 
@@ -29,6 +30,19 @@ def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
         f"{prefix}total_frames={total} is not a multiple of {prefix}frames_per_batch={frames} ({total} / {frames} = "
         f"{total / frames:.2f}), rounded up to {collected}."
     )
+
+
+def expected_frames(cfg: RunConfig) -> int:
+    """Frames that a run collects unless its trainer ends it: whole batches, up to `run.max_batches`; -1: no limit."""
+    total, frames, most = cfg.collector.total_frames, cfg.collector.frames_per_batch, cfg.run.max_batches
+    batches = [*([-(-total // frames)] if total >= 0 else []), *([] if most is None else [most])]
+    return min(batches) * frames if batches else -1
+
+
+def env_option(env: EnvConfig) -> str:
+    """The option that names the env, as in "env.id=CartPole-v1"; otherwise its kind."""
+    names = ((name, getattr(env, name, None)) for name in ("id", "entry_point", "target"))
+    return next((f"env.{name}={value}" for name, value in names if value is not None), f"env={env.kind}")
 
 
 def is_elastic(collector: CollectorConfig) -> bool:

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 
 from collectx import signal_handlers
+from collectx.config.derived import env_option
 from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
@@ -47,13 +48,7 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
                 raise ConfigError(f"env.reset_options={cfg.reset_options}: {error}.") from None
         return group
     finally:
-        signal_handlers.restore(named(cfg))
-
-
-def named(cfg: EnvConfig) -> str:
-    """Returns the option that names the env, such as "env.id=CartPole-v1"; without one, the kind of the env."""
-    names = ((name, getattr(cfg, name, None)) for name in ("id", "entry_point", "target"))
-    return next((f"env.{name}={value}" for name, value in names if value is not None), f"env={cfg.kind}")
+        signal_handlers.restore(env_option(cfg))
 
 
 def read_spec(
@@ -84,4 +79,4 @@ def read_spec(
             return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)
         finally:
             env.close()
-            signal_handlers.restore(named(cfg))
+            signal_handlers.restore(env_option(cfg))

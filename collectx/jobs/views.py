@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from collectx.jobs.charts import charts, sparkline
+from collectx.config.derived import expected_frames
 from collectx.jobs.status import NamedRun, RunStatus
 from collectx.run import Status
 from collectx.run.folder.files import JsonLinesTail
 from collectx.run.statistics import MetricsTail, Sampler
-from collectx.run.terminal.display import NUM_WORKERS_SHOWN, PLAIN_S, clock, format_line, number, render_panel
-from collectx.run.terminal.printing import print_line, table
-
-# The maximum width and height of both charts together, their minimum height, and the number of the panel's other lines.
-_CHART = 120, 9
-_LEAST_HEIGHT = 5
-_MOST_LINES = 8
+from collectx.run.terminal.charts import sparkline
+from collectx.run.terminal.display import PLAIN_S, Lines, charts_of, render_panel, title_of
+from collectx.run.terminal.printing import clock, number, print_line, table
 
 
 class WatchedRun:
@@ -30,15 +28,19 @@ class WatchedRun:
     Attributes:
         shows_events: whether the user sees events, such as a restarted worker, at once.
         may_requeue: whether SLURM may restart the job.
-        since_s: when the run last began to wait or to run, by `time.monotonic`.
-        ended_s: when its end was first seen, by `time.monotonic`; None before.
-        result_ns: when `result.json` was last written, at the last query; None before there is one.
+        title: the head of its display.
+        since_s: when the run last began to wait or to run.
+        ended_s: when its end was first seen; None before.
+        result_ns: modification time of the result at the last query; None before.
     """
 
     def __init__(self, run: NamedRun, job: str | None):
         self.name, self.job, self.files = run.name, job, run.files
         target_return = getattr(run.cfg.trainer, "target_return", None)
-        self.statistics = MetricsTail(self.files.metrics, run.cfg.collector.total_frames, target_return)
+        self.statistics = MetricsTail(
+            self.files.metrics, run.cfg.collector.total_frames, target_return, expected_frames(run.cfg)
+        )
+        self.title = title_of(run.cfg, self.files.path, self.files.read_meta().get("argv", ()))
         self.events = JsonLinesTail(self.files.events)
         # With "raise", the error is shown at the end.
         self.shows_events = run.cfg.collector.on_worker_failure != "raise"
@@ -46,7 +48,7 @@ class WatchedRun:
         self.status = RunStatus(Status.QUEUED if job else Status.RUNNING)
         self.ended_s: float | None = None
         self.result_ns: int | None = None
-        self.begin(time.monotonic())
+        self.begin(time.monotonic() - (self.age_s() if job is None else 0.0))
 
     def begin(self, now_s: float) -> None:
         """Restarts time and rate at `now_s`; earlier batches no longer count in the rate."""
@@ -54,6 +56,13 @@ class WatchedRun:
         self.statistics.rate = None  # of the last batch before
         self.since_s = now_s
         self.sampler = Sampler(self.statistics, now_s)
+
+    def age_s(self) -> float:
+        """Seconds since the run began, or was resumed; 0 if its folder does not tell."""
+        with suppress(KeyError, TypeError, ValueError):
+            began = datetime.strptime(self.files.read_meta()["time"], "%Y-%m-%dT%H:%M:%S%z")
+            return max(0.0, (datetime.now(began.tzinfo) - began).total_seconds())
+        return 0.0
 
     def result_time_ns(self) -> int | None:
         """Returns when the result was written; None without one."""
@@ -67,10 +76,13 @@ class RunsDisplay:
     """Shows runs within a `with` block. One run: its progress, whose last state remains. Several runs: a table on a
     terminal, elsewhere a line of totals every few seconds."""
 
-    def __init__(self, runs: Sequence[WatchedRun]):
+    def __init__(self, runs: Sequence[WatchedRun], foot: str = ""):
+        """`foot` says what Ctrl-C does."""
         self._runs = runs
+        self._foot = foot
         self._last_s = time.monotonic()
         self._console = Console()
+        self._lines = Lines(self._console)
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -86,7 +98,7 @@ class RunsDisplay:
             self._live.transient = not has_progress
             self._live.stop()
         elif has_progress:
-            self._print_line()
+            self._print_line(is_last=True)
 
     def draw(self) -> None:
         """Updates the display."""
@@ -105,21 +117,18 @@ class RunsDisplay:
         now_s = time.monotonic()
         if run.status.status is Status.QUEUED:
             return Text(f"job {run.job} has been in the queue for {clock(now_s - run.since_s)}")
-        view, size = run.sampler.view(now_s), self._console.size
-        # The lines that the rest of the panel leaves free.
-        height = min(_CHART[1], size.height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
-        is_drawn = height >= _LEAST_HEIGHT and self._console.encoding.startswith("utf")
-        drawn = charts(run.statistics.curve, min(size.width, _CHART[0]), height) if is_drawn else None
-        return render_panel(view, drawn)
+        view = run.sampler.view(now_s)
+        drawn = charts_of(run.statistics.curve, self._console, view)
+        return render_panel(view, run.title, drawn, "" if run.status.has_ended else self._foot)
 
-    def _print_line(self) -> None:
+    def _print_line(self, is_last: bool = False) -> None:
         statuses = [run.status.status for run in self._runs]
         if len(self._runs) > 1:
             counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
             frames = sum(run.statistics.frames for run in self._runs)
             print_line(self._console, f"{counts}; {frames:,} frames")
         elif statuses[0] is not Status.QUEUED:
-            print_line(self._console, format_line(self._runs[0].sampler.view(time.monotonic())))
+            self._lines.print(self._runs[0].sampler.view(time.monotonic()), is_last)
 
     def _table(self) -> RenderableType:
         rows, now_s = [], time.monotonic()

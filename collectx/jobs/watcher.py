@@ -90,6 +90,7 @@ class Watcher:
         self._is_cancelled = False
         self._next_query_s = 0.0
         self._has_outage = False
+        self._has_asked = False
 
     def watch(self) -> list[Outcome]:
         """Blocks until all runs have ended, or the user leaves. Shows the runs meanwhile, and their failures at the
@@ -123,11 +124,17 @@ class Watcher:
         return [run for run in self._runs if not run.status.has_ended]
 
     def _watch(self) -> None:
-        with RunsDisplay(self._runs) as display:
+        with RunsDisplay(self._runs, self._foot()) as display:
             while self._unfinished():
                 self._update(display)
                 self._limit_end()
                 time.sleep(REFRESH_S)
+
+    def _foot(self) -> str:
+        """What Ctrl-C does."""
+        if not self._is_owner:
+            return "Ctrl-C stops watching; the run continues"
+        return "Ctrl-C asks whether to cancel" if sys.stdin.isatty() and self._may_leave else "Ctrl-C saves and cancels"
 
     def _limit_end(self) -> None:
         """Cancels jobs that take too long to end; raises KeyboardInterrupt if SLURM takes too long too."""
@@ -174,11 +181,13 @@ class Watcher:
             if status.status is Status.UNKNOWN or self._may_change(run, status, states, now_s) or status == run.status:
                 continue
             if status.status is not run.status.status and not status.has_ended:
-                run.begin(now_s)
+                # A run that was running before the first query began earlier.
+                run.begin(now_s if self._has_asked else now_s - run.age_s())
             run.status = status
             if not status.has_ended or len(self._runs) > 1:
                 reason = status.detail.partition("\n")[0]
                 display.say(f"{self._describe(run)} is {status.status}{f' ({reason})' if reason else ''}")
+        self._has_asked = True
 
     @staticmethod
     def _may_change(run: WatchedRun, status: RunStatus, states: JobStates, now_s: float) -> bool:

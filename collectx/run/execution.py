@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from collectx import signal_handlers
+from collectx.config.derived import env_option
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.limits import limited
@@ -140,7 +141,7 @@ def _run(
     # With on_worker_failure=raise the failure is shown at the end, as the run's error.
     events = EventLog(files, hidden=("worker_failed",) if cfg.collector.on_worker_failure == "raise" else ())
     try:
-        progress = display.Progress(record.statistics, start_s=record.start_s)
+        progress = display.Progress(record.statistics, display.title_of(cfg, files.path, argv), start_s=record.start_s)
         events.show = progress.say
         run = _Execution(cfg, files, record, signals, events, point)
         with progress, closing(run), ExitStack() as stack:
@@ -207,7 +208,7 @@ class _Execution:
         snapshot.write_numerics(self._files, device)
         frames = None if self._point is None else self._record.statistics.frames
         self._make_loggers = logger_threads.factories(cfg, self._files, frames)
-        with self._limited(f"making the trainer's own env ({env.named(cfg.env)})", "start_timeout_s"):
+        with self._limited(f"making the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
         if spec.normalizers:
             self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))

@@ -6,8 +6,11 @@ They run before any worker starts, and import torch only if they need it.
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 
 from collectx import rules
@@ -96,12 +99,31 @@ def _launcher(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def _loggers(cfg: RunConfig) -> Iterator[Problem]:
-    """The packages of the loggers are installed, if the trainer runs on this machine."""
+    """The packages of the loggers are installed and their keys known, if the trainer runs on this machine."""
     if place_of(cfg).is_job:
         return
     for name in ("tensorboard", "wandb", "mlflow"):
         if getattr(cfg.logger, name) is not None and find_spec(name) is None:
             yield Problem("logger", "its package is not installed", name, f"pip install 'collectx[{name}]'.")
+        elif name == "wandb" and cfg.logger.wandb is not None:
+            mode = cfg.logger.wandb.mode or os.environ.get("WANDB_MODE", "online")
+            if mode == "online" and not _has_wandb_key():
+                advice = "run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline."
+                yield Problem("logger", "there is no API key", name, advice)
+
+
+@functools.cache
+def _has_wandb_key() -> bool:
+    """Whether wandb finds an API key on this machine; true if its version cannot tell. Asks no server."""
+    import wandb
+
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        try:
+            return wandb.login(prompt=False, verify=False)
+        except TypeError:  # a version that would ask the user
+            return True
+        except wandb.Error:
+            return False
 
 
 def _data_format(cfg: RunConfig) -> Iterator[Problem]:

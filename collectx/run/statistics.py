@@ -64,7 +64,7 @@ class PartTotals:
 
 # The sums, the newest values, and where counting started, by their names in a checkpoint.
 _SUMS = (
-    *("frames", "batches", "num_episodes", "waited_s", "mean_return", "version", "lag", "checkpoint_s"),
+    *("frames", "batches", "num_episodes", "waited_s", "mean_return", "best_return", "version", "lag", "checkpoint_s"),
     "_first_frames",
 )
 
@@ -73,7 +73,8 @@ class Statistics:
     """Sums and rates of the delivered batches.
 
     Attributes:
-        total_frames: the number of frames that the run will deliver; -1: no limit.
+        total_frames: `collector.total_frames`; -1 for an endless run.
+        expected_frames: frames that the run will deliver unless the trainer ends it; -1 for an endless run.
         target_return: the trainer may end the run at this mean return; None: no such limit.
         scalars: the newest value of every scalar that the trainer logged.
         frames, batches, num_episodes: how many were delivered; episodes count when they end.
@@ -86,14 +87,22 @@ class Statistics:
         metrics: the mean of each of `env.metrics` that has occurred, over the last batches that together contain
             `RETURN_WINDOW` values of it. Also part of `scalars`.
         mean_return: mean return of the last `RETURN_WINDOW` finished episodes; nan before the first.
-        version: the newest published policy version at the last delivery.
-        lag: by how many policy versions the last batch's frames were behind `version`, on average.
+        best_return: highest `mean_return` over complete windows; until there is one, the current mean.
+        version: newest published policy version at the last delivery.
+        lag: mean lag of the last batch's frames, in versions.
         workers: `PartTotals` by worker index.
         taking_part: how many workers take part, and how many were started; None if all take part.
     """
 
-    def __init__(self, total_frames: int, target_return: float | None = None, metrics: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        total_frames: int,
+        target_return: float | None = None,
+        metrics: Sequence[str] = (),
+        expected_frames: int | None = None,
+    ) -> None:
         self.total_frames = total_frames
+        self.expected_frames = total_frames if expected_frames is None else expected_frames
         self.target_return = target_return
         self.metrics: dict[str, float] = {}
         self.scalars: dict[str, float] = {}
@@ -106,6 +115,7 @@ class Statistics:
         self.last_s: float | None = None
         self.rate: float | None = None
         self.mean_return = math.nan
+        self.best_return = math.nan
         self.version = 0
         self.lag = 0.0
         self.workers: dict[int, PartTotals] = {}
@@ -148,7 +158,13 @@ class Statistics:
             self._add_metrics(sum(part.report.metrics for part in delivery.parts))
         self.lag = total_lag / delivery.frames if delivery.frames else 0.0
         if self.num_episodes > episodes:
-            self.mean_return = math.fsum(self._returns) / len(self._returns)
+            self._add_mean(math.fsum(self._returns) / len(self._returns))
+
+    def _add_mean(self, mean_return: float) -> None:
+        self.mean_return = mean_return
+        # The mean of the first few episodes may be high by luck.
+        is_first = self.num_episodes <= RETURN_WINDOW or math.isnan(self.best_return)
+        self.best_return = mean_return if is_first else max(self.best_return, mean_return)
 
     def _add_metrics(self, totals: Any) -> None:
         """Adds the sums and counts of one batch, `[2, metrics]`."""
@@ -203,10 +219,22 @@ class Statistics:
         return (self.frames - self._first_frames) / (self.last_s - self.first_s)
 
 
-# Maximum number of points of `MetricsTail.curve`.
+# Maximum number of points of a `Curve`.
 _MAX_POINTS = 2000
 # Only the end of a longer `metrics.jsonl` is read, some thousand batches: a million lines would take 15 s.
 _NEWEST_BYTES = 1 << 22
+
+
+class Curve(list[tuple[float, int, float]]):
+    """Seconds since the first batch, frames and mean return of at most `_MAX_POINTS` batches."""
+
+    def add(self, statistics: Statistics) -> None:
+        """Adds a point for the last batch, if there is a new one."""
+        if statistics.first_s is None or statistics.last_s is None or (self and self[-1][1] == statistics.frames):
+            return
+        if len(self) >= _MAX_POINTS:
+            del self[1::2]
+        self.append((statistics.last_s - statistics.first_s, statistics.frames, statistics.mean_return))
 
 
 class MetricsTail(Statistics):
@@ -215,12 +243,14 @@ class MetricsTail(Statistics):
     later lines; frames, batches and episodes cover the complete run.
 
     Attributes:
-        curve: seconds since the first batch, frames and mean return of at most `_MAX_POINTS` batches.
+        curve: of the batches.
     """
 
-    def __init__(self, metrics: Path, total_frames: int, target_return: float | None = None):
-        super().__init__(total_frames, target_return)
-        self.curve: list[tuple[float, int, float]] = []
+    def __init__(
+        self, metrics: Path, total_frames: int, target_return: float | None = None, expected_frames: int | None = None
+    ):
+        super().__init__(total_frames, target_return, expected_frames=expected_frames)
+        self.curve = Curve()
         self._lines = JsonLinesTail(metrics, _NEWEST_BYTES)
 
     def update(self) -> bool:
@@ -234,7 +264,7 @@ class MetricsTail(Statistics):
         while True:
             lines, restarted = self._lines.read()
             if restarted:
-                super().__init__(self.total_frames, self.target_return)
+                super().__init__(self.total_frames, self.target_return, expected_frames=self.expected_frames)
                 self.curve.clear()
             if not lines:
                 return has_lines
@@ -264,10 +294,9 @@ class MetricsTail(Statistics):
         self.lag = line["lag"]
         self.num_episodes = line.get("num_episodes", self.num_episodes + line.get("episodes", 0))
         mean_return = line.get("mean_return", self.mean_return)
-        self.mean_return = math.nan if mean_return is None else mean_return
-        if len(self.curve) >= _MAX_POINTS:
-            del self.curve[1::2]
-        self.curve.append((self.last_s - self.first_s, self.frames, self.mean_return))
+        if mean_return is not None and mean_return == mean_return:
+            self._add_mean(mean_return)
+        self.curve.add(self)
         self.scalars = self.scalars | line.get("scalars", {})
         self.taking_part = line.get("taking_part")
         for part in line.get("workers", ()):
@@ -303,9 +332,9 @@ class View:
     def left_s(self) -> float | None:
         """The remaining seconds at the current rate; None while unknown."""
         rate = self.now_per_s or self.numbers.frames_per_s
-        if not rate or self.numbers.total_frames < 0:
+        if not rate or self.numbers.expected_frames < 0:
             return None
-        return max(0, self.numbers.total_frames - self.numbers.frames) / rate
+        return max(0, self.numbers.expected_frames - self.numbers.frames) / rate
 
 
 class Sampler:

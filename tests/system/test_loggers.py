@@ -2,10 +2,11 @@
 
 import csv
 import json
+import subprocess
 import time
 
 import pytest
-from commands import environment, forked, result
+from commands import COMMAND, environment, forked, result
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 RUN = ["collector.total_frames=4096", "hydra.run.dir=run"]
@@ -59,6 +60,23 @@ def test_a_logger_that_hangs_is_an_event_of_a_completed_run(tmp_path, monkeypatc
         "custom logging stopped, but the run continues: it did not end within 1 s (logger.close_timeout_s)"
         in done.stdout
     )
+
+
+def test_wandb_without_a_key_is_said_before_the_run(tmp_path):
+    variables = {
+        "HOME": str(tmp_path),
+        "WANDB_API_KEY": "",
+        "WANDB_CONFIG_DIR": str(tmp_path),
+        "NETRC": str(tmp_path / "no"),
+    }
+    command = [COMMAND, "run", *RUN, "logger=wandb"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(**variables), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    remedy = "run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline."
+    assert f"logger=wandb: there is no API key: {remedy}" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_wrong_logger_is_a_problem_of_the_configuration(tmp_path):

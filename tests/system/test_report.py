@@ -78,24 +78,59 @@ def test_the_page_is_light_or_dark_as_the_user_prefers(page, browse, tmp_path, s
     assert abs(shot - ground).max() > 0.6
 
 
-def test_watch_draws_curves_in_a_terminal(tmp_path, wait_until):
+@pytest.fixture
+def terminal(tmp_path, wait_until):
+    """`terminal(width, command)` starts a command in a real terminal; returns functions that read the screen, wait for
+    a text on it, and press Ctrl-C."""
     tmux = [debian("tmux", "tmux"), "-L", f"collectx-{tmp_path.name}", "-f", "/dev/null"]
 
     def screen():
         return subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, text=True).stdout
 
+    def start_in(width, command):
+        command = ["new-session", "-d", "-x", str(width), "-y", "30", f"{command}; sleep 60"]
+        subprocess.run([*tmux, *command], cwd=tmp_path, env=environment(LC_ALL="C.UTF-8"), check=True)
+
+        def wait_for(*parts):
+            wait_until(lambda: all(part in screen() for part in parts), 60, f"{parts} in {screen()}")
+
+        def press_ctrl_c():
+            subprocess.run([*tmux, "send-keys", "C-c"], check=True)
+
+        return screen, wait_for, press_ctrl_c
+
+    yield start_in
+    subprocess.run([*tmux, "kill-server"], capture_output=True)
+
+
+def test_a_run_tells_how_far_it_is_and_how_to_go_on_in_80_columns(terminal, wait_until):
+    command = "collectx run experiment=cartpole_ppo collector.total_frames=1_000_000 hydra.run.dir=run"
+    screen, wait_for, press_ctrl_c = terminal(80, command)
+    title = "cartpole_ppo  CartPole-v1, ppo  seed 0  run\n"
+    wait_for(title, "starting the workers, 0:0", "Ctrl-C saves and stops")
+    wait_for(
+        title,
+        " / 1,000,448 frames (",
+        "%)  elapsed 0:",
+        "  ETA <= ",
+        "   best ",
+        "Ctrl-C saves and stops",
+    )
+    wait_until(lambda: sum(0x2800 < ord(each) < 0x2900 for each in screen()) > 40, 60, "curves")
+    press_ctrl_c()
+    wait_for("interrupted by SIGINT", "to continue from the newest checkpoint: collectx resume run\n")
+
+
+def test_watch_draws_curves_in_a_terminal(tmp_path, wait_until, terminal):
     run = start("run", "collector.total_frames=-1", "hydra.run.dir=run", cwd=tmp_path)
     try:
         wait_until((tmp_path / "run" / "metrics.jsonl").exists, 60, "the first batch")
-        command = ["new-session", "-d", "-x", "100", "-y", "30", "collectx watch run; sleep 60"]
-        subprocess.run([*tmux, *command], cwd=tmp_path, env=environment(LC_ALL="C.UTF-8"), check=True)
-        parts = ("return ", "frames/s ", "worker 0", "worker 1", "trainer", "critic_loss")
-        wait_until(lambda: all(part in screen() for part in parts), 60, f"the panel: {screen()}")
+        screen, wait_for, press_ctrl_c = terminal(100, "collectx watch run")
+        wait_for("return ", "frames/s ", "worker 0", "worker 1", "trainer", "critic_loss", "the run continues")
         wait_until(lambda: sum(0x2800 < ord(each) < 0x2900 for each in screen()) > 60, 60, "curves")
-        subprocess.run([*tmux, "send-keys", "C-c"], check=True)
-        wait_until(lambda: "left; " in screen(), 30, "the end of watch")
+        press_ctrl_c()
+        wait_for("left; ")
         assert run.poll() is None
     finally:
-        subprocess.run([*tmux, "kill-server"], capture_output=True)
         run.terminate()
         run.wait(60)

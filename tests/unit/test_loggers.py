@@ -136,7 +136,7 @@ def test_hyperparameters_have_the_paths_of_options():
 
 def test_a_run_is_called_as_its_folder_and_keeps_its_id_in_wandb_and_mlflow(tmp_path):
     cfg, files = (
-        composed("logger=[tensorboard,csv,wandb,mlflow] logger.mlflow.name=mine seed=5"),
+        composed("logger=[tensorboard,csv,wandb,mlflow] logger.wandb.mode=offline logger.mlflow.name=mine seed=5"),
         RunFolder(tmp_path / "a"),
     )
     files.begin()

@@ -9,6 +9,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torch.distributions import Categorical
 
 
 def cartpole(**kwargs):
@@ -39,6 +40,17 @@ class Argmax(nn.Module):
 
     def forward(self, observation):
         return self.layer(observation).argmax(-1)
+
+
+class Drawing(nn.Module):
+    """Draws actions, which no graph can."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+
+    def forward(self, observation):
+        return Categorical(logits=self.net(observation), validate_args=True).sample()
 
 
 def towards(observation):

@@ -4,7 +4,10 @@ default a file in the folder `export` of the run, and returns the file's path. T
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import re
+import traceback
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -13,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from collectx.errors import ConfigError
+from collectx.errors import CannotExport, ConfigError, text_of
 from collectx.policy.exploration import ExplorationType
 from collectx.policy.stochastic import StochasticPolicy
 from collectx.run.after.trained import LoadedPolicy
@@ -47,6 +50,7 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
 
     Raises:
         ConfigError: the packages of the extra `onnx` are missing.
+        CannotExport: the policy has no graph.
     """
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
         raise ConfigError(f"format=onnx needs {' and '.join(missing)}: pip install 'collectx[onnx]'")
@@ -55,26 +59,57 @@ def onnx(run_dir: Path, output: Path | None, weights: str) -> Path:
     batch = torch.export.Dim("batch")
     states = [".".join(each.leaf.key) for each in policy.states]
     with _quiet():
-        torch.onnx.export(
-            _Greedy(policy),
-            example,
-            path,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-            dynamic_shapes=(tuple({0: batch} for _ in example),),
-            input_names=[*(".".join(leaf.key) for leaf in policy.leaves), *states],
-            output_names=[*(".".join(leaf.key) for leaf in policy.spec.action), *(f"next.{name}" for name in states)],
-        )
+        graph = _Greedy(policy)
+        try:
+            torch.onnx.export(
+                graph,
+                example,
+                path,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                dynamic_shapes=(tuple({0: batch} for _ in example),),
+                input_names=[*(".".join(leaf.key) for leaf in policy.leaves), *states],
+                output_names=[
+                    *(".".join(leaf.key) for leaf in policy.spec.action),
+                    *(f"next.{name}" for name in states),
+                ],
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise CannotExport(_why_no_graph(error)) from error
     return path
+
+
+def _why_no_graph(error: BaseException) -> str:
+    """Five lines: the cause, the user's line that raised it, and what to change. torch's own text takes a screen."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = re.sub(r"\x1b\[[\d;]*m", "", text_of(error)).strip().splitlines() or [""]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+    own = [frame for frame in frames if not frame.filename.startswith(ours) and frame.filename.endswith(".py")]
+    where = f"in {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "not in code of your own"
+    return "\n  ".join(
+        [
+            f"torch.export cannot make a graph of the policy: {type(error).__name__}: {lines[0]}",
+            where,
+            "A graph cannot depend on values of tensors. Replace .item(), `if` on a tensor, and distributions, which",
+            "check their arguments and draw: return logits.argmax(-1), or pass validate_args=False.",
+            "format=torchscript and format=state_dict take more policies.",
+        ]
+    )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the warnings of torch's exporter about itself."""
+    """Hides what torch's exporter says about itself: warnings, and graphs that it could not complete."""
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from collectx.config.derived import expected_frames
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, text_of, worker_of
 from collectx.run.digest import Digest
@@ -146,7 +147,10 @@ class ResultBuilder:
     def __init__(self, cfg: RunConfig, signals: Signals):
         self.start_s = _command_start_s()
         self.statistics = Statistics(
-            cfg.collector.total_frames, getattr(cfg.trainer, "target_return", None), getattr(cfg.env, "metrics", ())
+            cfg.collector.total_frames,
+            getattr(cfg.trainer, "target_return", None),
+            getattr(cfg.env, "metrics", ()),
+            expected_frames(cfg),
         )
         self.digest = None if getattr(cfg.trainer, "digest", False) is False else Digest()
         self.errors: list[BaseException] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 import sys
 import threading
 import time
@@ -24,18 +25,27 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from collectx.config.derived import env_option
+from collectx.config.schema.run import RunConfig
 from collectx.errors import CollectxError, printable, summary_of, text_of, traceback_of
 from collectx.run.folder.layout import RunFolder
-from collectx.run.folder.result import ALL_DELIVERED, Result, type_name
-from collectx.run.statistics import TIMES, Sampler, Statistics, View
+from collectx.run.folder.result import ALL_DELIVERED, Result, Status, type_name
+from collectx.run.statistics import TIMES, Curve, Sampler, Statistics, View
 from collectx.run.terminal import printing
-from collectx.run.terminal.printing import print_line
+from collectx.run.terminal.printing import clock, number, print_line
 
 NUM_WORKERS_SHOWN = 8
 REFRESH_S = 0.25
 PLAIN_S = 5.0
 DRAWING_SHARE = 0.01
-# The columns that show the shares of `TIMES`.
+# Every so many plain lines, details follow.
+DETAILS_EVERY = 10
+# Maximum width and height of both charts together, their minimum height, and the number of other lines of a panel.
+_CHART = 120, 9
+_LEAST_HEIGHT = 5
+_MOST_LINES = 10
+_STARTING = "starting the workers"
+# The columns of the shares of `TIMES`.
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
 # If one side waits for this share of the time, the other is the bottleneck.
 _DOMINATES = 0.6
@@ -45,12 +55,21 @@ class Progress:
     """Shows a run during the `with` block; the last state stays on the screen. The end of the block waits up to 2 s for
     the thread, which may hang on a pipe that no process reads, and then ends with the process."""
 
-    def __init__(self, statistics: Statistics, console: Console | None = None, start_s: float | None = None):
-        """`console` is standard output by default; `start_s` is when the run started, by `time.monotonic`, by default
-        now."""
+    def __init__(
+        self, statistics: Statistics, title: str = "", console: Console | None = None, start_s: float | None = None
+    ):
+        """
+        Args:
+            title: see `title_of`.
+            console: by default, standard output.
+            start_s: the zero of the elapsed time, by `time.monotonic`; by default, now.
+        """
         self._console = console or Console()
         self._sampler = Sampler(statistics, time.monotonic() if start_s is None else start_s)
         self._statistics = statistics
+        self._title = title
+        self._curve = Curve()
+        self._lines = Lines(self._console)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
         self._live: Live | None = None
@@ -74,7 +93,7 @@ class Progress:
         self._thread.join(timeout=2.0)
         if self._live is not None:
             # Removes the display of a run without a batch.
-            self._live.transient = not self._statistics.batches
+            self._live.transient = self._statistics.started is None
             self._live.stop()
 
     def say(self, text: str) -> None:
@@ -85,100 +104,170 @@ class Progress:
         try:
             is_live = self._live is not None or self._cell is not None
             min_s = interval_s = REFRESH_S if is_live else PLAIN_S
+            if is_live:
+                self._draw()
             while not self._stop.wait(interval_s):
                 started_s = time.thread_time()
                 self._draw()
                 interval_s = max(min_s, (time.thread_time() - started_s) / DRAWING_SHARE)
-            if self._statistics.batches:
-                self._draw()
+            if self._statistics.started is not None:
+                self._draw(is_last=True)
         except Exception as error:  # a display that cannot be drawn (a closed pipe) must not end the run
             print(f"collectx: progress display stopped: {summary_of(error)}", file=sys.stderr)
 
-    def _draw(self) -> None:
+    def _draw(self, is_last: bool = False) -> None:
         view = self._sampler.view(time.monotonic())
+        self._curve.add(view.numbers)
         if self._live is not None:
-            self._live.update(render_panel(view), refresh=True)
+            foot = "" if is_last else "Ctrl-C saves and stops"
+            charts = charts_of(self._curve, self._console, view)
+            self._live.update(render_panel(view, self._title, charts, foot), refresh=True)
         elif self._cell is not None:
-            self._cell.update(_html(render_panel(view)))
+            foot = "" if is_last else "Interrupt the kernel to save and stop"
+            drawn = render_panel(view, self._title, charts_of(self._curve, _notebook(), view), foot)
+            self._cell.update(_html(drawn))
         else:
-            print_line(self._console, format_line(view))
+            self._lines.print(view, is_last)
+
+
+class Lines:
+    """Prints the progress as plain lines."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._num_printed = 0
+
+    def print(self, view: View, is_last: bool = False) -> None:
+        """Prints a line; after the last one, and every `DETAILS_EVERY`, the details too."""
+        self._num_printed += 1
+        has_details = is_last or self._num_printed % DETAILS_EVERY == 0
+        for line in (format_line(view), *(format_details(view) if has_details else ())):
+            print_line(self._console, line)
+
+
+def title_of(cfg: RunConfig, folder: Path, argv: Sequence[str]) -> str:
+    """The head of the display: the experiment, if the command line `argv` names one, env, trainer, seed and folder."""
+    experiments = [word.partition("=")[2] for word in argv if word.lstrip("+").startswith("experiment=")]
+    env = env_option(cfg.env).partition("=")[2]
+    parts = [*experiments[-1:], f"{env}, {cfg.trainer.kind}", f"seed {cfg.seed}", printing.typed(folder)]
+    return printable("  ".join(parts))
+
+
+def charts_of(curve: Sequence[tuple[float, int, float]], console: Console, view: View) -> RenderableType | None:
+    """The curves of return and throughput, where the console has room below the rest of the panel."""
+    from collectx.run.terminal.charts import charts
+
+    width, height = console.size
+    height = min(_CHART[1], height - _MOST_LINES - min(len(view.workers), NUM_WORKERS_SHOWN))
+    if height < _LEAST_HEIGHT or not console.encoding.startswith("utf"):
+        return None
+    return charts(curve, min(width, _CHART[0]), height)
+
+
+def _notebook() -> Console:
+    return Console(file=io.StringIO(), record=True, force_jupyter=False, width=100, height=40)
 
 
 def _html(panel: RenderableType) -> Any:
     """Returns the panel as HTML, for a notebook."""
     from IPython.display import HTML
 
-    console = Console(file=io.StringIO(), record=True, force_jupyter=False, width=120)
+    console = _notebook()
     console.print(panel)
     return HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
 def format_line(view: View) -> str:
-    """Returns a view as one line, for logs and pipes."""
+    """One short line for logs and pipes."""
     now = view.numbers
-    if not now.batches:
-        return f"[{clock(view.elapsed_s)}] waiting for the first batch"
-    total = f"/{now.total_frames:,}" if now.total_frames >= 0 else ""
+    if now.started is None:
+        return f"[{clock(view.elapsed_s)}] {_STARTING}"
     parts = [
-        f"[{clock(view.elapsed_s)}] {now.frames:,}{total} frames",
-        f"{number(view.now_per_s)}/s now, {number(now.frames_per_s)}/s overall",
-        f"return {number(now.mean_return)} ({now.num_episodes:,} episodes)",
-        f"version {now.version}, lag {now.lag:.1f}",
+        f"[{clock(view.elapsed_s)}] {_frames(now, '/')}",
+        f"{number(view.now_per_s)}/s",
+        f"return {number(now.mean_return)}",
+        f"best {number(now.best_return)}",
     ]
     if now.taking_part is not None:
         parts.append(_members(now.taking_part))
+    if view.left_s is not None:
+        parts.append(_left(view))
+    return "  ".join(parts)
+
+
+def format_details(view: View) -> list[str]:
+    """What `format_line` leaves out: shares of the time, and the trainer's scalars; at most two lines."""
+    now = view.numbers
+    if now.started is None:
+        return []
+    parts = [f"{now.num_episodes:,} episodes", f"version {now.version}, lag {now.lag:.1f}"]
     if view.workers:
         means = (sum(column) / len(view.workers) for column in zip(*(w.shares for w in view.workers), strict=True))
         parts.append(" ".join(f"{name} {mean:.0%}" for name, mean in zip(_SHARES, means, strict=True)))
     parts += _trainer(view)
     if now.checkpoint_s:
         parts.append(f"checkpoints {now.checkpoint_s / view.elapsed_s:.2%}")
-    if view.left_s is not None:
-        parts.append(_left(view))
-    parts.extend(f"{name} {number(value)}" for name, value in now.scalars.items())
-    return " | ".join(parts)
+    scalars = [f"{name} {number(value)}" for name, value in now.scalars.items()]
+    return [f"  {' | '.join(texts)}" for texts in (parts, scalars) if texts]
 
 
-def render_panel(view: View, charts: RenderableType | None = None) -> RenderableType:
-    """Returns the live display: a bar, the sums, `charts`, a row for each worker and one for the trainer, and its
-    scalars."""
+def render_panel(view: View, title: str = "", charts: RenderableType | None = None, foot: str = "") -> RenderableType:
+    """The live display: `title`, a bar, the sums, `charts`, a row for each worker and one for the trainer, its scalars,
+    and `foot`. Fits in 80 columns."""
     now = view.numbers
-    if not now.batches:
-        return Text(f"waiting for the first batch, {clock(view.elapsed_s)}", style="dim")
+    rows: list[RenderableType] = [_one_line(title, "bold")] if title else []
+    dim_foot = [_one_line(foot, "dim")] if foot else []
+    if now.started is None:
+        return Group(*rows, Text(f"{_STARTING}, {clock(view.elapsed_s)}", style="dim"), *dim_foot)
     head = Table.grid(padding=(0, 2))
-    total = f" / {now.total_frames:,}" if now.total_frames >= 0 else ""
-    bar = ProgressBar(total=max(1, now.total_frames), completed=now.frames, width=24)
-    head.add_row(
-        *([bar] if now.total_frames >= 0 else []),
-        f"[bold]{now.frames:,}[/]{total} frames",
-        f"[bold]{number(view.now_per_s)}[/]/s now",
-        f"{number(now.frames_per_s)}/s overall",
-        clock(view.elapsed_s),
-        _left(view) if view.left_s is not None else "",
-    )
+    has_total = now.expected_frames >= 0
+    if has_total:
+        head.add_column(max_width=24)
+    for _ in range(3):
+        head.add_column(no_wrap=True)
+    bar = ProgressBar(total=max(1, now.expected_frames), completed=now.frames)
+    left = _left(view) if view.left_s else ""
+    head.add_row(*([bar] if has_total else []), _frames(now, " / "), f"elapsed {clock(view.elapsed_s)}", left)
     learning = Text.assemble(
         "return ",
         (number(now.mean_return), "bold green"),
-        f" ({now.num_episodes:,} episodes)   version {now.version}   lag {now.lag:.1f}",
+        f" ({now.num_episodes:,} episodes)   best ",
+        (number(now.best_return), "green"),
+        "" if now.target_return is None else f"   target {now.target_return:g}",
+    )
+    speed = Text.assemble(
+        (number(view.now_per_s), "bold"),
+        f" frames/s now   {number(now.frames_per_s)} overall   version {now.version}   lag {now.lag:.1f}",
         f"   checkpoints {now.checkpoint_s / view.elapsed_s:.2%}" if now.checkpoint_s else "",
         f"   {_members(now.taking_part)}" if now.taking_part is not None else "",
     )
-    rows: list[RenderableType] = [head, learning, *([] if charts is None else [charts])]
+    rows += [head, learning, speed, *([] if charts is None else [charts])]
     if view.workers or view.trainer_share is not None:
         rows.append(_table(view))
     if waits := _trainer(view)[1:]:
-        rows.append(Text(*waits))
+        rows.append(Text(" ".join(waits), "yellow"))
     if now.scalars:
         scalars = "   ".join(f"{name} {number(value)}" for name, value in now.scalars.items())
         rows.append(Text(printable(scalars), style="cyan"))
-    return Group(*rows)
+    return Group(*rows, *dim_foot)
+
+
+def _one_line(text: str, style: str) -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def _frames(now: Statistics, slash: str) -> str:
+    """Delivered frames; of an expected number, with their share."""
+    if now.expected_frames < 0:
+        return f"{now.frames:,} frames"
+    share = math.floor(100 * min(1.0, now.frames / max(1, now.expected_frames)))
+    return f"{now.frames:,}{slash}{now.expected_frames:,} frames ({share}%)"
 
 
 def _left(view: View) -> str:
-    """Returns the time until all frames are delivered; an upper limit if `trainer.target_return` may end the run
-    earlier."""
-    text, target = f"{clock(view.left_s or 0)} left", view.numbers.target_return
-    return text if target is None else f"at most {text} (until target_return={target:g})"
+    """The time until all frames are delivered; an upper limit if `trainer.target_return` may end the run earlier."""
+    sign = "" if view.numbers.target_return is None else "<= "
+    return f"ETA {sign}{clock(view.left_s or 0)}"
 
 
 def _trainer(view: View) -> list[str]:
@@ -216,22 +305,6 @@ def _table(view: View) -> Table:
     return table
 
 
-def clock(seconds: float) -> str:
-    """Returns seconds as a clock shows them: `75.2` as `1:15`, `3675` as `1:01:15`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def number(value: float | None) -> str:
-    """Returns a number short enough for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
-    if value is None or math.isnan(value):
-        return "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
 def log_errors(errors: Sequence[BaseException], log: Path) -> None:
     """Appends the full tracebacks to `log`."""
     if not errors:
@@ -254,13 +327,15 @@ def print_result(result: Result, errors: Sequence[BaseException], log: Path) -> 
             printing.message(_how_to_continue(result.folder))
     elif result.exit_reason != ALL_DELIVERED:
         printing.message(result.exit_reason)
+        if result.status is Status.INTERRUPTED and result.batches:
+            printing.message(_how_to_continue(result.folder))
     _print_table(result)
 
 
 def _how_to_continue(folder: Path) -> str:
-    """Returns the command that resumes a failed run, or how to save checkpoints."""
+    """Returns the command that resumes a run, or how to save checkpoints."""
     if RunFolder(folder).has_checkpoint:
-        return f"to continue from the newest checkpoint: collectx resume {folder}"
+        return f"to continue from the newest checkpoint: collectx resume {shlex.quote(printing.typed(folder))}"
     options = "checkpoint.every_batches or checkpoint.every_min"
     return f"no checkpoint was saved, so this run cannot be resumed. Save more often with {options}."
 
@@ -268,7 +343,7 @@ def _how_to_continue(folder: Path) -> str:
 def print_completed(result: Result) -> None:
     """Prints that a run is already complete, and the run's table."""
     if result.exit_reason == ALL_DELIVERED:
-        how = f"To train longer: collectx resume {result.folder} collector.total_frames=N"
+        how = f"To train longer: collectx resume {shlex.quote(printing.typed(result.folder))} collector.total_frames=N"
     else:
         how = "To train longer, change the option that ended it."
     printing.message(f"already complete: {result.exit_reason}. {how}")

@@ -87,6 +87,27 @@ def number_cell(value: Any, form: str | None = None) -> str:
     return format(value, form or (",.1f" if abs(value) >= 1000 else "#.4g"))
 
 
+def clock(seconds: float) -> str:
+    """`75.2` as `1:15`, `3675` as `1:01:15`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float | None) -> str:
+    """A number short enough for a display: `12,345`, `3.14`, `0.00021`; `-` for unknown."""
+    if value is None or math.isnan(value):
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def typed(folder: Path) -> str:
+    """A path as the user would type it: relative if it is below the current folder."""
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+
+
 def print_run(name: str, status: str, numbers: Mapping[str, Any] | None, folder: Path) -> None:
     """Prints the table of one run, and its folder."""
     print()

@@ -191,7 +191,7 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
     assert watch.main(["run"]) == 1
     out, err = capsys.readouterr()
     assert "123,456/" in out
-    assert "(77 episodes)" in out
+    assert "77 episodes" in out
     assert out.splitlines()[-2].split()[:3] == ["run", "failed", "123,456"]
     assert "its process ended without a result" in err
 

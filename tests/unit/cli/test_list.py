@@ -61,4 +61,6 @@ def test_one_group_with_choices_of_the_user(tmp_path, capsys):
     assert out[0] == "policy:"
     assert "  mine    Mine." in out
     assert listing.main(["polic"]) == 2
-    assert "did you mean policy?" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "did you mean policy?" in err
+    assert err.count("logger") == 1

@@ -104,6 +104,20 @@ def test_all_problems_come_at_once():
     assert problems == []
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("policy=net:Actor", "policy=custom policy.target=net:Actor"),
+        ("env=mine:Env", "env=gym env.entry_point=mine:Env"),
+        ("logger=mine:Logger", "logger=custom logger.custom.target=mine:Logger"),
+    ],
+)
+def test_a_class_as_a_choice_is_answered_with_what_to_type(typed, meant):
+    with pytest.raises(ConfigError) as raised:
+        compose([typed])
+    assert list(raised.value.problems) == [f"{typed}: no such choice. To use your own, type {meant}"]
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("line", WRONG_ARGUMENTS)
 def test_arguments_that_the_target_does_not_have(line: str):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,7 +51,7 @@ def test_the_progress_of_a_requeued_job_begins_again(queue, monkeypatch, capsys)
     assert len(begun) == 4
     assert begun == sorted(set(begun))
     lines = capsys.readouterr().out.splitlines()
-    waiting = [index for index, line in enumerate(lines) if line == "[0:00] waiting for the first batch"]
+    waiting = [index for index, line in enumerate(lines) if line == "[0:00] starting the workers"]
     changes = [index for index, line in enumerate(lines) if line.startswith("collectx: job 100 is ")]
     assert [lines[index].split()[4] for index in changes] == ["queued", "running", "queued", "running"]
     # There is no progress of a job in the queue.
@@ -91,7 +92,7 @@ def test_a_terminal_shows_the_queue_then_the_progress(queue, monkeypatch, capsys
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=time.monotonic, sleep=next_life))
     assert [ended.status for ended in start("").results] == ["completed"]
     out = capsys.readouterr().out
-    parts = ["job 100 has been in the queue for 0:00", "321" if batches else "waiting for the first batch", "completed"]
+    parts = ["job 100 has been in the queue for 0:00", "321" if batches else "starting the workers", "completed"]
     assert [out.find(part) for part in parts] == sorted(out.find(part) for part in parts)
     assert min(out.find(part) for part in parts) >= 0
 
@@ -270,3 +271,13 @@ def test_who_only_watches_leaves_with_ctrl_c(queue, monkeypatch, capsys):
     assert [ended.status for ended in watched.watch()] == ["interrupted"]
     assert (watched.is_detached, queue.states) == (True, {"7": "RUNNING"})
     assert "left; job 7 continues" in capsys.readouterr().err
+
+
+def test_the_clock_of_a_watched_process_is_the_runs(tmp_path):
+    began = datetime.now().astimezone() - timedelta(seconds=75)
+    (tmp_path / "snapshot").mkdir()
+    meta = {"time": began.strftime("%Y-%m-%dT%H:%M:%S%z"), "argv": ["run", "experiment=cartpole_ppo"]}
+    (tmp_path / "snapshot" / "meta.json").write_text(json.dumps(meta))
+    run = views.WatchedRun(NamedRun("run", tmp_path, composed()), None)
+    assert 75 <= run.sampler.view(time.monotonic()).elapsed_s < 80
+    assert run.title.startswith("cartpole_ppo  CartPole-v1, ppo  seed 0  ")

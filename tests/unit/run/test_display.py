@@ -5,11 +5,22 @@ import re
 from dataclasses import replace
 
 import pytest
+from composed_overrides import composed
 from rich.console import Console
 
-from collectx.run.statistics import Sampler, Statistics
+from collectx.config.derived import expected_frames
+from collectx.run.statistics import Curve, Sampler, Statistics
 from collectx.run.terminal import display
-from collectx.run.terminal.display import NUM_WORKERS_SHOWN, Progress, format_line, render_panel
+from collectx.run.terminal.display import (
+    DETAILS_EVERY,
+    NUM_WORKERS_SHOWN,
+    Progress,
+    charts_of,
+    format_details,
+    format_line,
+    render_panel,
+    title_of,
+)
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
@@ -78,25 +89,107 @@ def test_the_rate_begins_again_where_a_restarted_job_has_fewer_frames(statistics
     assert sampler.view(101.0).now_per_s == 50.0
 
 
-def drawn(statistics, now_s):
-    """The line and the panel."""
-    view, console = Sampler(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=120)
-    console.print(render_panel(view))
-    return format_line(view), console.file.getvalue()
+def drawn(statistics, now_s, width=120):
+    """The lines and the panel."""
+    view, console = Sampler(statistics, start_s=0.0).view(now_s), Console(file=io.StringIO(), width=width)
+    console.print(render_panel(view, "a title", None, "a foot"))
+    return "\n".join([format_line(view), *format_details(view)]), console.file.getvalue()
 
 
-def test_the_line_and_the_panel_have_all_of_it(statistics, delivery):
+def test_the_lines_and_the_panel_have_all_of_it(statistics, delivery):
     statistics.scalars = {"loss": 0.0123}
     text, _ = drawn(statistics, 3675.0)
-    for piece in ("[1:01:15] 100/1,000 frames", "-/s overall", "return 20 (1 episodes)", "wait 30%", "loss 0.0123"):
-        assert piece in text
+    line = "[1:01:15] 100/1,000 frames (10%)  -/s  return 20  best 20"
+    assert text.splitlines() == [
+        line,
+        "  1 episodes | version 3, lag 3.0 | env 10% policy 20% wait 30% send 40%",
+        "  loss 0.0123",
+    ]
     # Of the last worker nothing was measured.
     parts = [{"worker": worker} for worker in range(NUM_WORKERS_SHOWN + 2)]
     statistics.add(delivery(1, *parts, {"worker": len(parts), "timings": [0.0] * 4}, version=3), 1.0)
     text, shown = drawn(statistics, 75.0)
     assert "lag 3.0" in text
-    for piece in ("210 / 1,000 frames", "110/s overall", "1:15", "return 20", "40%", "+ 3 more", "loss 0.0123", "left"):
+    pieces = (
+        "210 / 1,000 frames (21%)",
+        "110 overall",
+        "elapsed 1:15",
+        "return 20",
+        "40%",
+        "+ 3 more",
+        "loss 0.0123",
+        "ETA",
+    )
+    for piece in pieces:
         assert piece in shown
+    first, *_, last = shown.splitlines()
+    assert (first.strip(), last.strip()) == ("a title", "a foot")
+
+
+def test_the_panel_and_the_lines_of_a_long_run_fit_in_80_columns(delivery):
+    statistics = Statistics(20_000_000, 475.0)
+    for index in range(3):
+        part = {"frames": 4_111_222, "returns": [-12345.678] * 200}
+        statistics.add(delivery(index, part, {"worker": 1, **part}, version=123_456), 10_000.0 * index)
+    _, shown = drawn(statistics, 20_000.0, width=80)
+    text = format_line(Sampler(statistics, start_s=0.0).view(20_000.0))
+    assert "frames (100%)  elapsed 5:33:20" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert len(text) < 100
+    assert len(shown.splitlines()) == 9
+
+
+def test_the_title_names_what_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    argv = ["run", "experiment=cartpole_ppo", "seed=3"]
+    assert title_of(composed("seed=3"), tmp_path / "a" / "b", argv) == "cartpole_ppo  CartPole-v1, ppo  seed 3  a/b"
+    assert title_of(composed(), tmp_path.parent, []) == f"CartPole-v1, ppo  seed 0  {tmp_path.parent}"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("collector.total_frames=1000", 1024),
+        ("collector.total_frames=1024", 1024),
+        ("collector.total_frames=1000 run.max_batches=1", 512),
+        ("collector.total_frames=-1 run.max_batches=3", 1536),
+        ("collector.total_frames=-1", -1),
+    ],
+)
+def test_the_total_is_the_one_that_will_be_collected(words, expected):
+    assert expected_frames(composed(f"{words} collector.frames_per_batch=512")) == expected
+
+
+def test_the_best_return_is_of_complete_windows(delivery):
+    statistics, best = Statistics(-1), []
+    for index, (count, value) in enumerate([(1, 500.0), (99, 20.0), (100, 60.0), (100, 10.0)]):
+        statistics.add(delivery(index, {"returns": [value] * count}), float(index))
+        best.append(statistics.best_return)
+    assert best == [500.0, 24.8, 60.0, 60.0]
+    resumed = Statistics(-1)
+    resumed.load(statistics.state(), 0.0)
+    assert resumed.best_return == 60.0
+
+
+def test_curves_are_drawn_where_there_is_room(statistics, delivery):
+    curve = Curve()
+    curve.add(statistics)
+    curve.add(statistics)
+    statistics.add(delivery(1, {"frames": 100}), 1.0)
+    curve.add(statistics)
+    assert curve == [(0.0, 100, 20.0), (1.0, 200, 20.0)]
+    view = Sampler(statistics, start_s=0.0).view(1.0)
+    for height, is_drawn in ((24, True), (12, False)):
+        console = Console(file=io.StringIO(), width=80, height=height)
+        assert (charts_of(curve, console, view) is not None) == is_drawn
+
+
+def test_a_resumed_run_starts_its_workers_before_it_shows_numbers(statistics):
+    resumed = Statistics(1000)
+    resumed.load(statistics.state(), 0.0)
+    for text in drawn(resumed, 2.0):
+        assert "starting the workers" in text
+        assert "100" not in text
 
 
 WAITING, WORKING = (1.0, 1.0, 8.0, 0.0), (9.0, 0.0, 1.0, 0.0)
@@ -124,13 +217,12 @@ def test_the_trainers_share_of_the_time_and_which_side_waits(delivery, waited_s,
 
 
 def test_a_return_that_may_end_the_run_makes_the_time_left_the_longest(delivery):
-    for target, said in {None: "0:04 left", 475.0: "at most 0:04 left (until target_return=475)"}.items():
+    for target, said in {None: "ETA 0:04", 475.0: "ETA <= 0:04"}.items():
         statistics = Statistics(60, target)
         for index in range(2):
             statistics.add(delivery(index), float(index))
         for text in drawn(statistics, 1.0):
             assert said in text
-            assert ("at most" in text) == (target is not None)
 
 
 def test_how_many_workers_take_part_is_shown_where_not_all_do(statistics):
@@ -141,7 +233,7 @@ def test_how_many_workers_take_part_is_shown_where_not_all_do(statistics):
 
 @pytest.mark.parametrize(
     ("total_frames", "num_batches", "piece", "other"),
-    [(1000, 0, "waiting for the first batch", "frames"), (-1, 2, "20 frames", "left")],
+    [(1000, 0, "starting the workers", "frames"), (-1, 2, "20 frames", "ETA")],
     ids=["before the first batch", "endless"],
 )
 def test_what_is_not_known_is_not_shown(delivery, total_frames, num_batches, piece, other):
@@ -155,15 +247,20 @@ def test_what_is_not_known_is_not_shown(delivery, total_frames, num_batches, pie
 
 def test_plain_lines_where_there_is_no_terminal(statistics, wait_until):
     out = io.StringIO()
-    with Progress(statistics, Console(file=out, width=20)):
-        wait_until(lambda: out.getvalue().count("\n") >= 2)
-    assert all("100/1,000 frames" in line for line in out.getvalue().splitlines())
+    with Progress(statistics, console=Console(file=out, width=20)):
+        wait_until(lambda: out.getvalue().count("\n") >= DETAILS_EVERY + 3)
+    lines = out.getvalue().splitlines()
+    # The details follow every tenth line, and the last one.
+    details = [index for index, line in enumerate(lines) if line.startswith("  1 episodes")]
+    assert details[0] == DETAILS_EVERY
+    assert details[-1] == len(lines) - 1
+    assert all("100/1,000 frames" in line for index, line in enumerate(lines) if index not in details)
     assert "\x1b" not in out.getvalue()
 
 
 def test_the_cursor_is_back_after_an_error(statistics, wait_until):
     out = io.StringIO()
-    display = Progress(statistics, Console(file=out, width=100, force_terminal=True, color_system=None))
+    display = Progress(statistics, console=Console(file=out, width=100, force_terminal=True, color_system=None))
     with pytest.raises(KeyboardInterrupt), display:  # noqa: PT012, the block is what is tested
         wait_until(lambda: "100 / 1,000 frames" in out.getvalue())
         raise KeyboardInterrupt
@@ -176,5 +273,5 @@ def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, 
         def write(self, text):
             raise BrokenPipeError("closed")
 
-    with Progress(statistics, Console(file=Closed(), width=100)):
+    with Progress(statistics, console=Console(file=Closed(), width=100)):
         wait_until(lambda: "progress display stopped" in capsys.readouterr().err)

@@ -149,6 +149,21 @@ def test_exported_graphs_act_like_the_policy(tmp_path, line, form, capsys):
         np.testing.assert_allclose(action, policy(observation), rtol=1e-5, atol=1e-6)
 
 
+def test_a_policy_without_a_graph_is_refused_in_five_lines(tmp_path, capsys):
+    folder = run(tmp_path / "run", f"{_CUSTOM} policy.target=user_code.cartpoles:Drawing")
+    capsys.readouterr()
+    assert export.main([str(folder), "format=onnx"]) == 1
+    out, err = capsys.readouterr()
+    lines = err.splitlines()[-5:]
+    assert not out
+    assert lines[0].startswith("collectx: format=onnx: torch.export cannot make a graph of the policy: Guard")
+    assert lines[1].endswith("return Categorical(logits=self.net(observation), validate_args=True).sample()")
+    assert "user_code/cartpoles.py:" in lines[1]
+    assert "logits.argmax(-1)" in lines[3]
+    assert "\x1b" not in err
+    assert "def forward" not in err
+
+
 def test_an_exported_state_dict_and_wrong_words(trained, tmp_path, capsys):
     assert export.main([str(trained), "format=state_dict", f"output={tmp_path / 'mine.pt'}"]) == 0
     state = torch.load(tmp_path / "mine.pt", weights_only=True)

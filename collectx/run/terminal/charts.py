@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from collectx.run.terminal.display import clock, number
+from collectx.run.terminal.printing import clock, number
 
 _DOTS = np.array([[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]])
 _BLOCKS = "▁▂▃▄▅▆▇█"

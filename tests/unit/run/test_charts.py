@@ -6,9 +6,9 @@ import pytest
 from composed_overrides import composed
 from rich.console import Console
 
-from collectx.jobs.charts import chart, charts, rates, sparkline
 from collectx.jobs.status import NamedRun
 from collectx.jobs.views import RunsDisplay, WatchedRun
+from collectx.run.terminal.charts import chart, charts, rates, sparkline
 
 RISING = [(float(second), 100 * second, float(second)) for second in range(11)]
 EMPTY = chr(0x2800)
@@ -58,7 +58,7 @@ def test_a_sparkline_rises_with_its_curve():
 def test_the_view_has_curves_where_the_terminal_has_room(tmp_path, monkeypatch, height, has_curves):
     run = WatchedRun(NamedRun("run", tmp_path, composed()), None)
     run.statistics.curve[:] = RISING
-    run.statistics.batches = 1
+    run.statistics.started = 0.0, 0.0
     view, console = RunsDisplay([run]), Console(file=io.StringIO(), width=100, height=height)
     monkeypatch.setattr(view, "_console", console)
     monkeypatch.setattr(run.files, "metrics", tmp_path / "none")

@@ -1,0 +1,101 @@
+"""The site of the documentation in a real browser, from disk and over HTTP."""
+
+import functools
+import http.server
+import os
+import re
+import subprocess
+import sys
+import threading
+from html import unescape
+from pathlib import Path
+
+import pytest
+from commands import debian
+
+pytestmark = [pytest.mark.ci, pytest.mark.xdist_group("site")]
+ROOT = Path(__file__).parents[2]
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(build, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True, timeout=250)
+    return folder
+
+
+@pytest.fixture(params=["disk", "http"])
+def address(site, request):
+    """Where a browser finds the site."""
+    if request.param == "disk":
+        yield site.as_uri()
+        return
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=site))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def browse(folder, url, *flags):
+    """Opens a page in Chromium; returns its elements, and what the console says."""
+    flags = (*flags, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=10000")
+    hosts = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+    command = [debian("chromium", "chromium"), *flags, hosts, f"--user-data-dir={folder / 'profile'}", url]
+    command += ["--dump-dom", "--enable-logging=stderr"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.parametrize(("word", "page"), [("heartbeat", "index.html"), ("checkpoint", "how-to/resume.html")])
+def test_the_search_finds_pages(address, tmp_path, word, page):
+    dom, complaints = browse(tmp_path, f"{address}/reference/commands.html?q={word}", "--window-size=1280,900")
+    assert not complaints
+    assert re.search(r'data-md-component="search" role="dialog">', dom)  # hidden where it does not work
+    # Chromium's virtual time does not wait for a real worker.
+    assert f"{address}/{page}?h=" in dom or address.startswith("http")
+
+
+def test_pages_ask_no_other_host_and_lead_to_pages(site):
+    for path in {*site.rglob("*.html")} - {site / "404.html"}:
+        text = path.read_text()
+        assert not re.findall(r"<(?:script|img|iframe)[^>]* src=\"?https?:|<link[^>]*stylesheet[^>]*https?:", text), (
+            path
+        )
+        for target in re.findall(r'<a [^>]*href="([^"#?]+)', text):
+            assert ":" in target or (path.parent / target).is_file(), (path, target)
+
+
+def test_the_menu_has_the_titles_of_the_pages(site):
+    page = unescape((site / "index.html").read_text())
+    menu = re.findall(r'md-ellipsis">\s*(.*?)\s*</span>', page, re.DOTALL)
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in ("STATUS.md", "index.md")]
+    titles = [re.search(r"^# (.*)$", path.read_text(), re.MULTILINE)[1] for path in pages]
+    assert [title for title in titles if title not in menu] == []
+
+
+def test_the_copy_button_takes_commands_without_prompts_and_output(site):
+    blocks = re.findall(r'data-copy="([^"]*)"', (site / "tutorials" / "first-run.html").read_text())
+    texts = [unescape(block) for block in blocks]
+    assert "collectx run debug=tiny hydra.run.dir=first" in texts
+    assert not any(re.search(r"^\$ |^\.\.\.|wall_s", text, re.MULTILINE) for text in texts)
+
+
+def test_the_extras_are_documented():
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \| [\d,]+ \|$", (ROOT / "docs/reference/extras.md").read_text(), re.M)
+    assert [name for name, _ in rows] == [*extras]
+    for name, packages in rows[:-1]:
+        needed = [re.split(r"[>=<]", each)[0].replace("minari[arrow]", "minari") for each in extras[name]]
+        assert re.findall(r"`(.*?)`", packages) == needed

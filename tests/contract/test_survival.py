@@ -56,7 +56,6 @@ def losses(mode):
         for fault in FEWER.get(way.name, {}).get(mode, ERRORS):
             tier = "nightly" if fault == "stopped" and (mode, way) != ("raise", ways.SHARED_SYNC) else way.tier
             tier = way.smoke if (way.name, fault) in SMOKES[mode] else tier
-            tier = "ci" if (mode, way, fault) == ("restart", ways.RAY_SYNC, "killed") else tier
             cases.append(ways.case(way, fault, tier=tier))
     return pytest.mark.parametrize(("way", "fault"), cases)
 

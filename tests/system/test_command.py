@@ -100,7 +100,7 @@ def saved(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "place",
     [
-        pytest.param(["launcher=inline"], id="inline"),
+        pytest.param(["launcher=inline"], id="inline", marks=pytest.mark.nightly),
         pytest.param(["collector=rpc", "collector.sync=true", TOTAL], id="rpc", marks=pytest.mark.nightly),
         pytest.param([*RAY, "collector.sync=true", TOTAL], id="ray", marks=[pytest.mark.nightly, needs_ray]),
     ],

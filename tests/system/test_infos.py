@@ -65,6 +65,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_means_of_infos_are_scalars_of_the_run(arm, way):
     run = collectx if way == "async envs" else forked  # its processes import the main module

@@ -86,7 +86,7 @@ NIGHTLY = pytest.mark.nightly
         pytest.param(
             IMPATIENT, HUNG, None, 6, "", id="ctrl_c_while_a_hung_worker_is_waited_for", marks=pytest.mark.nightly
         ),
-        pytest.param("    sys.exit(5)", {}, None, 5, "", id="program_ends"),
+        pytest.param("    sys.exit(5)", {}, None, 5, "", id="program_ends", marks=NIGHTLY),
         pytest.param(
             "    raise ValueError('a bug')",
             {},
@@ -99,7 +99,7 @@ NIGHTLY = pytest.mark.nightly
         pytest.param("    sys.exit(5)", FINALIZER, None, 5, "", id="other_finalizers", marks=NIGHTLY),
         pytest.param(NO_REFERENCES, {}, None, 0, "", id="no_references", marks=NIGHTLY),
         # The fork ends no workers.
-        pytest.param(FORKS, {}, None, 0, "", id="forks"),
+        pytest.param(FORKS, {}, None, 0, "", id="forks", marks=NIGHTLY),
     ],
 )
 def test_nothing_is_left_of_a_trainer(tmp_path, body, parts, number, status, last_line):

@@ -64,7 +64,7 @@ WAYS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.ci
 @pytest.mark.parametrize("name", WAYS)
 def test_statistics_contain_every_frame(tmp_path, name):

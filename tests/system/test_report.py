@@ -121,6 +121,7 @@ def test_a_run_tells_how_far_it_is_and_how_to_go_on_in_80_columns(terminal, wait
     wait_for("interrupted by SIGINT", "to continue from the newest checkpoint: collectx resume run\n")
 
 
+@pytest.mark.nightly
 def test_watch_draws_curves_in_a_terminal(tmp_path, wait_until, terminal):
     run = start("run", "collector.total_frames=-1", "hydra.run.dir=run", cwd=tmp_path)
     try:

@@ -128,7 +128,9 @@ def outcome(folder):
     return lines, [hash(path.read_bytes().replace(str(folder).encode(), b"")) for path in written]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name == "dqn")) for name in RUNS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in ("dqn", "record"))) for name in RUNS]
+)
 def test_every_option_that_a_resume_accepts_acts(tmp_path, name):
     words, groups = RUNS[name]
     forked("run", *words, f"run.max_batches={BATCHES}", "hydra.run.dir=base", cwd=tmp_path)

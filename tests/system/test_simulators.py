@@ -79,7 +79,13 @@ def env(simulators, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "kind", ["child", "daemon", *(pytest.param(kind, marks=pytest.mark.ci) for kind in ("session", "stubborn"))]
+    "kind",
+    [
+        "child",
+        "daemon",
+        pytest.param("session", marks=pytest.mark.nightly),
+        pytest.param("stubborn", marks=pytest.mark.ci),
+    ],
 )
 def test_a_killed_worker_takes_its_simulator_along_and_leaves_those_of_others(simulators, kind):
     knobs = {"on_worker_failure": "restart", "total_frames": -1}
@@ -149,7 +155,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.ci
 @pytest.mark.parametrize(("collector", "kind", "number"), COMMANDS)
 def test_a_run_leaves_no_simulator(tmp_path, simulators, wait_until, monkeypatch, collector, kind, number):

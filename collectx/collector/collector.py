@@ -313,7 +313,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     @property
     def _has_granted_slots(self) -> bool:
-        """Whether any worker has a slot to fill."""
+        """Whether a worker may fill a slot."""
         return any(worker.num_granted for worker in self.pool.records)
 
     def count_from(self, num_frames: int, num_batches: int, by_worker: Mapping[int, int] | None = None) -> None:

@@ -161,7 +161,7 @@ def _from_dict(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def field_of(path: str) -> Field:
-    """Returns the dataclass field of an option, such as "collector.num_slots"; if several kinds have the option, that
+    """Returns the dataclass field of an option, such as "collector.num_slots"; if several kinds take the option, that
     of the most general dataclass."""
     group, _, name = path.rpartition(".")
     fields_of_kinds = [

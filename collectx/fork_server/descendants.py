@@ -1,8 +1,8 @@
 """The processes that envs start, and those that these start: they end with the worker that steps the envs.
 
-On Linux every worker has a mark. All its descendants inherit it, also those that lead a session of their own or whose
-parent has ended. The mark is the soft limit of file locks (RLIMIT_LOCKS), which Linux keeps for each process and, since
-2.4.25, uses for nothing. On other systems a worker leads a process group.
+On Linux every worker carries a mark. All its descendants inherit it, also those that lead a session of their own or
+whose parent has ended. The mark is the soft limit of file locks (RLIMIT_LOCKS), which Linux keeps for each process and,
+since 2.4.25, uses for nothing. On other systems a worker leads a process group.
 
 Envs in the process of a trainer share it with threads that start processes too, as loggers do, and a resource limit
 belongs to the process. There the thread that runs envs also has an I/O priority of its own, which Linux keeps for each
@@ -98,8 +98,8 @@ def ended(mark: int) -> Iterator[None]:
 
 
 class Hosted:
-    """What the envs of this process start, unless it has a mark: what a trainer's envs start, or those of a worker that
-    SLURM, MPI or Ray has started.
+    """What the envs of this process start, unless it carries a mark: what a trainer's envs start, or those of a worker
+    that SLURM, MPI or Ray has started.
 
     Args:
         num_looks: after how many of the first uses of `running` it looks for processes. If there are some, it starts

@@ -51,7 +51,6 @@ def load_policy(
     """Returns the policy of a run, with the last published weights if the run has ended, otherwise with those of its
     newest checkpoint. To read the spaces, makes and closes an env of the run.
 
-
     Args:
         run_dir: the run folder.
         deterministic: True: act greedily, with the module in evaluation mode (`nn.Module.eval`). False: act as in the

@@ -34,7 +34,7 @@ def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: i
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
-    """Whether runs of a saved configuration and of `cfg` have the same batches, up to the end of the shorter run."""
+    """Whether runs of a saved configuration and of `cfg` give the same batches, up to the end of the shorter run."""
     return not _effects(_read(config), _plain(cfg))
 
 

@@ -172,7 +172,7 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
 
 
 def _print_only(node: object) -> None:
-    """The task of commands that print something and run nothing."""
+    """Does nothing: the task of commands that only print."""
 
 
 def call_hydra(

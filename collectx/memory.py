@@ -103,7 +103,8 @@ _fence = threading.Lock()
 
 
 def barrier() -> None:
-    """A memory barrier: releasing and taking a lock keeps the processor from reordering memory accesses."""
+    """Keeps the processor from reordering memory accesses before and after this call, by taking and releasing a
+    lock."""
     for _ in range(2):
         with _fence:
             pass

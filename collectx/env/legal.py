@@ -124,7 +124,7 @@ def fits(spec: EnvSpec, mask: Leaf) -> bool:
 
 
 def network_inputs(spec: EnvSpec) -> tuple[Leaf, ...]:
-    """`EnvSpec.inputs` without the masks."""
+    """Returns `EnvSpec.inputs` without the masks."""
     return tuple(leaf for leaf in spec.inputs if leaf != mask_of(spec))
 
 

@@ -284,7 +284,7 @@ class ReadableCollector(EnvMethods):
         return self.policy_version
 
     def __len__(self) -> int:
-        """The number of batches until `total_frames`, including delivered ones.
+        """Returns the number of batches until `total_frames`, including delivered ones.
 
         Raises:
             TypeError: `total_frames` is -1, or batches consist of whole trajectories.

@@ -101,7 +101,7 @@ class ReplayBuffer:
         return self._ring.end
 
     def __len__(self) -> int:
-        """Number of frames in the buffer, which can be sampled."""
+        """Returns the number of frames in the buffer, which can be sampled."""
         with self._lock:
             return len(self._ring)
 

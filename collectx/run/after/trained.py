@@ -200,7 +200,7 @@ class LoadedPolicy:
         return (*outputs[: len(self.spec.action)], *following)
 
     def example(self, rows: int) -> tuple[torch.Tensor, ...]:
-        """First observations, or zeros, and first states, as `act` takes them for a number of rows."""
+        """Returns first observations, or zeros, and first states, as `act` takes them for a number of rows."""
         self._actor(rows)
         first = self.spec.example_observation
         # Where all actions are legal.

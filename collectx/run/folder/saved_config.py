@@ -171,7 +171,7 @@ def check_folder(files: RunFolder) -> None:
 
 
 def run_config(files: RunFolder) -> RunConfig:
-    """`saved_config` for a folder named by the user: see `check_folder`."""
+    """Returns the `saved_config` of a folder that the user named, after `check_folder`."""
     check_folder(files)
     return saved_config(files)
 

@@ -1,3 +1,3 @@
-"""The `collectx` command, in the process of the command. The jobs of a sweep that a launcher of Hydra submits run
-`compose.py` and `task.py` too.
+"""The `collectx` command. All of it runs in the process of the command; `compose.py` and `task.py` also in the jobs of
+a sweep that one of Hydra's launchers submits.
 """

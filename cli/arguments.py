@@ -1,4 +1,4 @@
-"""Splits a command line into words and Hydra's flags, in any order, and passes it to Hydra.
+"""Splits a command line into words and flags, in any order, and passes it to Hydra.
 
 Hydra's parser does not accept overrides on both sides of a flag, so it gets the overrides first.
 """
@@ -18,7 +18,7 @@ from collectx.run.terminal import printing
 
 # Subcommands that take overrides. They and `list` have Hydra's flags.
 COMPOSING = ("run", "plan", "tune", "reproduce", "resume", "eval")
-# Flags without a value of the subcommands, in addition to Hydra's, and their short names.
+# Flags of the subcommands that take no value, in addition to Hydra's, and their short names.
 _SWITCHES: dict[str, dict[str, str]] = {
     "cancel": {"now": ""},
     "doctor": {"json": ""},
@@ -30,9 +30,9 @@ _SWITCHES: dict[str, dict[str, str]] = {
     "reproduce": {"trust": ""},
     "resume": {"trust": ""},
 }
-# Flags with a value of the subcommands, and their short names.
+# Flags of the subcommands that take a value, and their short names.
 _OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}
-# Flags of Hydra without and with a value, and their short names.
+# Hydra's flags that take no value, and those that take one, with their short names.
 _HYDRA_SWITCHES = {"hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
 _HYDRA_OPTIONS = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -44,17 +44,17 @@ _BLOCKED = {
 
 
 class UsageError(ConfigError):
-    """The command line itself is wrong, independent of the configuration."""
+    """The command line itself is wrong, whatever the configuration says."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line.
+    """A command line, after the name of the subcommand.
 
     Attributes:
         words: the arguments that do not begin with a dash.
-        flags: the values of the flags, "" for a switch, by their long names without dashes.
-        argv: the command line as typed, for the snapshot.
+        flags: the value of each flag, "" for a switch, by the flag's long name without dashes.
+        argv: the complete command line as typed, which the snapshot records.
     """
 
     words: tuple[str, ...]
@@ -100,10 +100,10 @@ class _Blocked(argparse.Action):
 
 
 def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
-    """Reads `argv`, the command line after the name of the subcommand.
+    """Returns the words and flags in `argv`, the command line after the name of the subcommand.
 
     Raises:
-        UsageError: an unknown flag, one without its value, or one that is blocked, with the reason.
+        UsageError: a flag is unknown, lacks its value or is blocked; the message says why.
     """
     flags, unknown = _Parser(subcommand).parse_known_intermixed_args(argv)
     if unknown:
@@ -113,7 +113,7 @@ def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
 
 
 def names(subcommand: str) -> list[str]:
-    """Returns the long names of a subcommand's flags, as in `--config-dir`."""
+    """Returns the long names of a subcommand's flags, such as `--config-dir`."""
     hydras = (*_HYDRA_SWITCHES, *_HYDRA_OPTIONS, "info") if _is_hydras(subcommand) else ()
     return [f"--{name}" for name in ("help", *hydras, *_SWITCHES.get(subcommand, ()), *_OPTIONS.get(subcommand, ()))]
 
@@ -125,11 +125,13 @@ def _is_hydras(subcommand: str) -> bool:
 def subcommand(
     name: str, run: Callable[[Arguments], int], usage: str = "", lists_problems: bool = False
 ) -> Callable[[Sequence[str]], int]:
-    """Returns the `main(argv)` of a subcommand: runs it and returns the exit status, or prints its usage for `--help`.
+    """Returns the `main(argv)` of a subcommand: it calls `run` and returns the exit status, or prints the usage for
+    `--help`. It prints a `ConfigError` and returns 2.
 
     Args:
-        usage: "": Hydra prints it.
-        lists_problems: whether a `ConfigError` is about the configuration, whose problems are printed as a list.
+        usage: the text of `--help`; "": Hydra prints its own.
+        lists_problems: whether the problems of a `ConfigError` are printed as a list, because they are the
+            configuration's.
     """
 
     def main(argv: Sequence[str]) -> int:
@@ -158,10 +160,10 @@ def _print_list(problems: Sequence[str]) -> None:
 
 
 def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> str | None:
-    """Returns the only one of `words`, the name of a group; None without words.
+    """Returns the only word, which names a group; None without words.
 
     Raises:
-        ConfigError: another group, or several words.
+        ConfigError: there are several words, or the word does not name one of `groups`.
     """
     unknown = [name for name in words if name not in groups] or words[1:]
     if unknown:
@@ -170,7 +172,7 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
 
 
 def _print_only(node: object) -> None:
-    """The task of commands that print something and run nothing."""
+    """Does nothing: the task of commands that only print."""
 
 
 def call_hydra(
@@ -183,8 +185,8 @@ def call_hydra(
     """Calls `hydra.main` with a task function and a command line whose overrides come first.
 
     Raises:
-        Exception: as Hydra or the task has raised it; Hydra would print it and exit.
-        SystemExit: after what `--help` prints.
+        Exception: whatever Hydra or the task raised; by default, Hydra would print it and exit.
+        SystemExit: the words contain `--help`, and Hydra has printed it.
     """
     import hydra
 

@@ -1,7 +1,7 @@
-"""Completion for bash, zsh and fish by Hydra's plugins: `eval "$(collectx -sc install=bash)"`, then `collectx run
-env=<TAB>`.
+"""Completes command lines in bash, zsh and fish, with Hydra's plugins: `eval "$(collectx -sc install=bash)"`, then
+`collectx run env=<TAB>`.
 
-Hydra completes groups, choices and keys; the subcommand is completed here and hidden from Hydra.
+Hydra completes groups, choices and keys. This module completes the subcommand, and hides it from Hydra.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collectx.errors import ConfigError
 
 
 def main(argv: Sequence[str], subcommands: Iterable[str]) -> int:
-    """Answers `install=SHELL`, `uninstall=SHELL` and `query=SHELL` (with COMP_LINE in the environment)."""
+    """Prints the answer to `install=SHELL`, `uninstall=SHELL` or `query=SHELL` (the line is COMP_LINE in the
+    environment); returns the exit status."""
     command, _, shell = " ".join(argv).partition("=")
     if command != "query":
         # Hydra puts the name of the program into the function that it installs.
@@ -53,7 +54,7 @@ def _candidates(line: str, subcommands: Iterable[str]) -> list[str]:
 
 
 def _config_dir(words: Sequence[str]) -> str | None:
-    """Returns the value of `--config-dir`; None where the command line is incomplete."""
+    """Returns the value of `--config-dir`; None without one, or if the command line is incomplete."""
     try:
         folder = arguments.split(words).config_dir
     except ConfigError:

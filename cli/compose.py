@@ -1,4 +1,5 @@
-"""Composes groups, files and overrides into one typed configuration. No run folder, no process, no logging.
+"""Composes groups, files and overrides into one typed configuration. Makes no run folder and no process, and does not
+log.
 
 `compose` is for tests, benchmarks and users of the library.
 """
@@ -46,11 +47,11 @@ def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | 
     """Returns the configuration that `collectx run` with these overrides would use.
 
     Args:
-        overrides: as on the command line, `["env=pendulum", "collector.num_workers=4"]`.
+        overrides: as on the command line, for example `["env=pendulum", "collector.num_workers=4"]`.
         config_dir: a folder of the user's choices, `<config_dir>/<group>/<name>.yaml`.
 
     Raises:
-        ConfigError: with every problem.
+        ConfigError: the configuration is wrong; the error lists every problem.
     """
     composer = Composer(config_dir)
     checked = composer.check(overrides)
@@ -68,7 +69,7 @@ class Composed:
         node: the untyped configuration, Hydra's part included; empty if Hydra could not compose it.
         cfg: the typed configuration; options with problems are absent.
         problems: every problem of the configuration.
-        note: message about keys of an experiment that were removed, or "".
+        note: a message about keys of an experiment that were removed, or "".
     """
 
     node: DictConfig
@@ -78,12 +79,12 @@ class Composed:
 
 
 class Composer:
-    """Composes from the packaged choices and those of one folder of the user.
+    """Composes configurations from the packaged choices and those in one folder of the user.
 
     Attributes:
         groups: the choices of every group by its name, without nested groups.
         config_name: the file that composition starts from.
-        config_dir: the user's folder.
+        config_dir: the user's folder; None: packaged choices only.
     """
 
     def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = _PACKAGED):
@@ -112,7 +113,7 @@ class Composer:
         }
 
     def check(self, overrides: Sequence[str]) -> Checked:
-        """Reads the overrides one by one; see `collectx/cli/overrides.py`."""
+        """Checks the overrides one by one, see `collectx/cli/overrides.py`. Values are checked by `examine`."""
         if paths := [text for text in overrides if text.lstrip("+").startswith("hydra.searchpath=")]:
             with config_errors(yaml.YAMLError, ValueError):
                 self.groups = self.choices(paths)
@@ -138,11 +139,11 @@ class Composer:
     def examine(
         self, overrides: Sequence[str], broken: Collection[str] = (), master: DictConfig | None = None
     ) -> Composed:
-        """Composes the configuration and checks it.
+        """Composes the configuration and checks it. Problems are returned, not raised.
 
         Args:
             overrides: overrides that `check` accepts.
-            broken: groups that are not checked, as their choice is wrong.
+            broken: groups that are not checked, because their choice is wrong.
             master: see `load`.
         """
         try:
@@ -153,7 +154,8 @@ class Composer:
 
 
 def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:
-    """Hydra's loader for the packaged choices and the user's, also inside of another application of Hydra."""
+    """Returns Hydra's loader for the packaged choices and the user's. Works inside of another application of Hydra
+    too."""
     instance = GlobalHydra.instance()
     running = instance.hydra
     instance.clear()
@@ -170,7 +172,7 @@ def _config_loader(config_dir: str | os.PathLike[str] | None) -> ConfigLoader:
 
 @contextmanager
 def config_errors(*others: type[Exception]) -> Iterator[None]:
-    """Raises errors of Hydra in the block, and those of the types `others`, as `ConfigError`."""
+    """Turns Hydra's errors in the block, and errors of the types `others`, into `ConfigError`."""
     expected: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, *others)
     try:
         yield
@@ -195,7 +197,8 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
 
 
 def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
-    """Checks a composed configuration, with Hydra's part: types and rules. Imports no code that it names."""
+    """Checks types and rules of a composed configuration that includes Hydra's part. Imports none of the code that it
+    names."""
     with _resolving_hydra(node):
         cfg, problems, note = typed(node, node.hydra, broken)
     problems = [*_launcher_problems(problems, node.hydra, cfg), *preflight.rule_problems(cfg)]
@@ -203,8 +206,8 @@ def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
 
 
 def _launcher_problems(problems: Sequence[str], hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:
-    """`problems`; one about a key of `launcher` also names the same key of Hydra's launcher, if it exists. Then the
-    problem that both launchers submit jobs."""
+    """Yields `problems`; a problem with a key of `launcher` also names the same key of Hydra's launcher, if that
+    exists. Then yields the problem that both launchers submit jobs."""
     theirs = hydra.runtime.choices["hydra/launcher"]
     for problem in problems:
         key = problem.partition(":")[0].partition("=")[0].removeprefix("launcher.")
@@ -232,10 +235,10 @@ def _resolving_hydra(node: DictConfig) -> Iterator[None]:
 
 
 def folder_of(node: DictConfig, key: str) -> str:
-    """Returns the folder that `key`, as in "hydra.run.dir", names.
+    """Returns the folder that an option, such as "hydra.run.dir", names.
 
     Raises:
-        ConfigError: it refers to nothing.
+        ConfigError: an interpolation in the value cannot be resolved.
     """
     try:
         return str(OmegaConf.select(node, key, throw_on_missing=True))
@@ -244,7 +247,7 @@ def folder_of(node: DictConfig, key: str) -> str:
 
 
 def _why_unresolved(error: OmegaConfBaseException) -> str:
-    """What OmegaConf says of an interpolation; for an unknown resolver also where to register it."""
+    """Returns what OmegaConf says about an interpolation; for an unknown resolver also where to register it."""
     text = str(error).splitlines()[0]
     if isinstance(error, UnsupportedInterpolationType):
         text += ". Register the resolver in hydra_plugins/NAME.py in the working directory (docs/reference/hydra.md)"
@@ -252,7 +255,7 @@ def _why_unresolved(error: OmegaConfBaseException) -> str:
 
 
 def as_written(node: DictConfig, key: str) -> Any:
-    """Returns the value of a key with its interpolations."""
+    """Returns the value of an option with its interpolations, unresolved."""
     section, _, name = key.rpartition(".")
     values: Any = OmegaConf.to_container(OmegaConf.select(node, section), resolve=False)
     return values[name]
@@ -264,18 +267,18 @@ def overrides_of(hydra: DictConfig) -> list[str]:
 
 
 def is_enumerated(hydra: DictConfig) -> bool:
-    """Whether the sweeper of a composed configuration only enumerates points, as Hydra's basic one."""
+    """Whether the sweeper of a composed configuration only enumerates points, as Hydra's basic sweeper does."""
     return hydra.sweeper._target_.endswith(".basic_sweeper.BasicSweeper")
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
-    """Parses overrides, which must have passed `check`, into Hydra's form."""
+    """Returns overrides, which must have passed `check`, in Hydra's form."""
     return OverridesParser.create().parse_overrides(list(overrides))
 
 
 def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> tuple[RunConfig, list[str], str]:
-    """Returns the typed configuration of a composition, whose Hydra part is `hydra`; its problems, see `check_config`;
-    and the message about keys that were left out, or "". The composition itself is untyped: Hydra would stop at the
+    """Returns (typed configuration, problems, message about keys that were left out, or ""), see `check_config`.
+    `hydra` is Hydra's part of the composition `node`. The composition is untyped: otherwise Hydra would stop at the
     first problem, and its advice to put a `+` before an unknown key would switch this check off."""
     values = {str(key): _plain(node, str(key)) for key in node if key != "hydra"}
     note = _leave_out_unused(values, hydra.runtime.choices, overrides_of(hydra))
@@ -312,7 +315,8 @@ def _is_preset(group: str) -> bool:
 
 
 def _plain(node: DictConfig, key: str) -> Any:
-    """Returns the value of a key as plain data, interpolations resolved: those of a group one by one."""
+    """Returns the value of a key as plain data, with interpolations resolved; in a group one by one, so that each can
+    fail alone."""
     if OmegaConf.is_missing(node, key):
         return UNSET
     try:

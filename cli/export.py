@@ -17,8 +17,8 @@ from collectx.run.after import foreign_code
 from collectx.run.folder import saved_config
 from collectx.run.terminal import printing
 
-# The function of each format of policies, `(run_dir, output, weights) -> Path`; it returns what it has written.
-# `output` is None where the user names no path. Imported when it is chosen.
+# The function for each format of policies, `(run_dir, output, weights) -> Path`, imported when the format is chosen.
+# `output` is None if the user names no path; the function returns the path that it wrote.
 POLICIES = {
     "state_dict": "collectx.run.after.export:state_dict",
     "torchscript": "collectx.run.after.export:torchscript",

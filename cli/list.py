@@ -51,8 +51,8 @@ def show(arguments: Arguments) -> int:
 
 
 def _print_keys(group: str, kinds: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints every key of a group with its documentation and its packaged default, by choice where they differ.
-    `kinds` are the JSON schemas of the keys of each choice."""
+    """Prints every key of a group with its documentation and its packaged default, for each choice if these differ.
+    `kinds` contains, for each choice, the JSON schemas of its keys."""
     for key in dict.fromkeys(key for options in kinds.values() for key in options if key not in ("defaults", "kind")):
         # description -> default -> choices
         described: dict[str, dict[str, list[str]]] = {}
@@ -70,7 +70,8 @@ def _print_keys(group: str, kinds: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def find(composer: Composer, overrides: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Group -> choice -> first line of its file; groups in the order of the data path, then the user's.
+    """Returns group -> choice -> first sentence of the choice's file. Groups are in the order of the data path, then
+    those of the user.
 
     Raises:
         ConfigError: `overrides`, such as `hydra.searchpath=[...]`, are wrong.

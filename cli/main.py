@@ -15,7 +15,7 @@ from importlib import import_module
 
 from collectx.standard_streams import open_closed, outlive_readers
 
-# Name and one line of each subcommand; its module has `main(argv) -> exit status`.
+# The name of each subcommand, and one line about it. The module of that name contains `main(argv) -> exit status`.
 SUBCOMMANDS = {
     "run": "collect and train: collectx run [overrides] [-m] [flags]",
     "reproduce": "repeat a run and compare the batches: collectx reproduce RUN_DIR [overrides]",
@@ -34,7 +34,7 @@ SUBCOMMANDS = {
     "schema": "a JSON schema for editors: collectx schema [GROUP]",
 }
 
-# Those that only print end when nobody reads their output any more. The others go on and do what they say.
+# Subcommands that only print. They end when nobody reads their output any more; the others continue.
 PRINTING = ("plan", "doctor", "status", "watch", "logs", "list", "schema")
 
 # How long a command waits for the threads that user code has left.
@@ -61,7 +61,7 @@ Exit status: 0 completed, 1 failed, 2 wrong configuration or usage, 130 interrup
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry of the installed script. Never returns."""
+    """Runs the command; the entry point of the installed script. Ends in `sys.exit`."""
     open_closed()
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] not in PRINTING:

@@ -18,8 +18,8 @@ from collectx.config.registry import GROUPS
 
 @dataclass(frozen=True)
 class Checked:
-    """The overrides of a command line that Hydra can compose, in the form that accepts any key; one message for each of
-    the others; and the groups with a wrong choice, whose other overrides cannot be checked."""
+    """The overrides of a command line that Hydra can compose, in the form that accepts any key; a message for each
+    other override; and the groups with a wrong choice, whose keys cannot be checked."""
 
     overrides: tuple[str, ...]
     problems: tuple[str, ...]
@@ -37,13 +37,14 @@ _CLASS_OPTIONS = {
 
 
 def quoted(value: object) -> str:
-    """`value` as a string of an override; without quotes Hydra would read `a=1,b=2`, a sweep's folder, as choices."""
+    """Returns `value` in quotes, for an override: without them, Hydra would read `a=1,b=2`, the folder of a point, as
+    two values."""
     text = str(value).replace("'", "\\'")
     return f"'{text}'"
 
 
 def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Checked:
-    """Parses `overrides`; `groups` lists the choices of every group."""
+    """Checks `overrides`; `groups` lists the choices of every group."""
     parser = OverridesParser.create()
     usable: list[str] = []
     problems: list[str] = []
@@ -100,7 +101,7 @@ def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -
 
 
 def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
-    """Returns the chosen names that do not exist; several of one group are a list, as in `logger=[csv,wandb]`."""
+    """Returns the chosen names that do not exist. An override may choose several, such as `logger=[csv,wandb]`."""
     if override.is_sweep_override():
         names = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
     else:
@@ -110,8 +111,8 @@ def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
 
 
 def _forced(override: Override, text: str) -> str:
-    """`++key=value` for every key outside of Hydra's part, so that Hydra accepts new keys: sections without fixed keys
-    need that (`env.kwargs.x=1`), and typos are reported after the composition, with all other problems."""
+    """Returns `++key=value` for a key outside of Hydra's part, so that Hydra accepts new keys: sections without fixed
+    keys need that (`env.kwargs.x=1`), and typos are reported after the composition, with all other problems."""
     key = override.key_or_group
     ours = "/" not in key and "@" not in key and not key.startswith("hydra.") and override.package is None
     if ours and override.type in (OverrideType.CHANGE, OverrideType.ADD):

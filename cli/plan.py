@@ -48,7 +48,7 @@ def _plan(arguments: Arguments) -> int:
 
 
 def _say_machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
-    """A plan is for another machine too: prints what a run here would be refused for."""
+    """Prints why this machine would refuse the run. A plan may be for another machine, so these are not problems."""
     if shows_warnings:
         for text in run.machine_problems(cfg, shows_warnings):
             printing.note(f"not on this machine: {text}")

@@ -25,7 +25,7 @@ from collectx.run.folder import saved_config, snapshot
 from collectx.run.folder.result import LOSSES
 from collectx.run.terminal import printing
 
-# Number of differences between two snapshots that are printed.
+# How many differences between two snapshots are printed.
 _SHOWN = 12
 _USAGE = """\
 collectx reproduce RUN_DIR [overrides] [flags]: repeat a run from RUN_DIR/snapshot and compare batches.

@@ -51,16 +51,16 @@ def _run_or_show(arguments: Arguments) -> int:
 def launch(
     composer: Composer, arguments: Arguments, results: list[Outcome] | None = None, trusted: bool = False
 ) -> int:
-    """Checks the configuration of every run, then runs them.
+    """Checks the configuration of every run, then runs them; blocks until they have ended. Returns the exit status.
 
     Args:
-        composer: composes from the packaged choices, or from a snapshot.
+        composer: composes the configuration, from the packaged choices or from a snapshot.
         arguments: the command line.
         results: receives the `Outcome` of every run.
         trusted: whether a run in another user's folder may be resumed.
 
     Raises:
-        ConfigError: with every problem of every point.
+        ConfigError: the configuration is wrong; the error lists every problem of every point.
     """
     # `resume=auto` is short for run.resume=auto.
     checked = composer.check([f"run.{word}" if word.startswith("resume=") else word for word in arguments.words])
@@ -81,7 +81,7 @@ def launch(
 
 
 def _inform(composer: Composer, checked: Checked, arguments: Arguments) -> int:
-    """Calls Hydra with the command line in its form, to print what a flag asks for; in a sweep, for the first point."""
+    """Calls Hydra to print what a flag asks for; in a sweep, about the first point. Returns the exit status."""
     if checked.problems:
         raise ConfigError(*checked.problems)
     words = sweep.sample(parsed(checked.overrides))
@@ -112,7 +112,7 @@ def prepare(
     """Composes and checks one run, or every point of a sweep.
 
     Args:
-        check_machine: see `machine_problems` of `sweep.prepare`; None: what a run here needs.
+        check_machine: as `machine_problems` of `sweep.prepare`; None: the function `machine_problems` below.
     """
     check_machine = check_machine or machine_problems
     if not is_multirun and not any(each.is_sweep_override() for each in parsed(checked.overrides)):
@@ -129,7 +129,7 @@ def prepare(
 
 
 def _run(composer: Composer, checked: Checked, run: Composed, task: Task, trusted: bool) -> None:
-    """Blocks until the run has ended."""
+    """Runs a single run; blocks until it has ended."""
     folder = folder_of(run.node, "hydra.run.dir")
     files = RunFolder(Path(folder))
     with folder_errors(folder), config_errors(CollectxError):
@@ -146,7 +146,7 @@ def _run(composer: Composer, checked: Checked, run: Composed, task: Task, truste
 
 
 def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Task, is_multirun: bool) -> bool:
-    """Blocks until all points have ended, and prints their table; returns whether all have run."""
+    """Runs a sweep; blocks until all points have ended, and prints their table. Returns whether all have run."""
     task.checked = prepared.points
     mode = ["hydra.mode=MULTIRUN"] if is_multirun else []
     words = [*checked.overrides, *mode, f"hydra.sweep.dir={quoted(prepared.folder)}"]
@@ -176,7 +176,8 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
 
 
 def _submitit_errors() -> tuple[type[Exception], ...]:
-    """Returns the exceptions that submitit raises where SLURM refuses its jobs, if a launcher has imported it."""
+    """Returns the exceptions that submitit raises if SLURM refuses a job; none unless a launcher has imported
+    submitit."""
     utils = sys.modules.get("submitit.core.utils")
     return () if utils is None else (utils.UncompletedJobError,)
 
@@ -240,7 +241,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
 
 
 def machine_problems(cfg: RunConfig, shows_warnings: bool) -> list[str]:
-    """Checks a valid configuration against this machine; prints warnings."""
+    """Checks a valid configuration against this machine, and prints warnings; returns the problems."""
     place = place_of(cfg)
     problems = place.missing()
     if not place.is_job:

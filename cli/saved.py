@@ -18,11 +18,11 @@ from collectx.run.after import foreign_code
 
 
 def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
-    """Returns the only run folder among the words of a command line, and the overrides. A sweep names its points'
-    folders by overrides, such as `collector.num_workers=2`.
+    """Returns the only run folder among the words of a command line, and the overrides. A folder may look like an
+    override: a point of a sweep is called `collector.num_workers=2`.
 
     Raises:
-        UsageError: there are other numbers of folders, or `--multirun`.
+        UsageError: there is not exactly one folder, or there is `--multirun`.
     """
     folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
     if len(folders) != 1:
@@ -35,11 +35,12 @@ def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[Run
 def compose_saved(
     files: RunFolder, saved: dict[str, Any], overrides: Sequence[str], arguments: Arguments
 ) -> tuple[Composer, RunConfig]:
-    """Composes from the snapshot, and groups that an override names from the packaged choices. Prints the code that the
-    configuration names.
+    """Composes from the configuration `saved`; groups that an override names come from the packaged choices. Prints
+    which code the configuration names.
 
     Raises:
-        ConfigError: with every problem; or the folder is another user's, and not trusted.
+        ConfigError: the configuration is wrong (the error lists every problem), or the folder is another user's, and
+            not trusted.
     """
     named = {text.lstrip("+").partition("=")[0] for text in overrides}
     replaced = [group for group in GROUPS if group in named]

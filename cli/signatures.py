@@ -19,14 +19,14 @@ from collectx.place import place_of
 from collectx.run.folder.sources import Target, targets
 from collectx.user_objects import resolve
 
-# A target, and names of further arguments that are valid.
+# A target, and the names of arguments that are valid besides its own.
 _Call = tuple[Target, tuple[str, ...]]
 # Arguments of `gymnasium.make`.
 _MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def problems(cfg: RunConfig) -> list[str]:
-    """Returns one message for each argument that its target does not take; none for a job, whose nodes may use other
+    """Returns a message for each argument that its target does not take; none for a job, whose nodes may use other
     packages than this machine."""
     messages = []
     calls: list[_Call] = []
@@ -61,8 +61,8 @@ def _made_by_id(env: EnvConfig) -> Iterator[_Call]:
 
 @functools.cache
 def parameters(target: str) -> tuple[str, ...] | None:
-    """Returns the names of the arguments of a class or function, "package.module:Name" or "package.module.Name"; None
-    if it takes any, or cannot be imported."""
+    """Returns the names of the arguments that a class or function takes; None if it takes any, or cannot be imported.
+    `target` is "package.module:Name" or "package.module.Name"."""
     try:
         arguments = inspect.signature(resolve(target, "")).parameters.values()
     except Exception:  # any error of the imported module: the run reports it

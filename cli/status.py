@@ -34,7 +34,7 @@ status of jobs comes from SLURM (squeue, then sacct if the cluster keeps account
 Exit status: 0 listed, 2 no run in or below DIR, or DIR is damaged."""
 
 _OUTPUTS = Path("outputs")
-# Runs that are shown without DIR.
+# How many runs are shown without DIR.
 _NUM_NEWEST = 10
 
 

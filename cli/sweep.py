@@ -1,5 +1,5 @@
-"""Sweeps: composes and checks the points of `collectx run -m`, runs them one after another, or as jobs, and skips
-completed ones.
+"""Composes and checks the points of `collectx run -m`, runs them one after another or as jobs, and skips completed
+ones.
 
     <sweep>/<point's name>/     a run folder, such as `collector.num_workers=2,seed=1`
     <sweep>/multirun.yaml       the configuration that the points vary, written by Hydra's sweeper
@@ -48,13 +48,13 @@ _DEFAULT_SUBDIR = "${hydra.job.num}"
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that is checked.
+    """A composed and checked sweep.
 
     Attributes:
         folder: the sweep's folder.
         objective: the entry of `result.json` that ranks the points.
         is_ours: whether `hydra/launcher=collectx` runs the points.
-        points: the points by their overrides; empty where the sweeper chooses them by the results of others.
+        points: the points by their overrides; empty if the sweeper chooses them by the results of earlier ones.
     """
 
     folder: str
@@ -69,7 +69,7 @@ def prepare(
     """Composes and checks every point, and prints the notes about them.
 
     Args:
-        is_multirun: whether the flag is on the command line.
+        is_multirun: whether `--multirun` is on the command line.
         machine_problems: checks a valid configuration against this machine; the second argument is whether to print
             warnings.
     """
@@ -119,7 +119,7 @@ def prepare(
 
 
 def _sweeper_problems(point: Composed) -> list[str]:
-    """Why a sweeper cannot get the objective of this configuration's points."""
+    """Returns why a sweeper that searches cannot get the objective of this configuration's points."""
     messages = []
     direction, names = OmegaConf.select(point.node, "hydra.sweeper.direction"), objectives(point.node)
     count = len(direction) if OmegaConf.is_list(direction) else 1
@@ -158,8 +158,8 @@ def _texts(override: Override) -> Iterable[str]:
 
 
 def last_of_each_key(words: Sequence[str]) -> tuple[str, ...]:
-    """Returns the overrides of a point without those that a later one replaces: with the same key in
-    `hydra.sweeper.params` and on the command line, which has `++` before it, Hydra's basic sweeper passes both."""
+    """Returns the overrides of a point without those that a later one replaces: Hydra's basic sweeper passes both if a
+    key is in `hydra.sweeper.params` and, with `++` before it, on the command line."""
     return tuple({word.lstrip("+").partition("=")[0]: word for word in words}.values())
 
 
@@ -184,8 +184,8 @@ def _first(override: Override) -> str:
 
 @dataclass
 class _Point:
-    """A point of a sweep. Its name, the overrides that differ between the points, as in
-    `collector.num_workers=2,seed=1`, is that of its folder and its row in the table.
+    """A point of a sweep. `name` consists of the overrides that differ between the points, such as
+    `collector.num_workers=2,seed=1`; its folder and its row in the table are called so.
 
     Attributes:
         job: the return value for Hydra's sweeper; None before the point has run.
@@ -201,11 +201,11 @@ class PointRunner:
     """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`.
 
     Args:
-        task: a `Task`, which learns the outcomes.
+        task: a `Task`, which executes the runs and keeps their outcomes.
         master: the configuration that the points vary.
 
     Raises:
-        ConfigError: `task` is that of another application.
+        ConfigError: `task` belongs to another application.
     """
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
@@ -218,8 +218,8 @@ class PointRunner:
         self._is_enumerated = is_enumerated(master.hydra)
 
     def run(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-        """Runs the points that are not completed; blocks until all have ended. Returns jobs with the objectives of the
-        points. For a sweeper that only enumerates, a failed point is not a failed job, as that would end the sweep.
+        """Runs the points that are not completed; blocks until all have ended. Returns one job per point, with the
+        objective. For a sweeper that only enumerates, a failed point is not a failed job, as that would end the sweep.
 
         Raises:
             SweepStopped: a point was interrupted, or the sweeper needs the results of jobs that run on.
@@ -250,9 +250,9 @@ class PointRunner:
         return [self._returned(point) for point in points]
 
     def _point(self, words: Sequence[str], name: str, done: dict[str, Path]) -> _Point:
-        """Composes and checks a point, unless the command has, and chooses its folder: that of an earlier attempt if it
-        was completed; otherwise one of its name, or of its name with a number, if another configuration uses
-        that folder."""
+        """Composes and checks a point, unless the command did so already, and chooses its folder: that of a completed
+        earlier attempt; otherwise the folder named like the point, with a number if another configuration uses that
+        one."""
         composed = self._task.checked.get(last_of_each_key(words))
         if composed is None:
             composed = examine(self._context.config_loader.load_sweep_config(self._master, list(words)))
@@ -279,7 +279,7 @@ class PointRunner:
         return _Point(name, composed, folder, JobReturn(status=JobStatus.COMPLETED) if is_done else None)
 
     def _free_folder(self, first: Path, text: str) -> Path:
-        """`first`, or the lowest numbered variant that no other configuration uses."""
+        """Returns `first`, or its variant with the lowest number, that no other configuration uses."""
         taken, folder, number = {path for _, path in self._task.points}, first, 1
         while folder in taken or _has_other_run(RunFolder(folder), text):
             number += 1
@@ -317,8 +317,8 @@ class PointRunner:
 
 
 def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None = None) -> list[str]:
-    """Returns the names of the points: the overrides that differ between them, or from `fixed`, the overrides of all
-    points."""
+    """Returns the names of the points: the overrides that differ between the points, or that are not in `fixed`, the
+    overrides of all points."""
     columns = [*zip(*combinations, strict=True)]
     varied = [each for each in columns if len(set(each)) > 1 or (fixed is not None and each[0] not in fixed)]
     if not varied:
@@ -328,7 +328,7 @@ def names(combinations: Sequence[Sequence[str]], fixed: Collection[str] | None =
 
 
 def _folder_name(text: str) -> str:
-    """`text` without characters that a path cannot have; long names are cut and end with a hash."""
+    """Returns `text` without characters that a path cannot contain. Long names are cut and end with a hash."""
     safe = re.sub(r"[^\w.,=+-]+", "_", text)
     if len(safe) <= _NAME_LENGTH:
         return safe

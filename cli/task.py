@@ -45,10 +45,10 @@ class Task:
 
     Attributes:
         checked: the points that the command has composed and checked, by their overrides.
-        outcomes: one for each run that has ended in this process or its jobs.
+        outcomes: the outcome of each run that has ended, in this process or as a job.
         points: names and run folders of the points that were begun or completed, by `hydra/launcher=collectx`.
         problems: mistakes in the configuration that only the run itself could find.
-        is_detached: jobs keep running when the command ends.
+        is_detached: whether jobs keep running when the command ends.
     """
 
     def __init__(self, argv: Sequence[str], is_in_command: bool = True):
@@ -68,7 +68,7 @@ class Task:
         return any(run.status is Status.INTERRUPTED for run in self.outcomes)
 
     def __call__(self, node: DictConfig) -> float | list[float] | None:
-        """Runs a point of a sweep with another launcher than ours, and returns its objective; see `objective`.
+        """Runs a point of a sweep with one of Hydra's launchers, and returns its objective; see `objective`.
 
         Raises:
             ConfigError: the configuration is wrong.
@@ -112,11 +112,11 @@ class Task:
 
 
 def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
-    """Returns the run that a job of Hydra's is to start, in the folder that Hydra has made.
+    """Returns the run that one of Hydra's jobs is to start, in the folder that Hydra made.
 
     Args:
         hydra: Hydra's part of the configuration.
-        name: the point's; None: that of its folder.
+        name: the name of the point; None: the folder's name.
     """
     cfg, problems, _ = typed(node, hydra)
     if problems := [*problems, *preflight.rule_problems(cfg)]:
@@ -135,8 +135,8 @@ def objectives(node: DictConfig) -> list[str]:
 
 
 def objective(files: RunFolder, name: str, keys: Sequence[str], hydra: Any) -> float | list[float] | None:
-    """Returns the return value of a point's job: the entry of its result that the only key names, or a list for several
-    keys; None if there is none, and the sweeper only enumerates points.
+    """Returns what a point's job returns to the sweeper: the entries of the result that `keys` name, a number for one
+    key, a list for several; None if one is missing and the sweeper only enumerates points.
 
     Raises:
         PointFailed: the run has failed, or an entry is missing that a sweeper which searches needs.

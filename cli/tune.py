@@ -92,7 +92,7 @@ def _flag(arguments: Arguments, name: str) -> list[str]:
 
 
 def _output(arguments: Arguments) -> Path:
-    """Returns the path of the experiment file."""
+    """Returns the path of the experiment file that will be written."""
     folder = arguments.config_dir or "conf"
     file = Path(arguments.flags.get("output", os.path.join(folder, "experiment", "tuned.yaml")))
     is_found = arguments.config_dir is None or file.absolute().parent.parent == Path(folder).absolute()
@@ -138,7 +138,7 @@ def _experiment(
     composer: Composer, overrides: Iterable[Override], values: Mapping[str, Any], comments: Sequence[str]
 ) -> tuple[str, list[str]]:
     """Returns the text of an experiment with the user's overrides and the values of a point; and the overrides that
-    stay on the command line: of Hydra, of the run folder, and those that delete."""
+    must stay on the command line: of Hydra, of the run folder, and those that delete."""
     bases: list[Any] = []
     choices: dict[str, Any] = {}
     node = OmegaConf.create()

@@ -36,7 +36,8 @@ def _watch(arguments: Arguments) -> int:
 
 
 def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
-    """Returns the runs in the folder that is the only word of a command line; those of a sweep may lie deeper.
+    """Returns the runs in the folder that is the only word of a command line. The runs of a sweep may lie several
+    levels below.
 
     Raises:
         ConfigError: there is not one word, or no run in that folder.

@@ -39,18 +39,18 @@ STEP_COUNT: Key = ("step_count",)
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of a frame: its nested key, its shape without batch dimensions, and its dtype."""
+    """One tensor of a frame: the nested key, the shape without batch dimensions, and the dtype."""
 
     key: Key
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def under(self, prefix: str) -> Leaf:
-        """Returns the same leaf below `prefix`, as in `("next", "observation")`."""
+        """Returns the same leaf with `prefix` before its key, as in `("next", "observation")`."""
         return Leaf((prefix, *self.key), self.shape, self.dtype)
 
     def to_json(self) -> list:
-        """Key, shape and dtype as plain data."""
+        """Returns key, shape and dtype as plain data."""
         return [list(self.key), list(self.shape), str(self.dtype).removeprefix("torch.")]
 
     @classmethod
@@ -65,7 +65,7 @@ def as_key(key: Any) -> Key:
 
 
 def clashes(names: Iterable[tuple[str, Key]]) -> dict[str, list[Key]]:
-    """Returns the names that stand for several keys, with these keys: parts of a key may contain dots."""
+    """Returns the names that stand for several keys, as parts of a key may contain dots, each with these keys."""
     keys: dict[str, dict[Key, None]] = {}
     for name, key in names:
         keys.setdefault(name, {})[key] = None
@@ -73,7 +73,7 @@ def clashes(names: Iterable[tuple[str, Key]]) -> dict[str, list[Key]]:
 
 
 def nest(values: Mapping[Key, Any]) -> dict[str, Any]:
-    """Nested dicts from values by key."""
+    """Returns nested dicts that contain the values at their keys."""
     root: dict[str, Any] = {}
     for key, value in values.items():
         node = root
@@ -83,7 +83,7 @@ def nest(values: Mapping[Key, Any]) -> dict[str, Any]:
     return root
 
 
-# The usual reward.
+# The reward of most envs.
 REWARD = Leaf(("reward",), (1,), torch.float32)
 
 
@@ -93,12 +93,12 @@ def batch_leaves(
     omitted: Collection[Key] = (),
     next_only: Iterable[Leaf] = (REWARD,),
 ) -> tuple[Leaf, ...]:
-    """Returns all leaves of a batch: `observation` at the root and below `next`, the actor's outputs, and the rest. An
-    output that overwrites an observation, at the root or below `next`, shares its leaf.
+    """Returns all leaves of a batch: `observation` at the root and below `next`, the outputs of `actor`, flags, ids and
+    versions. An output that overwrites an observation, at the root or below `next`, shares its leaf.
 
     Args:
-        omitted: observation keys that are not below `next`.
-        next_only: env leaves that are only below `next`, such as rewards.
+        omitted: the keys of observations that the batch does not contain below `next`.
+        next_only: what the env writes only below `next`, such as rewards.
 
     Raises:
         ValueError: two leaves share a key, or one's key is a prefix of another's.
@@ -147,7 +147,7 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Reverses `as_array`, sharing memory."""
+    """Returns the array of `as_array` as a tensor of `dtype` that shares its memory."""
     tensor = torch.from_numpy(np.asarray(array))  # a numpy scalar is not an array
     return tensor if same_size_integer(dtype) is None else tensor.view(dtype)
 
@@ -158,7 +158,7 @@ class Layout:
     Attributes:
         leaves: the leaves, in the order of their offsets.
         rows, steps: the two leading dimensions of every leaf.
-        nbytes: size of a slot, a multiple of `ALIGNMENT_BYTES`.
+        nbytes: the size of a slot, a multiple of `ALIGNMENT_BYTES`.
     """
 
     def __init__(self, leaves: Sequence[Leaf], rows: int, steps: int):
@@ -176,7 +176,7 @@ class Layout:
         self.nbytes = offset
 
     def runs(self, first: int, rows: int) -> list[slice]:
-        """Returns the byte ranges of `rows` rows from `first` on, one per leaf."""
+        """Returns where the `rows` rows from `first` on lie in a slot: one byte range per leaf."""
         offsets = zip(self._offsets, self._row_nbytes, strict=True)
         return [slice(start + first * nbytes, start + (first + rows) * nbytes) for start, nbytes in offsets]
 
@@ -202,7 +202,7 @@ class Layout:
 
 @functools.cache
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor, in elements."""
+    """Returns the strides of a contiguous tensor, in elements."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
@@ -210,13 +210,13 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Slot:
-    """One batch's leaves as `[rows, steps, *shape]` tensors in the transport's memory."""
+    """The leaves of one batch, as `[rows, steps, *shape]` tensors in the transport's memory."""
 
     def __init__(self, tensors: dict[Key, torch.Tensor]):
         self.tensors = tensors
 
     def narrow(self, start: int, rows: int) -> Slot:
-        """Returns a view of `rows` rows from `start` on: one worker's part of a joined slot."""
+        """Returns a view of `rows` rows from `start` on, such as one worker's part of a joined slot."""
         return Slot({key: tensor.narrow(0, start, rows) for key, tensor in self.tensors.items()})
 
     def until(self, steps: int) -> Slot:
@@ -229,8 +229,8 @@ class Slot:
 
 
 def nested_dims(dims: Mapping[Key, tuple[int, ...]], leaves: Collection[Leaf]) -> dict[Key, tuple[int, ...]]:
-    """Returns the additional batch dimensions of a batch's nested TensorDicts, at the root and below `next`: the
-    entries of `dims`, by key, with which the shapes of all leaves below that key begin."""
+    """Returns the additional batch dimensions of nested TensorDicts in a batch, by key, at the root and below `next`:
+    the entries of `dims` with which the shapes of all leaves below their key begin."""
     found: dict[Key, tuple[int, ...]] = {}
     for key, shape in (*dims.items(), *((("next", *key), shape) for key, shape in dims.items())):
         within = [leaf.shape for leaf in leaves if leaf.key[: len(key)] == key]

@@ -1,7 +1,7 @@
 """Checkpoints: numbered folders of tensors and plain data, complete or absent after a crash, verified when read.
 
-    <number>/manifest.json   facts for readers that load no tensors; size and digest of every other file
-    <number>/<name>.pt       a state, by torch.save; read with weights_only=True, which executes no code
+    <number>/manifest.json facts for readers that load no tensors; size and digest of each other file <number>/<name>.pt
+    a state, by torch.save; read with weights_only=True, which executes no code
 
 A checkpoint is written to a temporary folder, which is renamed when its files are on the disk. Digests detect files
 that were truncated or changed by accident, not on purpose.
@@ -48,13 +48,14 @@ class Checkpoints:
         self._prefix = prefix
 
     def write(self, number: int, facts: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Writes a checkpoint, syncs it to the disk, and removes the oldest ones, and incomplete ones of killed
-        processes. Does nothing if the number already has a checkpoint. Blocks for the disk. Only the owner may write to
-        the files, whatever the umask.
+        """Writes a checkpoint, and removes the oldest ones and those that killed processes left incomplete; blocks
+        until it is on the disk. Does nothing if there is a checkpoint of this number. Only the owner may write to the
+        files, whatever the umask. Returns the checkpoint's folder.
 
         Args:
-            facts: JSON for the manifest. The checkpoint with the greatest `score` among these is kept, too.
-            states: tensors and plain data, by file name. Tensors are not copied.
+            facts: plain data for the manifest. If they contain a `score`, the checkpoint with the greatest one is kept,
+                too.
+            states: tensors and plain data, by file name. Tensors are not copied: do not change them meanwhile.
 
         Raises:
             OSError: the checkpoint could not be written. Earlier checkpoints are left as they are.
@@ -109,8 +110,8 @@ class Checkpoints:
         return None, problems
 
     def best(self) -> Path | None:
-        """Returns the folder of the checkpoint with the greatest `score`, the newest of equal ones; None if none has a
-        score. Its files are not read."""
+        """Returns the folder of the checkpoint with the greatest `score`, the newest of equal ones; None if no manifest
+        contains a score. Reads manifests only."""
         scores: dict[Path, float] = {}
         for path in reversed(self.all()):
             with suppress(DamagedFile):
@@ -126,7 +127,7 @@ class Checkpoints:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint; its files are not read.
+    """Returns the manifest of a checkpoint. Does not read the other files.
 
     Raises:
         DamagedFile: the manifest cannot be read, or has another format.
@@ -149,14 +150,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """One checkpoint, verified when this object is made.
+    """One checkpoint. Making the object reads all files, and verifies them.
 
     Attributes:
         path: the checkpoint's folder.
         manifest: see the module's docstring.
 
     Raises:
-        DamagedFile: a file is missing, or changed since it was written; names the file.
+        DamagedFile: a file is missing, or changed since it was written; the message names it.
     """
 
     def __init__(self, path: Path):
@@ -174,7 +175,7 @@ class Checkpoint:
         return name in self.manifest["files"]
 
     def load(self, name: str = STATE, mmap: bool = False) -> dict[str, Any]:
-        """Loads a state; tensors are on the CPU.
+        """Returns a state; tensors are on the CPU, and belong to the caller.
 
         Args:
             mmap: whether tensors are private mappings of the file: reading them reads the file, but writing to them
@@ -203,7 +204,7 @@ def sync(path: Path) -> None:
 
 
 class _Hasher:
-    """Computes size and digest of the written bytes, and passes them on to `file`, if any."""
+    """Computes size and digest of the written bytes, and passes the bytes on to `file`, if any."""
 
     def __init__(self, file: Any = None):
         self._file = file

@@ -1,4 +1,4 @@
-"""Checks of this machine and its cluster: `collectx doctor`. Each check is a small function in `CHECKS`.
+"""Checks this machine and its cluster: `collectx doctor`. Each check is a small function in `CHECKS`.
 
 Checks start no worker and no cluster. SLURM commands block for at most a minute.
 """
@@ -38,11 +38,11 @@ _SKEW_S = 2.0
 
 
 class Finding(NamedTuple):
-    """The result of a check, and advice.
+    """What a check found.
 
     Attributes:
         level: `OK`, `WARNING`, `PROBLEM`, or `ABSENT` for an optional part that is missing.
-        advice: what to do; empty for nothing.
+        advice: what to do; empty if there is nothing to do.
     """
 
     level: str
@@ -135,7 +135,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    """Slots are in an anonymous file; `/dev/shm` is for AsyncVectorEnv, and for Ray."""
+    """Checks the memory for slots, an anonymous file, and `/dev/shm`, which AsyncVectorEnv and Ray use."""
     from collectx.memory import SharedMemory
 
     try:
@@ -256,7 +256,7 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _folders() -> Iterator[Finding]:
-    """The temporary folder, for the fork server's socket, and the working directory, for `outputs`."""
+    """Checks the temporary folder, for the fork server's socket, and the working directory, for `outputs`."""
     temporary = tempfile.gettempdir()
     for name, folder in (("temporary folder", temporary), ("working directory", os.getcwd())):
         try:
@@ -277,7 +277,7 @@ def _folders() -> Iterator[Finding]:
 
 
 def _clock() -> Iterator[Finding]:
-    """The clock is not before the installation of this package."""
+    """Checks that the clock is not before the installation of this package."""
     now_s, built_s = time.time(), Path(__file__).stat().st_mtime
     text = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
     is_wrong = now_s + _SKEW_S < built_s

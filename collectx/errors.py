@@ -21,8 +21,8 @@ _MAX_TEXT, _MAX_TRACEBACK, _MAX_BYTES = 10_000, 50_000, 2**20
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)`, without its middle if it is long, and with escaped surrogates, so that any file can store it. Never
-    raises, even if `error.__str__` does."""
+    """Returns `str(error)`, without its middle if it is long, and with escaped surrogates, so that any file can store
+    it. Never raises, even if `error.__str__` does."""
     try:
         return _shorten(str(error), _MAX_TEXT)
     except Exception as refusal:
@@ -30,7 +30,7 @@ def text_of(error: BaseException) -> str:
 
 
 def summary_of(error: BaseException) -> str:
-    """Returns the type of `error` and its `text_of`."""
+    """Returns the type and the text (`text_of`) of an error."""
     return f"{type(error).__name__}: {text_of(error)}"
 
 
@@ -46,8 +46,8 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Escapes surrogates, and control characters except line breaks and tabs: names, reasons and logs in a folder may
-    contain control sequences, which a terminal would execute."""
+    """Returns `text` with surrogates escaped, and control characters except line breaks and tabs: names, reasons and
+    logs in a folder may contain control sequences, which a terminal would execute."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text).encode(errors="backslashreplace").decode()
 
 
@@ -67,11 +67,11 @@ class CollectxError(Exception):
 
 
 class ConfigError(CollectxError, ValueError):
-    """All problems of one configuration. A `ValueError`, like wrong arguments in TorchRL and PyTorch. A command ends
-    with exit status 2.
+    """The configuration is wrong; lists all its problems. A `ValueError`, as TorchRL and PyTorch raise for wrong
+    arguments. A command ends with exit status 2.
 
     Args:
-        problems: one sentence or short paragraph each, with the value, the rule and the remedy.
+        problems: a sentence or short paragraph for each, with the value, the rule and the remedy.
     """
 
     def __init__(self, *problems: str):
@@ -82,7 +82,7 @@ class ConfigError(CollectxError, ValueError):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The problems, in the order of their discovery."""
+        """The problems, in the order in which they were found."""
         return self.args
 
 
@@ -124,7 +124,7 @@ class LauncherError(CollectxError):
 
 
 class JobEnded(LauncherError):
-    """A scheduler ended a worker's job: preempted, cancelled or at its time limit."""
+    """A scheduler ended a worker's job: it was preempted, cancelled or at its time limit."""
 
 
 class WorkerError(CollectxError):
@@ -205,7 +205,7 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
-        """Packs `error` in the first form that can be pickled: as it is; its type, arguments and plain attributes; or
+        """Returns `error` in the first form that can be pickled: as it is; its type, arguments and plain attributes; or
         only its text."""
         attributes = {key: value for key, value in vars(error).items() if key[:1] != "_" and _is_plain(value)}
         kind, message = type(error), text_of(error)
@@ -225,8 +225,8 @@ class RemoteFailure:
 
     @classmethod
     def from_json(cls, text: bytes) -> RemoteFailure:
-        """Reads the result of `to_json`. The type is looked up by its name in imported modules; nothing is imported or
-        called."""
+        """Returns the failure of which `to_json` made `text`. The type is looked up by its name in imported modules;
+        nothing is imported or called."""
         fields = json.loads(text)
         kind = _lookup(fields["type_name"])
         pickled = None

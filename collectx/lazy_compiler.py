@@ -29,8 +29,8 @@ def install() -> None:
 
 
 class _Around(MetaPathFinder):
-    """Makes `execute` run the import of module `name`, once. Its arguments are the function that would otherwise
-    execute the module, and the module."""
+    """Makes `execute` run the next import of module `name`. It is called with the function that would otherwise execute
+    the module, and the module."""
 
     def __init__(self, name: str, execute: Callable[[Callable[[ModuleType], None], ModuleType], None]):
         self._name = name
@@ -71,7 +71,7 @@ def _import_tensordict(execute: Callable[[ModuleType], None], module: ModuleType
 
 
 def _mark(original: Callable[[Any], Any], function: Any) -> Any:
-    """Replaces `original`, a function of torch.compiler that returns its argument."""
+    """Stands in for `original`, a function of torch.compiler that returns its argument."""
     if "torch._dynamo" in sys.modules:
         return original(function)
     _marked.append((original, function))

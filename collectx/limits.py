@@ -13,7 +13,7 @@ from types import FrameType
 
 # After this time, a message says what the run is waiting for.
 _PATIENCE_S = 5.0
-# Number of interrupts for code that does not stop, and seconds that it may take to end after each.
+# How often code that does not stop is interrupted, and how many seconds it may take to end after each interrupt.
 _NUM_INTERRUPTS, _END_S = 3, 2.0
 # A process without a handler ignores this signal, so a late one does no harm.
 _SIGNAL = signal.SIGURG
@@ -35,17 +35,18 @@ def limited(
     say: Callable[[str], None] | None = None,
     give_up: Callable[[BaseException], object] | None = None,
 ) -> Iterator[None]:
-    """Interrupts the block, in the main thread, after `timeout_s`. Does nothing in other threads.
+    """Interrupts the block after `timeout_s` seconds. Has no effect outside the main thread.
 
     Args:
-        what: names the block in messages.
+        what: what messages call the block.
         option: the option that sets the limit.
-        say: called, in another thread, with the block's stack if it takes longer than some seconds.
+        say: called, in another thread, with a message that contains the block's stack, if the block takes longer than 5
+            s.
         give_up: called with the error, in another thread, if the block cannot be interrupted, because it is in C code
             that never returns, or catches the error. Must end the process.
 
     Raises:
-        TimeoutError: the limit was reached. Its note contains the stack.
+        TimeoutError: the limit was reached. The note of the error contains the stack.
     """
     if threading.current_thread() is not threading.main_thread() or math.isinf(timeout_s):
         yield

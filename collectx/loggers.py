@@ -1,5 +1,4 @@
-"""Loggers: they send the scalars of a run to well-known tools, besides `metrics.jsonl`. A tool's package is imported
-when its logger is made.
+"""Loggers: they send the scalars of a run to well-known tools. A tool's package is imported when its logger is made.
 
 A run uses the loggers of its `logger` section, see `collectx.run.logger_threads`; other code may use them too:
 
@@ -29,16 +28,16 @@ class Logger(Protocol):
         """Adds scalars by name. `step` is the number of delivered frames; it rises from call to call."""
 
     def close(self) -> None:
-        """Flushes everything. No calls follow."""
+        """Writes what is buffered. No calls follow."""
 
 
 class TensorBoardLogger:
     """Writes TensorBoard event files. Needs the package tensorboard.
 
     Args:
-        folder: where the event files go.
+        folder: the folder for the event files.
         config: hyperparameters by name; shown as text, and in the HPARAMS tab once the logger is closed.
-        step: the last step of a resumed run: later steps in the folder are hidden.
+        step: the last step before a resume: later steps in the folder are hidden. None for a new run.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class CsvLogger:
 
     Args:
         file: the table's path.
-        step: the last step of a resumed run: later rows are removed. None: the file is replaced.
+        step: the last step before a resume: later rows are removed. None: the file is replaced.
     """
 
     def __init__(self, file: str | os.PathLike[str], step: int | None = None):
@@ -120,7 +119,7 @@ class WandbLogger:
     Args:
         folder: where wandb writes its files.
         config: hyperparameters by name.
-        run_id: continues the run of this id, if there is one.
+        run_id: the id of the run to continue, or of the new run if there is none.
         options: further arguments of `wandb.init`, such as `project` and `mode`.
     """
 
@@ -157,7 +156,7 @@ class MlflowLogger:
         name: the run's name.
         tracking_uri: the server, database or folder; None: MLFLOW_TRACKING_URI, or MLflow's default.
         config: hyperparameters by name.
-        run_id: continues the run whose tag `collectx` is this text, if there is one.
+        run_id: the tag `collectx` of the run to continue, or of the new run if there is none.
     """
 
     def __init__(
@@ -201,5 +200,5 @@ class MlflowLogger:
 
 
 def _simple(value: Any) -> bool | int | float | str:
-    """Converts a hyperparameter to a type that TensorBoard accepts."""
+    """Returns a hyperparameter as a type that TensorBoard accepts."""
     return value if isinstance(value, (bool, int, float, str)) else str(value)

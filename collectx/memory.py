@@ -20,7 +20,7 @@ import torch
 
 
 def anonymous_file(name: str, directory: Path | None = None) -> int:
-    """Returns the descriptor of an anonymous file in memory, or on the disk of `directory`."""
+    """Returns the descriptor of a new anonymous file in memory, or on the disk of `directory`. The caller closes it."""
     if directory is None and hasattr(os, "memfd_create"):
         return os.memfd_create(f"collectx-{name}")
     with tempfile.TemporaryFile(prefix=f"collectx-{name}-", dir=directory) as file:
@@ -28,8 +28,8 @@ def anonymous_file(name: str, directory: Path | None = None) -> int:
 
 
 class SharedMemory:
-    """An anonymous file that processes map. It is freed when the last object and the last mapping are gone. It can only
-    be pickled as an argument of a process that is being started, or through a multiprocessing pipe.
+    """Memory that several processes map: an anonymous file, freed when the last object and the last mapping are gone.
+    It can be pickled only as an argument of a process that is being started, or through a multiprocessing pipe.
 
     Args:
         name: shown in `/proc/PID/fd` and `/proc/PID/maps`.
@@ -51,12 +51,12 @@ class SharedMemory:
 
     @property
     def nbytes(self) -> int:
-        """Size of the file."""
+        """The size of the file."""
         return os.fstat(self._descriptor).st_size
 
     def map(self, nbytes: int) -> torch.Tensor:
-        """Maps the first `nbytes` bytes as `[nbytes]` uint8; fills a shorter file up with zeros. The mapping ends when
-        the last tensor that views it is freed."""
+        """Returns the first `nbytes` bytes as `[nbytes]` uint8; a shorter file is extended with zeros. The mapping ends
+        when the last tensor that views it is freed."""
         if os.fstat(self._descriptor).st_size < nbytes:
             os.ftruncate(self._descriptor, nbytes)
         return torch.frombuffer(mmap.mmap(self._descriptor, nbytes), dtype=torch.uint8)
@@ -95,7 +95,7 @@ class BatchMemory:
         return self.empty(memory.numel(), memory.device).copy_(memory)
 
 
-# The batch memory of this process.
+# The memory for batches of this process.
 batch_memory = BatchMemory()
 
 
@@ -103,7 +103,8 @@ _fence = threading.Lock()
 
 
 def barrier() -> None:
-    """A memory barrier: releasing and taking a lock keeps the processor from reordering memory accesses."""
+    """Keeps the processor from reordering memory accesses before and after this call, by taking and releasing a
+    lock."""
     for _ in range(2):
         with _fence:
             pass

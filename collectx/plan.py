@@ -1,7 +1,8 @@
-"""Plans of runs (`collectx plan`): their processes, memory, messages, files and requested resources. Starts no run.
+"""Tells what runs would need (`collectx plan`): processes, memory, messages, files and requested resources. Starts no
+run.
 
 Makes one env in this process to read its spaces, as `collectx run` does before it starts workers, and steps it for a
-moment. A plan is plain data, by sections; keys that end in `_bytes` are bytes, in `_s` seconds.
+moment. A plan is plain data, by sections. Keys that end in `_bytes` mean bytes, keys that end in `_s` seconds.
 
 Not counted: interpreters and libraries, the envs themselves, and the memory that a learning trainer needs besides its
 copy of the weights (gradients, optimizer state, activations).
@@ -34,7 +35,7 @@ from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
 
 Section = dict[str, Any]
-# How long an env is stepped after its first step, in seconds, and the maximum number of steps.
+# How many seconds an env is stepped after its first step, and the maximum number of steps.
 _STEPPING_S, _MAX_STEPS = 0.2, 200
 
 
@@ -48,7 +49,7 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
         `runs`, one mapping per run; `slurm`, the `#SBATCH` lines of each script; and `totals`.
 
     Raises:
-        ConfigError, SpaceError, ShapeError: as `collectx run` with these configurations.
+        ConfigError, SpaceError, ShapeError: as `collectx run` would raise with these configurations.
     """
     specs: dict[str, tuple[EnvSpec, float | None]] = {}
     plans: list[dict[str, Any]] = [{"name": run.name, **_plan(run, specs)} for run in runs]
@@ -158,8 +159,9 @@ def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
 
 
 def step_s(group: Env) -> float | None:
-    """Seconds per step and env, with random actions. Leaves out the first step, in which much is loaded. Blocks for at
-    least two steps. None for envs whose tensors are on a device: timing them would require waiting for the device."""
+    """Returns seconds per step and env, with random actions, without the first step, in which much is loaded. Blocks
+    for at least two steps. None for envs whose tensors are on a device: timing them would require waiting for the
+    device."""
     spec, size = group.spec, group.spec.num_envs
     if spec.device is not None:
         return None
@@ -183,7 +185,7 @@ def step_s(group: Env) -> float | None:
 
 
 def _time(cfg: RunConfig, batch: SlotSpec, traffic: Section, one_step_s: float | None) -> Section:
-    """Times of the envs alone, without policy, trainer, network and waiting for cores."""
+    """Returns times of the envs alone, without policy, trainer, network and waiting for cores."""
     if one_step_s is None:
         return {"batch_s": None}
     inner = cfg.collector.num_workers_per_collector

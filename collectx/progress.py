@@ -1,4 +1,4 @@
-"""Progress counters of a worker process. They lie in the memory of its transport, where the trainer reads them
+"""Counts the progress of a worker process. The counters lie in the transport's memory, where the trainer reads them
 (`report_to`).
 
 counts[STEPS]   steps of the current batch
@@ -22,7 +22,7 @@ def report_to(target: memoryview, notify: Callable[[], object] | None = None) ->
     """Moves the counters to `target`, `[2]` int64.
 
     Args:
-        notify: called by `one_more`, for a transport whose trainer cannot read the memory.
+        notify: called by `one_more`, if the trainer cannot read the memory itself.
     """
     global counts, _notify
     counts, _notify = target, notify

@@ -56,14 +56,14 @@ def save_generators(names: Sequence[str] = GENERATORS) -> dict[str, Any]:
 
 
 def load_generators(saved: dict[str, Any]) -> None:
-    """Restores the saved states."""
+    """Restores the states that `save_generators` returned."""
     for name, state in saved.items():
         _GENERATORS[name][1](state)
 
 
 def seed_generators(seed: int, names: Sequence[str] = GENERATORS) -> None:
-    """Seeds some of the global generators; `seed` has 32 bits. NumPy gets a new bit generator, so that the current one
-    stays unchanged."""
+    """Seeds some of the global generators; `seed` is below 2**32. NumPy gets a new bit generator, so that the current
+    one stays unchanged."""
     if "torch" in names:
         torch.manual_seed(seed)
     if "numpy" in names:
@@ -94,7 +94,7 @@ class HeldGenerators:
             give(self._states[name])
 
     def swap(self) -> None:
-        """Swaps the held states with the ones in use. Takes 1.4 us for torch, 3 us for NumPy, 16 us for Python."""
+        """Exchanges the held states with those in use. Takes 1.4 us for torch, 3 us for NumPy, 16 us for Python."""
         for name, state in self._states.items():
             take, give = _EXCHANGED[name]
             self._states[name] = take()
@@ -178,7 +178,7 @@ def _give_numpy(taken: tuple[Any, float | None]) -> None:
 
 
 def _with_gpus(names: Sequence[str]) -> list[str]:
-    """`names`, with "cuda" added to "torch" if this process has used a GPU: `torch.manual_seed` seeds both."""
+    """Returns `names`, with "cuda" added to "torch" if this process has used a GPU: `torch.manual_seed` seeds both."""
     has_gpus = "torch" in names and "cuda" not in names and torch.cuda.is_initialized()
     return [*names, "cuda"] if has_gpus else [*names]
 

@@ -27,8 +27,8 @@ def keep(handlers: Mapping[int, Any], note: Callable[[str], None]) -> None:
 
 
 def restore(maker: str) -> None:
-    """Call this after user code made something, such as an env. Installs the kept handlers again, and notes once that
-    `maker`, such as "env.id=CartPole-v1", replaced them. Does nothing outside the main thread, where Python allows no
+    """Installs the kept handlers again, and notes once that `maker`, such as "env.id=CartPole-v1", replaced them. Call
+    this after user code made something, such as an env. Does nothing outside the main thread, where Python allows no
     handlers."""
     if threading.current_thread() is not threading.main_thread():
         return

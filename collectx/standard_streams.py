@@ -14,8 +14,8 @@ from typing import Any
 
 
 def open_closed() -> None:
-    """Opens /dev/null as standard input, output and error if they are closed. Otherwise, the next files and sockets
-    would get these descriptors, and libraries would write their output into them. Leaves open streams alone."""
+    """Opens /dev/null in place of closed standard streams. Otherwise, the next files and sockets would get their
+    descriptors, and libraries would write output into them. Leaves open streams alone."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -65,8 +65,8 @@ def split_trajectories(
 
 
 def _count_ends(done: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    """Trajectory ids, `[frames]`: each row of a batch of this size begins a trajectory, and so does each frame after
-    one that is done."""
+    """Returns trajectory ids, `[frames]` int64: each row of a batch of this size begins a trajectory, and so does each
+    frame after one that is done."""
     begins = torch.ones(size.numel() // size[-1], size[-1], dtype=torch.bool, device=done.device)
     begins[:, 1:] = done.reshape(*begins.shape, -1).any(-1)[:, :-1]
     return begins.flatten().cumsum(0) - 1

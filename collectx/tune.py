@@ -31,12 +31,13 @@ from collectx.errors import ConfigError
 from collectx.place import place_of
 from collectx.run import RunFolder, cores
 
-# Option, or group, -> value.
+# Values by the options, or groups, that they are for.
 Values = dict[str, Any]
 
-# Maximum number of measurements of a point in one round.
+# The maximum number of measurements of a point in one round.
 _MAX_REPEATS = 2
-# Number of measurements of both sides at the end, and the two-sided 95 % quantiles of Student's distribution for each.
+# How often both sides are measured at the end, and the two-sided 95 % quantile of Student's distribution for each
+# number.
 _MIN_TURNS, _MAX_TURNS = 3, 5
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 _POLL_S = 0.05
@@ -45,7 +46,7 @@ _ENDLESS = (
     *("collector.total_frames=-1", "run.max_batches=null", "run.resume=never", "run.overwrite=false", "logger=[]"),
     *("checkpoint.every_batches=null", "checkpoint.every_min=null", "checkpoint.grace_s=0"),
 )
-# Seconds that a run may take to end before it is killed, and that two batches may always take.
+# How many seconds a run may take to end before it is killed; and how many two batches may take in any case.
 _CLOSE_S, _PATIENCE_S = 10.0, 30.0
 
 
@@ -55,11 +56,11 @@ class Failed(Exception):
 
 @dataclass
 class Point:
-    """A point and its measurements.
+    """A point of the search space, and its measurements.
 
     Attributes:
         values: the values of the searched options.
-        rates: the measured frames/s.
+        rates: the measured frames per second.
         status: "kept", "dropped", "refused" by a rule between options, or "failed: ..." with the reason.
     """
 
@@ -78,8 +79,8 @@ class SearchResult:
     Attributes:
         points: the points that were tried, the user's settings first.
         best: the fastest point.
-        gain: how many times as fast `best` is as the user's settings, measured in turns: the mean, and the ends of the
-            95 % CI. None if they are the same point, or one of them failed.
+        gain: how many times as fast `best` is as the user's settings, measured in turns: (mean, lower end, upper end of
+            the 95 % confidence interval). None if they are the same point, or one of them failed.
     """
 
     points: list[Point]
@@ -150,13 +151,13 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
 
 
 def _rows(cfg: RunConfig, values: Mapping[str, Any]) -> int:
-    """Returns the rows of a batch."""
+    """Returns the number of rows of a batch."""
     workers = values.get("collector.num_workers", cfg.collector.num_workers)
     return (workers if cfg.collector.schedule == "sync" else 1) * values.get("env.num_envs", cfg.env.num_envs)
 
 
 def changes(cfg: RunConfig, values: Values) -> list[str]:
-    """Describes what a point changes for the trainer."""
+    """Returns what a point changes for the trainer, a clause for each change."""
     before, after, frames = _rows(cfg, {}), _rows(cfg, values), cfg.collector.frames_per_batch
     names = ("num_workers", "num_slots", "overlap")
     changed = {name for name in names if values.get(f"collector.{name}", now := getattr(cfg.collector, name)) != now}
@@ -179,7 +180,8 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     seed: int = 0,
 ) -> SearchResult:
-    """Halves the points until one is left, then measures it beside the user's settings. Blocks.
+    """Halves the points until one is left, then measures it beside the user's settings. Blocks for about
+    `options.minutes`.
 
     A round takes half of the remaining time, so each round has time for half as many points as the one before. If the
     grid is too large for the first round, this round tries as many points as time allows, in random order.
@@ -255,7 +257,7 @@ class RunMeasure:
 
     Args:
         words: the user's arguments; overrides are added for options that would end or disturb a measurement.
-        folder: where the run folders go, and stay.
+        folder: the folder for the run folders, which are not removed.
     """
 
     def __init__(self, cfg: RunConfig, words: Sequence[str], options: TuneConfig, folder: Path):
@@ -291,7 +293,7 @@ class RunMeasure:
             process.wait()
 
     def _wait(self, process: subprocess.Popen[bytes], run: RunFolder) -> float | None:
-        """Frames/s; None if the process ended before they could be measured."""
+        """Returns frames/s; None if the process ended before they could be measured."""
         warmup_s, seconds = self._options.warmup_s, self._options.seconds
         deadline = time.monotonic() + self._limit_s
         # Reading the metrics takes time from the run, so they are read only from this time on.
@@ -309,8 +311,8 @@ class RunMeasure:
 
 
 def window_rate(lines: Iterable[Mapping[str, Any]], warmup_s: float, seconds: float) -> float | None:
-    """Frames/s between the first line of `metrics.jsonl` that is `warmup_s` after the start and the last line; None
-    while these are not `seconds` and two batches apart."""
+    """Returns frames/s between the last line of `metrics.jsonl` and the first one at least `warmup_s` after the first
+    batch; None while these are not `seconds` and two batches apart."""
     rows = [(line["time"], line["frames"]) for line in lines]
     measured = [row for row in rows if row[0] >= rows[0][0] + warmup_s]
     if len(measured) < 3 or (passed_s := measured[-1][0] - measured[0][0]) < seconds:

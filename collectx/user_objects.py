@@ -1,4 +1,4 @@
-"""User objects. YAML names them by import paths (`resolve`). Python passes env factories, policies, hooks and
+"""Objects of user code. YAML names them by import paths (`resolve`). Python passes env factories, policies, hooks and
 collectors themselves: they are pickled by value (cloudpickle) when a worker starts, and never sent over a network.
 """
 
@@ -58,7 +58,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
 
 
 def named_call(item: Any) -> tuple[Any, Any]:
-    """Returns the callable named by an entry of env.wrappers, and its keyword arguments.
+    """Returns the callable that an entry of `env.wrappers` names, and its keyword arguments.
 
     Args:
         item: a name, `{name: {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a
@@ -203,8 +203,8 @@ class UserEnvConfig(_ByValue, EnvConfig):
 
     Attributes:
         create: `create(**kwargs)` returns a Gymnasium env or vector env, or a TorchRL env; or `create` is such an env.
-            May have the parameters `env_index` and `worker_index` (`collectx.env.numbers`).
-        num_envs: group size; 0: the group is the result of one call, for a single env without a batch dimension.
+            It may take `env_index` and `worker_index` (`collectx.env.numbers`).
+        num_envs: the number of envs in a group; 0: one call makes the group, a single env without a batch dimension.
         info_keys, exclude_keys: as for other kinds of envs.
     """
 

@@ -1,5 +1,5 @@
-"""Hydra's plugins of collectx, installed as `hydra_plugins.collectx`, where Hydra looks for plugins. It finds
-them there if a wheel is installed, but not in an editable installation, so `register` adds them.
+"""The plugins of collectx for Hydra, installed as `hydra_plugins.collectx`, where Hydra looks for plugins. In an
+editable installation it does not find them, so `register` adds them.
 
 Every application of Hydra in the environment imports this module: it imports nothing heavy.
 """
@@ -41,7 +41,7 @@ class CollectxLauncher(Launcher):
 
 
 class UserSearchPath(SearchPathPlugin):
-    """Adds the folder of `--config-dir`, behind the packaged choices, which it therefore cannot replace by accident."""
+    """Adds the folder of `--config-dir` behind the packaged choices, so that it does not replace one by accident."""
 
     config_dir: ClassVar[str | os.PathLike[str] | None] = None
 

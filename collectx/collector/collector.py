@@ -112,8 +112,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._grant(self._schedule.batch_requested())
 
     def wait_until_idle(self) -> None:
-        """For workers that write batches to a replay buffer: blocks until they have filled their granted slots, and
-        counts these batches as delivered. They stay idle until `next`. Raises the errors of `next`."""
+        """Blocks until workers that write batches to a replay buffer have filled their granted slots, and counts these
+        batches as delivered. They stay idle until `next`. Raises the errors of `next`."""
         with self.owner:
             while (parts := self._take_parts()) or self._has_granted_slots:
                 if parts:
@@ -242,7 +242,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         return self.policy_version
 
     def _wait_to_publish(self) -> None:
-        """In the reproduction of a run, blocks until all batches of the current weights and settings have arrived."""
+        """Blocks, in the reproduction of a run, until all batches of the current weights and settings have arrived."""
         while self._schedule.must_wait_to_publish:
             self._grant(self._schedule.before_publish())
             self._handle_event()
@@ -313,7 +313,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     @property
     def _has_granted_slots(self) -> bool:
-        """Whether any worker has a slot to fill."""
+        """Whether a worker may fill a slot."""
         return any(worker.num_granted for worker in self.pool.records)
 
     def count_from(self, num_frames: int, num_batches: int, by_worker: Mapping[int, int] | None = None) -> None:

@@ -2,7 +2,7 @@
 
     plain data --check--> schema --rules--> problems, --warnings--> notes
 
-`registry` has every `kind` of every group: the dataclass of its options, and what builds it; workers use it too. The
-command line checks complete configurations, the Python classes those that follow from their keywords, in the process
-that starts a run.
+`registry` lists every `kind` of every group: the dataclass of its options, and what builds it; workers use it too. The
+process that starts a run checks: the command line the complete configuration, a Python class the one that follows from
+its keywords.
 """

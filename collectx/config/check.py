@@ -1,4 +1,5 @@
-"""From plain data to the schema: types, ranges, missing values and unknown keys, all problems at once."""
+"""Converts plain data to the schema, and checks it: types, ranges, missing values and unknown keys. Reports all
+problems at once."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ UNSET = "???"
 
 @dataclasses.dataclass(frozen=True)
 class Unresolved:
-    """Stands for a value whose interpolation refers to nothing."""
+    """Stands for a value whose interpolation cannot be resolved, for this reason."""
 
     reason: str
 
@@ -29,11 +30,11 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
     """Checks a complete configuration.
 
     Args:
-        values: the groups, `seed`, and perhaps the `SECTIONS` and the `COMMAND_SECTIONS`.
+        values: the groups and `seed`; optionally the `SECTIONS` and the `COMMAND_SECTIONS`.
         ignore: groups whose choice is known to be wrong: they stay empty, and no problem is reported for them.
 
     Returns:
-        The configuration and its problems. An option with a problem is absent, see `incomplete`.
+        (configuration, problems). An option with a problem is absent from the configuration: reading it raises `Unset`.
     """
     problems: list[Problem] = []
     sections: dict[str, Any] = {}
@@ -62,7 +63,7 @@ def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tup
 
 
 def _unknown_objectives(sweep: Any, env: Any) -> Iterator[Problem]:
-    """`sweep.objective` names entries of `result.json`, which contains those of `env.metrics`."""
+    """`sweep.objective` names entries of `result.json`; `env.metrics` are such entries."""
     objective = vars(sweep).get("objective")
     choices = (*OBJECTIVES, *(vars(env).get("metrics") or ()))
     if objective is not None and (violated := out_of_range(objective, {"choices": choices})):
@@ -79,7 +80,7 @@ _TOP_LEVEL = (*GROUPS, *SECTIONS, *COMMAND_SECTIONS, "seed", "experiment", "debu
 
 
 def known_paths() -> list[str]:
-    """Every option of any choice of any group, such as `collector.num_workers`."""
+    """Returns the path of every option, such as `collector.num_workers`, of every choice in every group."""
     paths = dict.fromkeys(["seed"])
     for name, section in {**SECTIONS, **COMMAND_SECTIONS}.items():
         paths |= dict.fromkeys(_paths(name, section))
@@ -96,7 +97,7 @@ def _paths(name: str, cls: Any) -> Iterator[str]:
 
 
 def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
-    """Returns one group as its dataclass; adds its problems. Omitted options take their defaults."""
+    """Returns one group as its dataclass, and adds its problems to `problems`. Omitted options take their defaults."""
     cls = _class_of(group, section)
     if isinstance(cls, Problem):
         problems.append(cls)
@@ -111,7 +112,7 @@ def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
 
 
 def _class_of(group: str, section: Any) -> Any:
-    """Returns the dataclass of a group, by its `kind`, or the `Problem` with it."""
+    """Returns the dataclass of a group, chosen by its `kind`, or the `Problem` with the choice."""
     if isinstance(section, Unresolved):
         return Problem(group, section.reason)
     if not isinstance(section, Mapping):
@@ -142,7 +143,7 @@ def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
 
 
 def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """Returns the options of a section that are right; adds the problems of the others."""
+    """Returns the options of a section that are right; adds the problems of the others to `problems`."""
     right = {}
     for field in dataclasses.fields(cls):
         hint = _hints(cls)[field.name]
@@ -160,7 +161,7 @@ def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Pr
 
 
 def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], language: Language = YAML) -> Any:
-    """Returns the value of one option as its type, or the `Problem` with it."""
+    """Returns the value of one option, converted to its type, or the `Problem` with it."""
     if isinstance(value, Unresolved):
         return Problem(path, value.reason)
     if value is ABSENT or (isinstance(value, str) and value == UNSET):
@@ -176,11 +177,11 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
 
 
 def _unknown(path: str, section: str | None = None, names: Collection[str] = ()) -> Problem:
-    """Returns a key that the schema does not have.
+    """Returns the problem that the schema lacks the key `path`.
 
     Args:
-        section: the choice that lacks it, as `trainer=ppo`; None: the first word of `path` is no group.
-        names: the keys of the section.
+        section: the choice that lacks the key, such as "trainer=ppo"; None: `path` does not begin with a group.
+        names: the keys that the section has.
     """
     if section is not None:
         group, key = path.split(".", 1)

@@ -1,4 +1,4 @@
-"""The type and the range of one value, from YAML or from Python."""
+"""Checks the type and the range of one value, from YAML or from Python."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _WORDS = {
 
 
 def convert(value: Any, hint: Any, language: Language = YAML) -> Any:
-    """Converts `value` to `hint`. Types other than numbers, bools, texts, lists and mappings are not checked.
+    """Returns `value` converted to the type `hint`. Types other than numbers, bools, texts, lists and mappings are not
+    checked.
 
-    1e6 is an integer; 2.5 is not. In YAML "8" is a number and 3 a text, as environment variables and unquoted names
-    give them. In Python numbers and bools may be numpy's, and 0, 1 and None are accepted as bools.
+    1e6 is an integer, 2.5 is not. In YAML "8" is accepted as a number and 3 as a text, as environment variables and
+    unquoted names give them. In Python, numbers and bools may be numpy's, and 0, 1 and None are accepted as bools.
 
     Raises:
         ValueError, TypeError, OverflowError: `value` is of another type.
@@ -84,7 +85,7 @@ def _convert(value: Any, hint: Any, language: Language) -> Any:
 
 
 def describe(hint: Any, language: Language = YAML) -> str:
-    """Returns a type in words, as "an integer or null"."""
+    """Returns a type in words, such as "an integer or null"."""
     names = dict.fromkeys(_describe(member, language) for member in members(hint))
     return " or ".join(names)
 
@@ -107,7 +108,7 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     """Returns the limit that `value` violates, such as "at least 1."; None if it violates none.
 
     Args:
-        limits: metadata of the field; see `collectx.config.schema.fields`.
+        limits: the field's metadata, see `collectx.config.schema.fields.Limits`.
     """
     if value is None or value in limits.get("also", ()):
         return None

@@ -9,16 +9,16 @@ from collectx.config.schema.run import RunConfig
 
 
 def acts_in_fixed_order(cfg: RunConfig) -> bool:
-    """Whether the inference server acts for all envs in a fixed order."""
+    """Whether the inference server, if there is one, acts for all envs in a fixed order."""
     order = cfg.inference.order if isinstance(cfg.inference, ServerInferenceConfig) else "fixed"
     return order == "fixed" or (order == "auto" and cfg.collector.schedule != "async")
 
 
 def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
-    """Returns the warning if `total_frames` is not a multiple of `frames_per_batch`; None if it is.
+    """Returns a warning if `total` (`total_frames`) is not a multiple of `frames` (`frames_per_batch`); otherwise None.
 
     Args:
-        prefix: prefix of both keys in the message.
+        prefix: stands before both keys in the message.
     """
     if total <= 0 or total % frames == 0:
         return None
@@ -52,23 +52,24 @@ def is_elastic(collector: CollectorConfig) -> bool:
 
 
 def num_workers_of(collector: CollectorConfig) -> int:
-    """Returns the number of workers."""
+    """Returns the number of workers; 1 for `collector=single`, where the trainer's process is the worker."""
     return collector.num_workers if collector.has_workers else 1
 
 
 def frames_per_part(collector: CollectorConfig) -> int:
-    """Frames of one worker in a batch."""
+    """Returns how many frames of a batch come from one worker."""
     return collector.frames_per_batch // (collector.num_workers if collector.schedule == "sync" else 1)
 
 
 def rows_per_env(collector: CollectorConfig) -> int:
-    """Rows per env in a worker's batch: the number of its processes if `inner=sync`, otherwise 1."""
+    """Returns how many rows of a worker's batch an env index stands for: the number of the worker's processes if
+    `inner=sync`, otherwise 1."""
     return collector.num_workers_per_collector if collector.inner == "sync" else 1
 
 
 def resolve_devices(devices: DevicesConfig) -> DevicesConfig:
-    """TorchRL's rule: `device` is the default of the other three; without it, batches stay on the device of both the
-    policy and the envs."""
+    """Returns the devices by TorchRL's rule: `device` is the default of the other three; without it, batches stay on
+    the device of the policy and the envs if both share one."""
     device = devices.device
     policy, env = devices.policy_device or device, devices.env_device or device
     return DevicesConfig(

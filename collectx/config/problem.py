@@ -18,15 +18,15 @@ _WORD = re.compile(r"`(null|true|false|\w+[.=][^` ]*(?: or \w+)*)`")
 
 @dataclass(frozen=True)
 class Language:
-    """How options and values are written.
+    """How a language, YAML or Python, writes options and values.
 
     Attributes:
         types: names of types, as in "must be an integer".
         null: the word for no value.
-        show: a value as the user wrote it.
+        show: returns a value as the user wrote it.
         reads_text: whether a text may stand for a number, as an environment variable gives it.
-        name: an option `collector.overlap`, one with a value `collector.overlap=0`, `null`, `true` or `false`, as users
-            write it; None if they know no such option.
+        name: returns how users write an option (`collector.overlap`), an option with a value (`collector.overlap=0`),
+            `null`, `true` or `false`; None if the language has no such option.
     """
 
     types: Mapping[type, str]
@@ -36,7 +36,7 @@ class Language:
     name: Callable[[str], str | None] = str
 
     def words(self, text: str) -> str:
-        """Returns a text in which the words that `name` takes stand between backticks."""
+        """Returns `text` with the words between backticks replaced by what `name` returns for them."""
         return _WORD.sub(lambda found: self.name(found[1]) or found[1], text)
 
 
@@ -65,7 +65,7 @@ class Problem:
     """One problem of a configuration.
 
     Attributes:
-        path: the option, as `collector.num_slots`, or `collector` where the choice of the group is wrong.
+        path: the option, such as "collector.num_slots"; "collector" if the choice in the group is wrong.
         rule: what the value must be, with the arithmetic; or a predicate of the option, which begins with "is ", "has "
             or "cannot ". Options in it stand between backticks, as each `Language` names them in its own way.
         value: what the option was set to; ABSENT: the message names the option alone.
@@ -78,7 +78,7 @@ class Problem:
     advice: str = ""
 
     def text(self, language: Language = YAML) -> str:
-        """Returns the message."""
+        """Returns the message to the user, one sentence."""
         name = language.name(self.path) or self.path
         subject = name if self.value is ABSENT else f"{name}={language.show(self.value)}"
         is_sentence = self.rule.startswith(("is ", "has ", "cannot "))
@@ -89,8 +89,8 @@ class Problem:
 
 
 class Refusal(ConfigError):
-    """Problems that are only found while a collector is built. The message names options as in YAML; `found` is for
-    other languages."""
+    """Problems that are found only while a collector is built. The message names options as in YAML; for Python, it is
+    made from `found`."""
 
     def __init__(self, *found: Problem):
         super().__init__(*(problem.text() for problem in found))
@@ -101,7 +101,8 @@ class Refusal(ConfigError):
 
 
 def found(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Iterator[Any]:
-    """What rules yield, each called with `arguments`. A rule ends at an option that failed its own check."""
+    """Yields what the rules yield, each called with `arguments`. A rule ends when it reads an option that failed its
+    own check."""
     for rule in rules:
         with suppress(Unset):
             yield from rule(*arguments)

@@ -18,7 +18,7 @@ from collectx.config.schema import collector, env, launcher, policy, trainer
 from collectx.config.schema.fields import section_of
 from collectx.config.schema.run import SECTIONS, RunConfig
 
-# The groups, in the order of the data path; a choice in each is needed, but for those of `DEFAULTS`.
+# The groups, in the order of the data path. Each needs a choice, except those of `DEFAULTS`.
 GROUPS = ("env", "policy", "collector", "inference", "backend", "launcher", "devices", "trainer")
 # All options of these groups are fixed on resume; of other groups, only the marked ones.
 KEPT_GROUPS = ("env", "policy")
@@ -109,7 +109,7 @@ def schemas(group: str) -> dict[str, Any]:
 
 
 def implementation(group: str, name: str) -> Any:
-    """Imports what builds a kind. None where nothing does."""
+    """Imports and returns what builds a kind; None if nothing does."""
     module, _, attribute = KINDS[group][name].implementation.partition(":")
     if not module:
         return None
@@ -120,7 +120,7 @@ def why_not(kind: str, group: str = "backend") -> str | None:
     """Checks whether a network backend, or a kind of another group, can work in this process; imports its libraries.
 
     Returns:
-        Why not, in one clause, and what to do; None if it can.
+        One clause that says why not, and what to do; None if it can.
     """
     alternative = "backend=gloo" if group == "backend" else f"another {group}"
     install = f"pip install 'collectx[{kind}]', or use {alternative}"
@@ -135,7 +135,7 @@ def why_not(kind: str, group: str = "backend") -> str | None:
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
-    """Reverses `dataclasses.asdict`; checks nothing."""
+    """Returns the configuration of which `dataclasses.asdict` made `values`. Checks nothing."""
     missing = {group: {"kind": kind} for group, kind in DEFAULTS.items()}
     groups = {group: group_from_dict(group, (missing | values)[group]) for group in GROUPS}
     sections = {name: _from_dict(cls, values.get(name, {})) for name, cls in SECTIONS.items()}
@@ -143,7 +143,8 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 
 def group_from_dict(group: str, values: dict[str, Any]) -> Any:
-    """Returns one group, as in `group_from_dict("env", asdict(cfg.env))`."""
+    """Returns the section of which `dataclasses.asdict` made `values`: `group_from_dict("env", asdict(cfg.env))` equals
+    `cfg.env`."""
     if values.get("kind") == "python":
         return env.EnvConfig(**values) if group == "env" else policy.PolicyConfig(**values)
     return _from_dict(schemas(group)[values.get("kind", "cpu")], values)
@@ -160,7 +161,8 @@ def _from_dict(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def field_of(path: str) -> Field:
-    """Returns the field of an option, as `field_of("collector.num_slots")`: that of the most general dataclass."""
+    """Returns the dataclass field of an option, such as "collector.num_slots"; if several kinds take the option, that
+    of the most general dataclass."""
     group, _, name = path.rpartition(".")
     fields_of_kinds = [
         cls.__dataclass_fields__.get(name) for cls in sorted(_classes(group), key=lambda cls: len(cls.__mro__))

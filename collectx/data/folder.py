@@ -241,7 +241,7 @@ def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
 
 
 def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:
-    """Returns messages for a format in which each entry needs its own name, if several entries have the same name."""
+    """Returns messages for a format in which each entry needs its own name, if several entries share a name."""
     return [
         f"{' and '.join(str(key) if key else 'its own column' for key in keys)} are both called {name}. Rename a part "
         "of the observation (gymnasium.wrappers.TransformObservation), or use format=memmap."

@@ -32,7 +32,7 @@ _GROUP = 32
 
 class MinariWriter(SequentialWriter):
     """Writes minari's format; see the module's docstring. The id of the data set is the name of its folder, followed by
-    `-v0` unless it has a version."""
+    `-v0` unless it ends in a version."""
 
     def __init__(self, path: Path, run: RecordedRun):
         super().__init__(path, run)

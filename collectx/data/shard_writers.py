@@ -4,7 +4,7 @@ record to a data set at the same time.
     memmap    <run>-<number>/           a memory-mapped TensorDict: TensorDict.load_memmap(shard)
     parquet   <run>-<number>.parquet    a table: pyarrow.parquet.read_table(data set) reads all shards
 
-A table has the columns `run`, `seed`, and one for every entry of a frame, such as `next.observation`. An entry is a
+The columns of a table are `run`, `seed`, and one for every entry of a frame, such as `next.observation`. An entry is a
 number, a list of the numbers of an array, or the bytes of an image. The file of the run in `_runs` contains the shapes.
 """
 

@@ -183,7 +183,7 @@ class EnvPoolEnv(Env):
 
 @contextlib.contextmanager
 def _without_precision_warnings() -> Iterator[None]:
-    """Gymnasium warns that EnvPool's float64 bounds become float32; users cannot change that."""
+    """Hides Gymnasium's warning that EnvPool's float64 bounds become float32, which users cannot change."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
         yield

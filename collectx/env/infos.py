@@ -93,7 +93,7 @@ class InfoKeys:
         return values
 
     def first_and_final_values(self, info: Mapping, ended: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """For a vector env in SAME_STEP mode: returns the entries of the first infos of new episodes, and those of the
+        """Returns, for a vector env in SAME_STEP mode, the entries of the first infos of new episodes, and those of the
         final infos, in the form of `batched_values`. An entry of an ended env that is in `info`, but not in
         `info["final_info"]`, counts as final, because a wrapper of the vector env has added it."""
         first = self.batched_values(info, len(ended))

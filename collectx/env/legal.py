@@ -77,8 +77,8 @@ class LegalActions(nn.Module):
         return legal.unflatten(-1, (self._choices, self._width))
 
     def check(self, legal: torch.Tensor) -> torch.Tensor:
-        """Returns `legal`, a result of `forward`, if each choice of each env has a legal value. Only checks on the CPU,
-        because a check on another device would wait for it in every step.
+        """Returns `legal`, a result of `forward`, if each choice of each env contains a legal value. Only checks on the
+        CPU, because a check on another device would wait for it in every step.
 
         Raises:
             ShapeError: an env allows no action; the message names the first one.
@@ -113,23 +113,24 @@ class LegalActions(nn.Module):
 
 
 def mask_of(spec: EnvSpec) -> Leaf | None:
-    """Returns the leaf of the observation with the masks; None if the env has no masks."""
+    """Returns the leaf of the observation with the masks; None if the env returns no masks."""
     found = (leaf for key in MASK_KEYS for leaf in spec.observation if leaf.key[: len(key)] == key)
     return next(found, None)
 
 
 def fits(spec: EnvSpec, mask: Leaf) -> bool:
-    """Whether a mask has a number for each value of the action."""
+    """Whether a mask contains a number for each value of the action."""
     return mask.key in MASK_KEYS and mask.shape == (_counts(spec.action_space)[0].sum(),)
 
 
 def network_inputs(spec: EnvSpec) -> tuple[Leaf, ...]:
-    """`EnvSpec.inputs` without the masks."""
+    """Returns `EnvSpec.inputs` without the masks."""
     return tuple(leaf for leaf in spec.inputs if leaf != mask_of(spec))
 
 
 def legal_actions(spec: EnvSpec) -> LegalActions | None:
-    """Returns the reader of an env's masks; None if the env has no masks. Raises `SpaceError`, see `LegalActions`."""
+    """Returns the reader of an env's masks; None if the env returns no masks. Raises `SpaceError`, see
+    `LegalActions`."""
     mask = mask_of(spec)
     return None if mask is None else LegalActions(spec, mask)
 

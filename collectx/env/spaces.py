@@ -180,7 +180,7 @@ def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
 
 
 def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -> None:
-    """Raises `ShapeError` if `value` does not have the shape of the leaf, or `dtype` cannot represent its numbers.
+    """Raises `ShapeError` if the shape of `value` is not the leaf's, or `dtype` cannot represent its numbers.
 
     Floats may lose precision. Integers must be in the range of an integer `dtype`, whatever their type; floats are not
     converted to integers.

@@ -59,8 +59,8 @@ def is_env(value: Any) -> bool:
 
 
 def copied(cfg: UserEnvConfig, is_required: bool) -> UserEnvConfig:
-    """`cfg` with a copy of the env, if it contains an env object, so reading its spec neither starts nor resets it:
-    an env that has started cannot be copied for workers, and one in this process begins only once.
+    """Returns `cfg` with a copy of the env, if it contains an env object, so reading its spec neither starts nor resets
+    it: an env that has started cannot be copied for workers, and one in this process begins only once.
 
     Args:
         is_required: False: returns `cfg` itself if the env cannot be copied. Pickling a batched TorchRL env that has
@@ -95,7 +95,7 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool, numbers: EnvNum
 
 
 def _make_envs(cfg: UserEnvConfig, first: Any, numbers: EnvNumbers) -> list[Any]:
-    """`first`, and the other envs of the group."""
+    """Returns `first` and the other envs of the group, which it makes."""
     if is_env(cfg.create):
         _check_count(cfg, 1, "one env, as it is an env and no function")
         return [first]

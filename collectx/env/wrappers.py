@@ -34,7 +34,7 @@ def normalizers_of(envs: Sequence[Any]) -> tuple[str, ...]:
 
 
 def note_of(normalizer: str) -> str:
-    """What a user should know about a running normaliser."""
+    """Returns what a user should know about a running normaliser."""
     return (
         f"{normalizer} keeps statistics in each env. Workers that are replaced, collectx eval and load_policy start "
         f"without them. Use {_INSTEAD[normalizer]} instead."

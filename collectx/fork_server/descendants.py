@@ -1,15 +1,15 @@
-"""The processes that envs start, and those that these start: they end with the worker that steps the envs.
+"""Ends the processes that envs start, and the descendants of these, together with the worker that steps the envs.
 
-On Linux every worker has a mark. All its descendants inherit it, also those that lead a session of their own or whose
-parent has ended. The mark is the soft limit of file locks (RLIMIT_LOCKS), which Linux keeps for each process and, since
-2.4.25, uses for nothing. On other systems a worker leads a process group.
+On Linux every worker carries a mark. All its descendants inherit it, also those that lead a session of their own or
+whose parent has ended. The mark is the soft limit of file locks (RLIMIT_LOCKS), which Linux keeps for each process and,
+since 2.4.25, uses for nothing. On other systems a worker leads a process group.
 
 Envs in the process of a trainer share it with threads that start processes too, as loggers do, and a resource limit
 belongs to the process. There the thread that runs envs also has an I/O priority of its own, which Linux keeps for each
 thread, and which the processes that this thread starts inherit: only those with mark and priority are the envs'.
 
-Who ends them: the worker when it ends in order, the process that has started the worker when it notices its end, and
-the fork server when that process is gone.
+Who ends them: the worker, if it is not killed; the process that started the worker, when it notices the worker's end;
+and the fork server, when that process is gone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 import psutil
 
-# The variable by which a process tells its fork server its marks.
+# The environment variable by which a process tells its fork server the first of its marks.
 VARIABLE = "COLLECTX_FIRST_MARK"
 _LIMIT, _HAS_MARKS = 10, sys.platform == "linux"
 _system_call: Any = ctypes.CDLL(None).syscall if _HAS_MARKS else None
@@ -56,7 +56,7 @@ def _given(process: int) -> tuple[range, Iterator[int], Iterator[int]]:
 
 
 def marks_from(first: int) -> range:
-    """Returns the marks that a process gives, of which `first` is its fork server's."""
+    """Returns the range of marks that a process gives; the first one, `first`, is its fork server's."""
     return range(first, first + _NUM_MARKS)
 
 
@@ -71,25 +71,26 @@ def new_mark() -> int:
 
 
 def mark_process(mark: int) -> None:
-    """Lets this process and those that it starts have this mark. Does nothing where there are no marks."""
+    """Sets the mark of this process, which later child processes inherit. Does nothing on systems without marks."""
     if _HAS_MARKS:
         with contextlib.suppress(OSError, ValueError):  # a sandbox refuses it
             resource.setrlimit(_LIMIT, (mark, resource.getrlimit(_LIMIT)[1]))
 
 
 def _priority(thread: int = 0) -> int:
-    """Returns the I/O priority of a thread, or of a process's main thread; 0: this thread. -1: it cannot be read."""
+    """Returns the I/O priority of a thread, or of a process's main thread (0: of this thread); -1 if it cannot be
+    read."""
     return -1 if _IOPRIO_GET is None else _system_call(_IOPRIO_GET, 1, thread)
 
 
 def _set_priority(priority: int) -> bool:
-    """Gives this thread an I/O priority; False where that is not possible."""
+    """Sets the I/O priority of this thread; returns False if that is not possible."""
     return _system_call(_IOPRIO_SET, 1, 0, priority) == 0
 
 
 @contextlib.contextmanager
 def ended(mark: int) -> Iterator[None]:
-    """Runs a worker with this mark in this process: at the end of the block, ends what it has started."""
+    """Marks this process for the block, in which a worker runs, and ends at its end what the worker started."""
     mark_process(mark)
     try:
         yield
@@ -98,12 +99,12 @@ def ended(mark: int) -> Iterator[None]:
 
 
 class Hosted:
-    """What the envs of this process start, unless it has a mark: what a trainer's envs start, or those of a worker that
-    SLURM, MPI or Ray has started.
+    """What the envs of this process start, unless it carries a mark: what a trainer's envs start, or those of a worker
+    that SLURM, MPI or Ray has started.
 
     Args:
-        num_looks: after how many of the first uses of `running` it looks for processes. If there are some, it starts
-            one more, which ends them when this process is killed.
+        num_looks: how many of the first blocks of `running` are followed by a look for processes. If there are some, a
+            guard process is started, which ends them when this process is killed.
     """
 
     def __init__(self, num_looks: int = 2):
@@ -114,7 +115,8 @@ class Hosted:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Runs code of envs within the block. What other threads start meanwhile is not the envs'."""
+        """Counts what this thread starts within the block as the envs'; what other threads start meanwhile does not
+        count."""
         earlier = resource.getrlimit(_LIMIT)[0] if _HAS_MARKS else _NUM_MARKS
         priority = _priority()
         # A user may have chosen a class; some kernels name the default one.
@@ -135,7 +137,7 @@ class Hosted:
             _set_priority(priority if priority >> 13 == _BEST_EFFORT else 0)
 
     def _start_guard(self) -> None:
-        """Starts the process that ends the others when this one is killed."""
+        """Starts the guard process, which ends the envs' processes when this one is killed."""
         self._guard = subprocess.Popen(
             [sys.executable, __file__, str(self._mark)],
             stdin=subprocess.PIPE,
@@ -145,7 +147,7 @@ class Hosted:
         )
 
     def end(self) -> None:
-        """Ends all of it. Idempotent."""
+        """Ends the processes that the envs started; blocks until then. Idempotent."""
         end([[self._mark]])
         if self._guard is not None:
             self._guard.communicate()
@@ -153,7 +155,7 @@ class Hosted:
 
 @contextlib.contextmanager
 def hosted() -> Iterator[None]:
-    """Makes an env and closes it within the block; ends what it has started."""
+    """Ends, after the block, what an env started that the block makes and closes."""
     processes = Hosted(num_looks=0)
     try:
         with processes.running():
@@ -176,7 +178,7 @@ def end(marks: Sequence[Container[int]], groups: Collection[int] = ()) -> None:
     with SIGKILL. Blocks until they have ended, for two seconds at most.
 
     Args:
-        groups: the process groups that they are in, where there are no marks.
+        groups: the process groups that are killed on systems without marks.
     """
     if not _HAS_MARKS:
         for group in groups:

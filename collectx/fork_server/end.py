@@ -1,6 +1,6 @@
-"""The end of a fork server, which imports this module: it ends the workers, with all that they have started.
+"""Makes the fork server that imports this module end the workers, and all that they started, when it ends.
 
-The server ends when the process that has started it ends, however that happens. It leads a process group, so that what
+The server ends when the process that started it ends, however that happens. It leads a process group, so that what
 kills the group of that process leaves the server to do this.
 """
 

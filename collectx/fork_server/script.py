@@ -38,9 +38,9 @@ def is_guarded() -> bool:
 
 @contextmanager
 def usable_preparation(inherited: Inherited) -> Iterator[None]:
-    """Processes that start within this block adopt the `inherited` state before they import user code. They do not
-    import the script, unless it is guarded, and do not get the start method of joblib's processes, which only joblib
-    knows."""
+    """Within the block, processes start so that they adopt the `inherited` state before they import user code. They do
+    not import the script, unless it is guarded, and do not get the start method of joblib's processes, which only
+    joblib knows."""
     left_out: tuple[str, ...] = () if is_guarded() else ("init_main_from_name", "init_main_from_path")
     if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
         left_out += ("start_method",)

@@ -138,7 +138,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
 
 def _cancel_job(files: RunFolder) -> None:
     """Cancels this process's job, so that SLURM does not record it as failed. Does nothing if the run is a step of an
-    allocation, which has no batch script."""
+    allocation, without a batch script."""
     job = requeue.job_id(os.environ)
     if not files.node_note(job).exists():
         return

@@ -261,7 +261,7 @@ class Watcher:
 
 
 def _failure_text(run: WatchedRun) -> str:
-    """Returns why a run failed; if it has a result, with the last traceback of the trainer's log."""
+    """Returns why a run failed; if there is a result, with the last traceback of the trainer's log."""
     try:
         log = run.files.log("trainer").read_text(errors="replace").rstrip() if run.files.result.exists() else ""
     except OSError:

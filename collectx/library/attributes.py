@@ -284,7 +284,7 @@ class ReadableCollector(EnvMethods):
         return self.policy_version
 
     def __len__(self) -> int:
-        """The number of batches until `total_frames`, including delivered ones.
+        """Returns the number of batches until `total_frames`, including delivered ones.
 
         Raises:
             TypeError: `total_frames` is -1, or batches consist of whole trajectories.
@@ -303,14 +303,13 @@ class ReadableCollector(EnvMethods):
             attr: name of the attribute, or a path such as `transform[0].shape`.
 
         Raises:
-            AttributeError: the env has no such attribute.
+            AttributeError: the env lacks the attribute.
             TypeError: the env is in a worker process, and the attribute is a method or another object that is not data.
         """
         return self._ask("getattr_env", per_worker={min(self._core.workers, default=0): (attr,)}).popitem()[1]
 
     def get_distant_attr(self, attr: str) -> Any:
         """Returns a list with a value per worker; without workers, an attribute of this collector.
-
 
         Args:
             attr: `env.PATH`: an attribute of each worker's env, see `getattr_env`; `worker_idx`: the worker's index;

@@ -213,7 +213,7 @@ class BaseCollector(ReadableCollector):
         the number of frames collected, 0 after `total_frames`, so `while collector.fill():` is a loop over batches.
 
         Raises:
-            RuntimeError: the collector has no replay buffer, or collects in the background.
+            RuntimeError: the collector was made without a replay buffer, or collects in the background.
         """
         if self.replay_buffer is None:
             raise RuntimeError("fill() collects into a replay buffer: pass replay_buffer=... to the constructor")
@@ -243,7 +243,7 @@ class BaseCollector(ReadableCollector):
         wait for a batch. Meanwhile you may sample from the buffer and publish weights.
 
         Raises:
-            RuntimeError: the collector has no replay buffer, or was started before.
+            RuntimeError: the collector was made without a replay buffer, or was started before.
         """
         self._check_process()
         if self.replay_buffer is None:
@@ -375,7 +375,6 @@ class BaseCollector(ReadableCollector):
         Any other method is this collector's, which is called once per entry of the lists. Without workers, and without
         lists, it is called once.
 
-
         Args:
             method_name: the method, or a path to it, such as "env.set_level".
             list_of_args, list_of_kwargs: positional and keyword arguments of each call; None: none.
@@ -444,11 +443,11 @@ class BaseCollector(ReadableCollector):
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """Resets envs before the next batch that each worker begins. Batches that workers have already begun are still
-        delivered: of an async collector, up to `num_slots` of each worker; with `overlap=1`, one. Does not wait for the
+        delivered: up to `num_slots` of each worker of an async collector; with `overlap=1`, one. Does not wait for the
         reset.
 
         Args:
-            reset_idx: for each worker, whether to reset its envs; None: all.
+            reset_idx: whether to reset the envs of each worker, `[workers]` bool; None: all.
 
         Raises:
             ValueError: `reset_idx` lacks an entry for each worker; or it selects some workers with `trajs_per_batch`.
@@ -467,7 +466,7 @@ class BaseCollector(ReadableCollector):
                 self._stream.forget()
 
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
-        """Raises ValueError unless `selection` has an entry for each of `count` envs or workers to reset."""
+        """Raises ValueError unless `selection` contains an entry for each of `count` envs or workers to reset."""
         if len(selection) != count:
             raise ValueError(f"{name}={list(selection)}: one entry for each of {count} {what}, or None for all")
         if self.trajs_per_batch is not None:
@@ -554,7 +553,6 @@ class BaseCollector(ReadableCollector):
         `load_state_dict`, or by pickle, which replaces the env. All other envs begin new episodes with unused seeds.
         Pickles execute code: load only states that you trust. Blocks until async workers have completed their granted
         batches.
-
 
         Args:
             state_dict: what `state_dict` returned.

@@ -77,7 +77,7 @@ def as_message(problem: Problem, keywords: Keywords) -> str:
 
 @contextlib.contextmanager
 def named_in_python(keywords: Keywords) -> Iterator[None]:
-    """Re-raises a `Refusal` of the block as a `ConfigError`, with keywords in place of options."""
+    """Turns a `Refusal` of the block into a `ConfigError`, with keywords in place of options."""
     try:
         yield
     except Refusal as error:

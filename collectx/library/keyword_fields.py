@@ -70,7 +70,7 @@ def fixed(default: Any, advice: str, *others: Any) -> Any:
 
 
 def ignored(default: Any, reason: str = "") -> Any:
-    """Declares a keyword of TorchRL that has no effect; `reason`, which begins with a colon, follows in its text."""
+    """Declares a keyword of TorchRL without effect; `reason`, which begins with a colon, follows in its text."""
     return field(default=default, metadata={"text": f"ignored (accepted for TorchRL compatibility){reason}."})
 
 

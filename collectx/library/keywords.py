@@ -153,9 +153,9 @@ class Keywords:
     frames_per_batch: int | Sequence[int] = option("collector.frames_per_batch", 200)
     total_frames: int | None = option("collector.total_frames", -1, lambda total: -1 if total is None else total)
     max_frames_per_traj: int | None = option(
-        "collector.max_frames_per_traj", convert=positive, note="0 and negative: None."
+        "collector.max_frames_per_traj", convert=positive, note="0 or less: no maximum."
     )
-    init_random_frames: int | None = option("collector.init_random_frames", convert=positive, note="Negative: None.")
+    init_random_frames: int | None = option("collector.init_random_frames", convert=positive, note="Less than 0: none.")
     reset_at_each_iter: bool = option("collector.reset_at_each_iter", note="")
     set_truncated: bool = option("collector.set_truncated", note="")
     reset_when_done: bool = fixed(True, "envs that are done are always reset: leave it out")

@@ -94,7 +94,7 @@ def policy_devices(keywords: Keywords, num_workers: int) -> list[str | None]:
     """Returns the name of each worker's policy device; None if no device was passed.
 
     Raises:
-        Unset: a list has a wrong length, or a device in `collector_kwargs` does not exist.
+        Unset: a list is of a wrong length, or a device in `collector_kwargs` does not exist.
     """
     candidates = zip(
         kwargs_of_workers(keywords, num_workers),

@@ -23,15 +23,16 @@ def signature_of(
     keywords: Callable[Parameters, Any],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Parameters], None]]:
     """Decorates a method whose arguments are the fields of the dataclass `keywords`: adds the fields to its signature,
-    for type checkers, editors and `help`, and their texts to its docstring."""
+    for type checkers, editors and `help`, and their texts to its docstring, before a section "Raises"."""
 
     def decorate(method: Any) -> Any:
         parameters = inspect.signature(keywords).parameters.values()
         receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         method.__signature__ = inspect.Signature([receiver, *parameters])
         documented = (inspect.getdoc(each) or "" for each in reversed(inspect.getmro(keywords)))  # type: ignore[arg-type]
-        arguments = [text.partition("Args:\n")[2].rstrip() for text in documented]
-        method.__doc__ = "\n".join([inspect.cleandoc(method.__doc__ or ""), "", "Args:", *filter(None, arguments)])
+        arguments = [text.partition("Args:\n")[2].partition("\n\n")[0].rstrip() for text in documented]
+        text, *raises = inspect.cleandoc(method.__doc__ or "").partition("\n\nRaises:\n")
+        method.__doc__ = "\n".join([text, "", "Args:", *filter(None, arguments)]) + "".join(raises)
         return method
 
     return decorate

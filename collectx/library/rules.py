@@ -232,7 +232,7 @@ def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 
 def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
-    """Batches of complete trajectories have no fixed length."""
+    """Batches of complete trajectories vary in length."""
     trajectories = keywords.trajs_per_batch
     if trajectories is None:
         for name in ("trajs_per_write", "traj_format", "post_traj"):

@@ -40,7 +40,7 @@ def select(
     `Collector` itself.
 
     Args:
-        classes: for each backend, the class for `sync=False` and the one for `sync=True`.
+        classes: the class for `sync=False` and the one for `sync=True`, by backend.
 
     Raises:
         ConfigError: there is no such backend, or `num_collectors` does not match the other keywords.

@@ -172,7 +172,7 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
 
     Raises:
         KeyError: weights of the policy are missing; or, with `strict`, weights have unknown names.
-        TypeError: `weights` has a wrong type, or the policy is not a module.
+        TypeError: `weights` is of a wrong type, or the policy is not a module.
         ValueError: shapes differ, or the numbers of weights of the two modules.
     """
     if not isinstance(policy, nn.Module):

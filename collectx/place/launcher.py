@@ -146,7 +146,7 @@ class RemoteHandle:
             weakref.finalize(self, os.close, descriptor)
 
     def finish(self, exitcode: int) -> None:
-        """Notes the worker's end. Calls after the first have no effect."""
+        """Notes the worker's end. Later calls do nothing."""
         if self.exitcode is None:
             self.exitcode = exitcode
             os.write(self._end, b"\0")

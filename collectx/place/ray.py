@@ -34,7 +34,7 @@ class RayCluster(Place):
         return default if default == "rpc" or self.cfg.collector.kind.startswith("distributed") else "gloo"
 
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
-        """Ray keeps the logs of its actors, so `log_dir` has no effect."""
+        """Ray keeps the logs of its actors; `log_dir` is ignored."""
         from collectx.place.ray_actors import RayLauncher
 
         options = self.cfg.collector

@@ -61,7 +61,7 @@ def connect(options: Mapping[str, Any], timeout_s: float) -> None:
 
 
 def disconnect() -> None:
-    """Disconnects; ends a cluster that `connect` started. Idempotent."""
+    """Ends this process's connection, and the cluster if `connect` started it. Idempotent."""
     ray.shutdown()
 
 

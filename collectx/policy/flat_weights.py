@@ -54,7 +54,7 @@ class _Entry:
 
 
 class FlatWeights:
-    """Copies between `module` and flat buffers. Modules with the same architecture have the same layout.
+    """Copies between `module` and flat buffers. Modules with the same architecture share the layout.
 
     Attributes:
         nbytes: size of a buffer; 0 for a module without tensors, or for None.

@@ -35,8 +35,8 @@ class ReplayBuffer:
     `multiprocessing`. Every process may write and sample. One lock serialises writes, so calls block while another
     process copies frames, and a sample never contains a partly written frame. If a process is killed during a write,
     the lock is released; the buffer then lacks the batch that was being written, and the old frames that it was
-    replacing. The shared memory has no name, grows as frames are written, and is freed when the last process closes the
-    buffer.
+    replacing. The shared memory is anonymous, grows as frames are written, and is freed when the last process closes
+    the buffer.
 
     Args:
         capacity: maximum number of frames. New frames overwrite the oldest.
@@ -101,7 +101,7 @@ class ReplayBuffer:
         return self._ring.end
 
     def __len__(self) -> int:
-        """Number of frames in the buffer, which can be sampled."""
+        """Returns the number of frames in the buffer, which can be sampled."""
         with self._lock:
             return len(self._ring)
 
@@ -144,7 +144,6 @@ class ReplayBuffer:
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
         """Returns a copy of frames that the sampler chooses, on the CPU.
-
 
         Args:
             batch_size: number of frames; None: that of the constructor.
@@ -248,7 +247,7 @@ class ReplayBuffer:
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a result of `state_dict`, for all processes. If that buffer had a larger capacity, restores the
+        """Restores a result of `state_dict`, for all processes. If that buffer's capacity was larger, restores the
         newest frames. If it had another type of sampler, all frames count as new.
 
         Raises:

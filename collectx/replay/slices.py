@@ -17,10 +17,10 @@ _ROUNDS = 8
 
 
 class SliceSampler(Sampler):
-    """Samples slices of `slice_len` consecutive frames. Each possible slice has the same probability; with replacement.
+    """Samples slices of `slice_len` consecutive frames. All possible slices are equally likely; with replacement.
 
     A sample of `size` frames is `[size // slice_len, slice_len]`, whose second dimension is named "time".
-    `sample.reshape(-1)` has the form of TorchRL's `SliceSampler`.
+    `sample.reshape(-1)` takes the form of TorchRL's `SliceSampler`.
 
     A slice consists of frames that were written one after the other, with the same `("collector", "traj_ids")`;
     `("next", "done")` may only be true in its last frame. So write frames in the order of collection, without gaps

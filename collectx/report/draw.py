@@ -20,7 +20,7 @@ from collectx.report.read import Group, Run, Span, centre, common, differences, 
 from collectx.run import Status
 from collectx.run.statistics import TIMES
 
-# Texts and axes; in the page they take the colour of its text.
+# The colour of texts and axes in PNGs; in the page they take the colour of the page's text.
 _INK = "#1c2024"
 # Okabe and Ito's colours, which colour-blind readers can tell apart, on a white or a black ground.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
@@ -58,7 +58,7 @@ _AXES = {"frames": "frames", "elapsed_s": "time since the workers were started (
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, the name of its file without suffix, its title, and what it shows."""
+    """A figure; `name` is its file name without suffix, and `caption` says what it shows."""
 
     name: str
     title: str
@@ -71,7 +71,7 @@ class Plot:
         return bool(self.figure.get_figwidth() > 2 * _SIZE[0])
 
     def write_png(self, folder: Path) -> None:
-        """Writes the figure on a white ground."""
+        """Writes the figure to `<name>.png` in the folder, on a white ground."""
         with matplotlib.rc_context(_STYLE):
             self.figure.savefig(folder / f"{self.name}.png", dpi=_PNG_DPI)
 
@@ -87,7 +87,7 @@ class Plot:
 
 
 def curves(groups: Sequence[Group]) -> Iterator[Plot]:
-    """Returns, throughput and lag of the groups, in one figure each."""
+    """Yields the figures of returns, throughput and lag of the groups, one each."""
     words = _words(groups)
     window = f"Mean return of the last {RETURN_WINDOW} episodes"
     for value, over, name, title, label, what in (
@@ -125,8 +125,8 @@ def scalars(groups: Sequence[Group]) -> Iterator[Plot]:
 
 
 def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
-    """Throughput against the number of workers, if that was varied: a line for the groups that share all other
-    options, with the share of ideal scaling, extrapolated from the fewest workers."""
+    """Yields a figure of throughput against the number of workers, if that was varied: a line for the groups that share
+    all other options, with the share of ideal scaling, extrapolated from the fewest workers."""
     keys = [key for key in differences([group.runs[0] for group in groups]) if key not in (_WORKERS, "seed")]
     families: dict[str, dict[int, np.ndarray]] = {}
     for group in groups:
@@ -165,7 +165,8 @@ def scaling(groups: Sequence[Group]) -> Iterator[Plot]:
 
 
 def timeline(run: Run, name: str) -> Iterator[Plot]:
-    """Over the time of a run: the trainer, its weight updates, and each worker, with their events."""
+    """Yields a figure of one run over time: the trainer, the weight updates and each worker, with events. Yields none
+    for a run without batches or worker times."""
     elapsed_s = run.columns.get("elapsed_s", np.zeros(0))
     if not len(elapsed_s) or not run.spans:
         return
@@ -239,8 +240,8 @@ def _draw_worker(axes: Axes, spans: Sequence[Span], row: int) -> None:
 
 
 def _draw(axes: Axes, groups: Sequence[Group], value: str, over: str) -> bool:
-    """Draws a line for each group, with its interval if several runs contribute; returns whether it drew any. Failed
-    runs do not count for an interval."""
+    """Draws a line for each group, with its interval if several runs contribute; returns whether it drew any. An
+    interval does not cover failed runs."""
     has_batches = value == "mean_return" and [len(group.runs) for group in groups] == [1]
     for index, group in enumerate(groups):
         colour, line = _COLOURS[index % len(_COLOURS)], _LINES[index // len(_COLOURS) % len(_LINES)]

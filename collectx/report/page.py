@@ -20,13 +20,14 @@ from collectx.run.folder.files import write_atomically
 from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal.printing import COLUMNS, SPREAD, cells, number_cell, rank, spread
 
-# Groups of which curves are drawn, and timelines, in one page.
+# How many groups have curves in a page, and how many runs a timeline.
 _MAX_CURVES = 10
 _MAX_TIMELINES = 6
 
 
 def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
-    """Writes the report about some runs, ranked by the entry `objective` of `result.json`, and returns its page.
+    """Writes the report about some runs, at least one, ranked by the entry `objective` of `result.json`; returns the
+    path of its page.
 
     Raises:
         ConfigError: the folder cannot be written to.
@@ -83,7 +84,8 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
 
 
 def _group_row(group: Group, objective: str, spread: Sequence[float | None]) -> tuple[str, ...]:
-    """Name, number of runs with the objective, their spread as `collectx run` prints it, IQM and its interval."""
+    """Returns a row: name, number of runs with the objective, their spread as `collectx run` prints it, IQM and its
+    interval."""
     values = group.values(objective)
     ends = interval(values) if len(values) > 1 else (None, None)
     numbers = (*spread, centre(values) if len(values) else None, *ends)
@@ -91,7 +93,8 @@ def _group_row(group: Group, objective: str, spread: Sequence[float | None]) -> 
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:
-    """Date and time, seconds since the start, run and message: of events, then of the end unless it is completed."""
+    """Yields (date and time, seconds since the start, run, message) for each event of the runs, and for the end of each
+    run that is not completed."""
     for run in runs:
         for at, text in run.messages:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

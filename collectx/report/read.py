@@ -1,5 +1,5 @@
-"""Run folders as a report needs them: the curves and times of each run, the groups of runs that differ in their seeds
-alone, and the interval of each group.
+"""Reads run folders for a report: the curves and times of each run, the groups of runs that differ only in their seeds,
+and the interval of each group.
 
 The interval is that of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice": the
 interquartile mean over runs and its 95 % bootstrap percentile interval.
@@ -25,20 +25,20 @@ from collectx.run.folder.saved_config import flat, read_config
 from collectx.run.statistics import TIMES, bootstrap_interval
 
 Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""The places and the values of a curve, [points] float64 each; places rise."""
+"""The places and the values of a curve, `[points]` float64 each; places ascend."""
 
 NUM_POINTS = 160
-"""Most points of a curve that is drawn."""
+"""The maximum number of points of a curve."""
 _NUM_DRAWS = 2000
-# Options in which runs may differ that are drawn as one group.
+# Runs of one group may differ in these options.
 _NO_GROUPS = ("seed", "checkpoint.", "logger.")
-# More differing options than these are not the name of a group.
+# The maximum number of differing options in the name of a group.
 _MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Span:
-    """A worker's time from `begin_s` to `end_s`; `shares` of it for each of `TIMES`."""
+    """A worker's time from `begin_s` to `end_s`, and the share of each of `TIMES` in it."""
 
     worker: int
     begin_s: float
@@ -48,19 +48,18 @@ class Span:
 
 @dataclass(eq=False)
 class Run:
-    """One run. Times are seconds since its workers were started; the time between the end of a run and its resumption
-    counts for none.
+    """One run. Times are seconds since its workers were started, without the pauses before resumes.
 
     Attributes:
-        name: its folder, relative to what all runs have in common.
-        status: see `RunStatus`; DAMAGED with the reason where a file cannot be read.
-        numbers: named as in `result.json`; None before the first batch.
-        options: the configuration, by keys such as `collector.num_workers`.
-        columns: those of `metrics.jsonl`, [batches] float64 each, nan if a batch lacks the value.
-        scalars: the values that the trainer logged, likewise.
+        name: the run folder, relative to the folder that contains all runs.
+        status: see `RunStatus`; DAMAGED, with the reason, if a file cannot be read.
+        numbers: the numbers of the run, named as in `result.json`; None before the first batch.
+        options: the configuration, by paths such as `collector.num_workers`.
+        columns: the values in `metrics.jsonl` by name, `[batches]` float64 each; nan if a batch lacks the value.
+        scalars: the values that the trainer logged, in the same form.
         spans: the times of all workers.
         events: the lines of `events.jsonl`.
-        messages: what the user reads about events, with the seconds since 1970.
+        messages: pairs (seconds since 1970, what the user reads about an event).
     """
 
     name: str
@@ -76,12 +75,12 @@ class Run:
     _clock: Curve = (np.zeros(1), np.zeros(1))
 
     def seconds(self, time: float) -> float:
-        """Returns the time of an event, from seconds since 1970."""
+        """Returns the time of an event, given in seconds since 1970."""
         return float(np.interp(time, *self._clock))
 
     def curve(self, value: str, over: str) -> Curve | None:
-        """Returns a column or a scalar over another column, at `NUM_POINTS` points at most, each a mean; `frames_per_s`
-        is the rate between two points. None where there is none."""
+        """Returns a column or a scalar (`scalars/<name>`) over another column, at most `NUM_POINTS` points, each a
+        mean; `frames_per_s` is the rate between two points. None if the run lacks it."""
         columns = self.columns | {f"scalars/{name}": column for name, column in self.scalars.items()}
         places = columns.get(over, np.zeros(0))
         if value == "frames_per_s":
@@ -101,7 +100,7 @@ def _thin(places: np.ndarray, values: np.ndarray) -> Curve:
 
 
 def _rates(columns: Mapping[str, np.ndarray], places: np.ndarray) -> Curve:
-    """Frames per second, each over a fiftieth of the batches at least."""
+    """Returns frames per second, each over at least a fiftieth of the batches."""
     cuts = np.unique(np.linspace(0, len(places) - 1, min(len(places), 50)).astype(int))
     passed_s = np.diff(columns["elapsed_s"][cuts])
     rates = np.diff(columns["frames"][cuts]) / np.where(passed_s > 0, passed_s, np.nan)
@@ -110,7 +109,7 @@ def _rates(columns: Mapping[str, np.ndarray], places: np.ndarray) -> Curve:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ in their seeds alone, and the options by which the group differs from the others."""
+    """Runs that differ only in their seeds. `name` gives the options by which the group differs from the others."""
 
     name: str
     runs: tuple[Run, ...]
@@ -120,15 +119,15 @@ class Group:
         return [curve for run in self.runs if (curve := run.curve(value, over)) is not None]
 
     def values(self, number: str) -> np.ndarray:
-        """Returns a number in the `result.json` of each run that contains it and did not end early, [runs] float64."""
+        """Returns a number of `result.json`, `[runs]` float64, for the runs that have it and did not end early."""
         early = Status.FAILED, Status.INTERRUPTED
         numbers = ((run.numbers or {}).get(number) for run in self.runs if run.status.status not in early)
         return np.array([value for value in numbers if isinstance(value, (int, float))], float)
 
 
 def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Several curves at the same places, which all of them have: [points], and [curves, points]; None where there are
-    no such places."""
+    """Returns curves at common places: (places `[points]`, values `[curves, points]`); None if the curves do not
+    overlap."""
     begin, end = max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves)
     if not begin < end:
         return None
@@ -137,7 +136,7 @@ def common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def centre(values: np.ndarray) -> np.ndarray:
-    """Returns the interquartile mean over axis 0: the mean without the lowest and the highest quarter; of fewer than
+    """Returns the interquartile mean over axis 0: the mean without the lowest and the highest quarter; with fewer than
     four values, the mean of all."""
     cut = len(values) // 4
     return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
@@ -228,8 +227,8 @@ def _read_metrics(run: Run) -> None:
 
 
 def _spans(run: Run, worker: int, entries: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[Span]:
-    """Yields the time of a worker between its entries; with a gap, as long as what was not measured, where it was
-    started again."""
+    """Yields the time of a worker between its entries. A restart leaves a gap as long as the time that was not
+    measured."""
     kinds = "worker_failed", "workers_started"
     lost_s = [
         run.seconds(each["time"])
@@ -254,7 +253,7 @@ def _number(value: Any) -> float:
 
 
 def objective_of(run: Run) -> str:
-    """Returns the first `sweep.objective` of a run, which Hydra has saved; its default where it cannot be read."""
+    """Returns the first `sweep.objective` of a run, which Hydra saved; the default if it cannot be read."""
     try:
         name = read_config(run.files.hydra / "config.yaml")["sweep"]["objective"]
         return str(name[0] if isinstance(name, list) else name)
@@ -271,7 +270,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """Returns the runs in groups that differ in their seeds alone, in the order of their first runs."""
+    """Returns the groups of runs that differ only in their seeds, in the order of their first runs."""
     keys = [key for key in differences(runs) if not key.startswith(_NO_GROUPS)]
     members: dict[str, list[Run]] = {}
     for run in runs:
@@ -285,6 +284,6 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-    """Returns the last word of a key, where no other key has it."""
+    """Returns the last word of a key if no other key ends with it; otherwise the key."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key

@@ -1,4 +1,5 @@
-"""Rules between options, each with its arithmetic and what to change.
+"""Rules between options. A rule yields a `Problem` for each violation, with the arithmetic and what to change; its
+docstring says what holds.
 
 They run after each option is checked separately. The command line checks all rules; the Python classes check those
 about collection and devices. What this machine can do is checked in `collectx/run/preflight.py`.
@@ -18,12 +19,12 @@ Rule = Callable[[RunConfig], Iterator[Problem]]
 
 
 def place(cfg: RunConfig) -> Iterator[Problem]:
-    """Where the workers run, and by which backend."""
+    """The place of the workers fits the collector, the backend and the launcher's options."""
     yield from place_of(cfg).problems()
 
 
 def devices(cfg: RunConfig) -> Iterator[Problem]:
-    """Where policies act and batches are stored."""
+    """The devices exist in name, and workers see the GPUs of their policies."""
     yield from place_of(cfg).device_problems()
 
 
@@ -50,5 +51,5 @@ RULES: tuple[Rule, ...] = (
 
 
 def problems(cfg: RunConfig, rules: Iterable[Rule] = RULES) -> list[Problem]:
-    """Returns the problems that `rules` find."""
+    """Returns the problems that `rules` find in `cfg`."""
     return [*found(rules, cfg)]

@@ -15,7 +15,7 @@ from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.place import place_of
 
-# A process that is forked takes 256 descriptors at most, and the inference server a pipe to each worker.
+# A fork passes at most 256 descriptors to a process, and the inference server needs a pipe to each worker.
 MAX_SERVED_WORKERS = 200
 
 
@@ -82,7 +82,7 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
-    """One process is one worker."""
+    """`collector=single` is one worker."""
     if not cfg.collector.has_workers and cfg.collector.num_workers != 1:
         yield Problem(
             "collector.num_workers",
@@ -93,7 +93,7 @@ def single_collector(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def min_workers(cfg: RunConfig) -> Iterator[Problem]:
-    """A run starts with as many workers as it needs."""
+    """A run does not wait for more workers than it starts."""
     minimum, count = cfg.collector.min_workers, cfg.collector.num_workers
     if minimum is not None and minimum > count:
         rule = f"is more than `collector.num_workers={count}`"
@@ -101,7 +101,7 @@ def min_workers(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def preemption(cfg: RunConfig) -> Iterator[Problem]:
-    """The trainer can end the parts of slow workers of its machine only."""
+    """Only slow workers on the trainer's machine are told to end their parts."""
     path, threshold = "collector.preemptive_threshold", cfg.collector.preemptive_threshold
     if threshold is None:
         return
@@ -165,7 +165,7 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def served_policy(cfg: RunConfig) -> Iterator[Problem]:
-    """The inference server calls a policy."""
+    """The inference server finds a policy to call."""
     if isinstance(cfg.inference, ServerInferenceConfig) and cfg.policy.kind == "random":
         rule = "each worker draws the actions of `policy=random` for many steps at once"
         yield Problem("inference", rule, cfg.inference.kind, "use `inference=local`.")

@@ -11,7 +11,7 @@ from collectx.config.schema.trainer import LearningTrainerConfig
 
 
 def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
-    """Trainers that learn read every place of a batch, and the observation after it."""
+    """Trainers that learn find a frame in every place of a batch, and the observation after it."""
     collector, trainer = cfg.collector, cfg.trainer.kind
     if not isinstance(cfg.trainer, LearningTrainerConfig):
         return
@@ -50,7 +50,7 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
-    """Only metrics of the run rank checkpoints."""
+    """The metric that ranks checkpoints is one of the run."""
     metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
     if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
         rule = f"is no metric of the run ({', '.join(metrics)})"

@@ -12,8 +12,8 @@ from collectx.user_objects import named_call
 
 
 def warnings_of(cfg: RunConfig) -> list[str]:
-    """Returns the backend that `backend=auto` chose, and combinations that are probably not intended. For a valid
-    `cfg`."""
+    """Returns notes on a valid configuration: the backend that `backend=auto` chose, and combinations that are probably
+    not intended."""
     collector, trainer = cfg.collector, cfg.trainer.kind
     notes = place_of(cfg).notes()
     if trainer == "ppo" and collector.schedule == "async":
@@ -53,7 +53,7 @@ _OUTPUTS = ("video_folder", "filename")
 
 
 def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
-    """Where several envs write to one path, each overwrites what the others wrote."""
+    """Yields a warning if several envs write to one path, where each overwrites what the others wrote."""
     env, collector = cfg.env, cfg.collector
     count = num_workers_of(collector) * collector.num_workers_per_collector * env.num_envs
     if not isinstance(env, GymnasiumConfig) or count == 1:

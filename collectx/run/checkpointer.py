@@ -103,7 +103,7 @@ class Checkpointer:
 
     def write(self, wait_for_workers: bool = True) -> None:
         """Writes a checkpoint of the current state; blocks until it is on the disk. Does nothing before the first
-        batch, or if this batch already has a checkpoint. If writing fails, for example on a full disk, the failure is
+        batch, or if there is a checkpoint of this batch. If writing fails, for example on a full disk, the failure is
         reported and the run continues.
 
         Args:

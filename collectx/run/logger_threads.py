@@ -28,7 +28,7 @@ _MAX_LINES = 10_000
 # Seconds that a thread rests before the next lines: in a fast run, waking up for each line would cost the trainer more
 # time than the lines do.
 _PAUSE_S = 0.5
-# The logged names of a line's keys.
+# Under which name each key of a line is logged.
 _NAMES = {
     "mean_return": MEAN_RETURN,
     "return": "episode/return",

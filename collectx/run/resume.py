@@ -133,7 +133,7 @@ class ResumePoint:
         """Restores the trainer and its replay buffers.
 
         Raises:
-            ConfigError: the trainer does not accept the state, or had a `state_dict` but has no `load_state_dict`.
+            ConfigError: the trainer does not accept the state, or it defines `state_dict` but not `load_state_dict`.
         """
         name, state = type(trainer).__name__, self.state["trainer"]
         try:
@@ -186,7 +186,7 @@ def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     """Returns a checkpoint and its state; tensors are on the CPU.
 
     Raises:
-        DamagedFile: the state cannot be loaded, or does not belong to the manifest, which has no digest.
+        DamagedFile: the state cannot be loaded, or does not belong to the manifest.
     """
     manifest, state = checkpoint.manifest, checkpoint.load()
     try:

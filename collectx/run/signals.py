@@ -120,7 +120,7 @@ class Signals:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """A signal in the block raises at its end, unless another exception does."""
+        """Makes a signal in the block raise at the end of the block, unless another exception does."""
         self._held = True
         try:
             yield

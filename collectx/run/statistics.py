@@ -29,7 +29,7 @@ RATE_WINDOW_S = 5.0
 
 
 TIMES = ("env_s", "policy_s", "wait_s", "send_s")
-"""The measured times of a worker's part, by their names in `SlotReport` and `metrics.jsonl`."""
+"""The measured times of a worker's part of a batch, as `SlotReport` and `metrics.jsonl` name them."""
 
 
 @dataclass(slots=True)

@@ -188,8 +188,8 @@ class ImpalaTrainer(ActorCriticTrainer):
 
 
 class Critic(nn.Module):
-    """The state-value function. It has the architecture of the policy, with its own weights and one output, and shares
-    the policy's encoder. It is never published.
+    """The state-value function. Its architecture is the policy's, with its own weights and one output, and shares the
+    policy's encoder. It is never published.
 
     For a user's policy, it has two tanh layers of width 64 over the flattened observation leaves at and below the
     policy's `observation_keys`, without those that the env does not write, such as a recurrent state.

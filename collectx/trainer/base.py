@@ -57,9 +57,9 @@ class Trainer(Protocol):
     """Trains with the batches of a collection. `train` returns when the collection is exhausted, or earlier to end the
     run as completed. If it returns a string, that is the `exit_reason` of the run.
 
-    Only `train` is required. A trainer may have an attribute `shared_replay`: a `collectx.ReplayBuffer`, or a picklable
-    object whose `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs,
-    time]`, in the order in which they are ready, unless batches are hashed or consist of whole trajectories.
+    Only `train` is required. A trainer may define `shared_replay`: a `collectx.ReplayBuffer`, or a picklable object
+    whose `extend(batch)` writes to one. Async workers of this machine then write their batches to it, `[envs, time]`,
+    in the order in which they are ready, unless batches are hashed or consist of whole trajectories.
 
     Checkpoints contain what `state_dict` returns before a batch is requested, and the buffers in the optional attribute
     `replay_buffers`, a mapping from names to `collectx.ReplayBuffer`s. Without `state_dict`, they lack the trainer's

@@ -21,7 +21,7 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
     `kwargs`. First moves a policy that is a module to `device`, the device of the batches.
 
     Raises:
-        ConfigError: `target` does not exist, or its result has no method `train`.
+        ConfigError: `target` does not exist, or its result lacks the method `train`.
     """
     target = resolve(cfg.target, "trainer.target")
     if isinstance(policy, nn.Module):

@@ -241,7 +241,7 @@ class Transport(Protocol):
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         """Returns the bytes of filled slots, concatenated along the rows: flat uint8, laid out as
-        `Layout(leaves, rows * len(parts), steps)`. The slots have the same index, or a single slot is passed. Call this
+        `Layout(leaves, rows * len(parts), steps)`. The slots share an index, or a single slot is passed. Call this
         before any of them is granted again.
 
         Args:
@@ -268,7 +268,7 @@ class Transport(Protocol):
         the `Reply`. Does not block."""
 
     def preempt(self, requested: bool) -> None:
-        """Sets `Link.preempted` of all workers. Has no effect over a network."""
+        """Sets `Link.preempted` of all workers. Does nothing over a network."""
 
     def interrupt(self) -> None:
         """Tells the workers to stop after their current step; `receive` then returns their departures. Does not block.

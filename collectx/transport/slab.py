@@ -259,7 +259,7 @@ def concatenate(spec: SlotSpec, parts: Sequence[tuple[torch.Tensor, Sequence[sli
     """Returns a copy of slots in new memory, flat uint8, laid out as `Layout(leaves, rows * len(parts), steps)`.
 
     Args:
-        parts: for each part, the memory of its region, and the slices of its rows (`Layout.runs`).
+        parts: the memory of each part's region, and the slices of its rows (`Layout.runs`).
     """
     layout = spec.layout(len(parts))
     memory = batch_memory.empty(layout.nbytes, parts[0][0].device)

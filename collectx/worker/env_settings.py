@@ -113,7 +113,7 @@ def _for_each(group: Env, values: list[Any]) -> list[Any]:
 
 
 def _vector(group: Env, name: str) -> Any:
-    """Returns the group's Gymnasium vector env, if that has the method `name` to ask its envs."""
+    """Returns the group's Gymnasium vector env, if that defines the method `name` to ask its envs."""
     envs = group.user_envs
     is_vector = len(envs) == 1 and isinstance(envs[0], gymnasium.vector.VectorEnv)
     return envs[0] if is_vector and hasattr(envs[0], name) else None
@@ -123,7 +123,7 @@ def _holders(group: Env, name: str) -> Iterator[Any]:
     """Yields, for each env object, its outermost wrapper with the attribute, or the env itself.
 
     Raises:
-        AttributeError: neither the env nor its wrappers have the attribute.
+        AttributeError: neither the env nor one of its wrappers has this attribute.
     """
     for env in group.user_envs or [group]:
         holders = [layer for layer in layers(env) if _has(layer, name)]

@@ -4,7 +4,7 @@ then receives one copy of the weights, and sends one message per batch of all it
     trainer --network-- nested worker --shared memory-- process 0
                                       \\---------------- process 1 ...
 
-Each process has the seeds and trajectory ids of a worker of the run.
+Each process uses the seeds and trajectory ids of a worker of the run.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ class Placement:
 
     Attributes:
         worker: the worker's index in its collector.
-        index: the process's index in the run. An added worker has the index of one of the first workers.
+        index: the process's index in the run. An added worker takes the index of one of the first workers.
         num_workers: number of workers in the run; with nested collectors, number of the processes of all workers.
-        incarnation: number of earlier processes of this worker, over the whole run. Each incarnation has its own seeds
+        incarnation: number of earlier processes of this worker, over the whole run. Each incarnation uses its own seeds
             and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps their
             incarnation. Added workers start at a higher number.
         visible_device: the only GPU that the process sees, or "cpu"; None: all GPUs.

@@ -1,1 +1,1 @@
-"""Every option once, as a field of a dataclass: type, default, text, range and marks."""
+"""Every option, defined once as a field of a dataclass: type, default, text, range and marks."""

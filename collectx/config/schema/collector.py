@@ -204,18 +204,18 @@ class CollectorConfig(Section):
 
     @property
     def schedule(self) -> str:
-        """The kind of batch: "single" or "async", a part of one worker, the first that is complete; "sync", one part of
-        every worker."""
+        """The kind of batch. "sync": one part of every worker; "async": a part of one worker, the first that is
+        complete; "single": the same, of the trainer's process."""
         return SCHEDULES[self.kind]
 
     @property
     def has_workers(self) -> bool:
-        """Whether there are workers beside the trainer, which otherwise steps the envs itself."""
+        """Whether workers step the envs; otherwise the trainer's process does."""
         return self.kind != "single"
 
     @property
     def needs_network(self) -> bool:
-        """Whether batches travel over a network also from workers of this machine."""
+        """Whether batches travel over a network even if the workers are on this machine."""
         return self.kind not in ("single", "multi_sync", "multi_async")
 
 

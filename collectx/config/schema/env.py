@@ -96,7 +96,7 @@ class GymVectorEnvConfig(GymnasiumConfig):
 
     @property
     def is_batched(self) -> bool:
-        """Whether one call makes all envs; otherwise each is made by itself."""
+        """Whether one call makes all envs of a worker; otherwise each env is made by its own call."""
         return self.id is None or self.vectorization_mode == "vector_entry_point"
 
 

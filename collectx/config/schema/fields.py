@@ -1,4 +1,4 @@
-"""What an option is: type, default, meaning, range and marks, all in the field of its dataclass.
+"""Defines options: type, default, meaning, range and marks are all in the dataclass field.
 
 `make config` writes the commented files of `conf/` from the fields; the JSON schema, `collectx list`, the reference and
 the keywords of the Python classes are made from them too.
@@ -13,14 +13,14 @@ from dataclasses import field, is_dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, get_args
 
 BITS = 63
-"""Every integer is below 2**63, unless its option has another limit: tensors and files have no larger ones."""
+"""Integers are below 2**63, unless the option sets another limit: tensors and files hold no larger ones."""
 
 ABSENT: Any = object()
-"""The default of an option that must be given; no value."""
+"""Stands for the default of an option that must be given."""
 
 
 class Unset(AttributeError):
-    """An option was read that failed its check; see `incomplete`."""
+    """Code read an option that had failed its check; see `incomplete`."""
 
 
 class Section:
@@ -38,26 +38,26 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def incomplete(cls: type[AnySection], **values: Any) -> AnySection:
-    """Returns a section with these options alone: reading another one raises `Unset`."""
+    """Returns a section that contains only these options: reading another one raises `Unset`."""
     section = cls.__new__(cls)
     vars(section).update(values)
     return section
 
 
 def section_of(hint: Any) -> Any:
-    """Returns the dataclass of an option that is a section, even one that may be null; None if it is not a section."""
+    """Returns the dataclass of an option that is a section, or that may be null instead; None for other options."""
     return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
 
 
 class Limits(TypedDict, total=False):
-    """Range and marks of an option. Those of numbers apply to every entry of a list.
+    """Range and marks of an option. The limits of numbers apply to every entry of a list.
 
     Attributes:
         minimum, maximum: the bounds, both included.
         above: a bound, excluded.
         finite: whether infinity is refused.
-        bits: an integer is below 2**bits.
-        also: values that are accepted outside of the range, such as -1 for no end.
+        bits: the value, an integer, is below 2**bits.
+        also: values outside of the range that are accepted too, such as -1 for no limit.
         choices: the words that are accepted.
         kept: the option is fixed on resume, because the saved state was made for its value.
         without_effect: the option or section does not change the content of batches: a resume may change it, and
@@ -76,11 +76,11 @@ class Limits(TypedDict, total=False):
 
 
 def option(default: Any, text: str, **limits: Unpack[Limits]) -> Any:
-    """An option of a dataclass.
+    """Returns the dataclass field of an option.
 
     Args:
-        text: what it means: sentences, in any number of lines. Words of YAML that Python writes in another way stand
-            between backticks: options, `null`, `true` and `false`; see `collectx.config.problem.Language`.
+        text: says what the option means, in sentences. Words that Python writes in another way than YAML stand between
+            backticks: options, `null`, `true` and `false`; see `collectx.config.problem.Language`.
     """
     metadata = {"text": " ".join(text.split()), **limits}
     if default is ABSENT:
@@ -90,17 +90,17 @@ def option(default: Any, text: str, **limits: Unpack[Limits]) -> Any:
 
 
 def required(text: str, **limits: Unpack[Limits]) -> Any:
-    """An option that must be given."""
+    """Returns the field of an option that must be given."""
     return option(ABSENT, text, **limits)
 
 
 def section(cls: type, text: str = "", **limits: Unpack[Limits]) -> Any:
-    """A section within a section, whose omitted options take their defaults."""
+    """Returns the field of a section within a section; its omitted options take their defaults."""
     return field(default_factory=cls, metadata={"text": text, **limits})
 
 
 def like(cls: Any, name: str, text: str | None = None, default: Any = ...) -> Any:
-    """The option `name` of another dataclass, with another text or default."""
+    """Returns the field of the option `name` of another dataclass, with another text or default."""
     base = cls.__dataclass_fields__[name]
     metadata = {**base.metadata, "text": text or base.metadata["text"]}
     return option(default_of(base) if default is ... else default, **metadata)

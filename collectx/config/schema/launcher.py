@@ -49,7 +49,7 @@ class LauncherConfig(Section):
 
 @dataclass(kw_only=True)
 class SlurmResources(Section):
-    """Resources that a job requests from SLURM. None: the default of the cluster."""
+    """Resources that a job requests from SLURM. None: the cluster's default."""
 
     partition: str | None = option(None, "Partition of the job. `null`, here and below: the cluster's default.")
     account: str | None = option(None, "Account to charge.")
@@ -140,7 +140,7 @@ class SlurmLauncherConfig(JobLauncherConfig):
 
 @dataclass(kw_only=True)
 class PartResources(Section):
-    """Overrides the job's resources for one component. None: not overridden."""
+    """Resources of one part of a heterogeneous job. None: the launcher's option of that name applies."""
 
     partition: str | None = like(SlurmResources, "partition")
     mem: str | None = like(SlurmResources, "mem")

@@ -16,7 +16,7 @@ from collectx.config.schema.trainer import TrainerConfig
 
 @dataclass(kw_only=True)
 class RunOptions(Section):
-    """Options of the run. These defaults apply without a section `run`."""
+    """Where a run writes, and when it ends. These defaults apply without a section `run`."""
 
     overwrite: bool = option(False, "`true`: replace an earlier run in the run folder. `false`: refuse to run there.")
     max_batches: int | None = option(
@@ -182,7 +182,7 @@ class RunConfig(Section):
     eval: EvalOptions = section(EvalOptions, without_effect=True)
 
 
-# The sections of a run that are no groups.
+# The sections of a run that are not groups.
 SECTIONS: dict[str, type] = {
     "run": RunOptions,
     "checkpoint": CheckpointOptions,
@@ -197,8 +197,8 @@ OBJECTIVES = ("mean_return", "frames_per_s", "num_episodes", "frames", "batches"
 
 @dataclass(kw_only=True)
 class SweepConfig(Section):
-    """The entries of each run's result that a sweeper gets. No part of a run's configuration, as it does not change the
-    run.
+    """The entries of each run's result that a sweeper gets. Not part of a run's configuration, as it does not change
+    the run.
     """
 
     objective: str | list[str] = option(
@@ -212,7 +212,7 @@ class SweepConfig(Section):
 
 @dataclass(kw_only=True)
 class TuneConfig(Section):
-    """How `collectx tune` measures. No part of a run's configuration."""
+    """How `collectx tune` measures. Not part of a run's configuration."""
 
     minutes: float = option(5.0, "Approximate minutes of `collectx tune`.", above=0, finite=True)
     seconds: float = option(

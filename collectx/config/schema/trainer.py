@@ -16,7 +16,7 @@ DATA_PACKAGES: dict[str, tuple[str, ...]] = {
     "lerobot": ("pyarrow",),
 }
 
-# Number of the last finished episodes whose mean return a run reports.
+# A run reports the mean return of this many finished episodes, the last ones.
 RETURN_WINDOW = 100
 
 

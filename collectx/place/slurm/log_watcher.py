@@ -157,7 +157,7 @@ class LogWatcher:
                 self._note_end(worker, node, status, how)
 
     def _note_end(self, worker: int, host: str, status: int, how: str) -> None:
-        """Notes the end of a task. Calls after the first have no effect."""
+        """Notes the end of a task. Later calls do nothing."""
         task = self._task(worker)
         if task.exitcode is None:
             task.text = f"task {worker + 1} on {host} {how}"

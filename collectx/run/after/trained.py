@@ -51,7 +51,6 @@ def load_policy(
     """Returns the policy of a run, with the last published weights if the run has ended, otherwise with those of its
     newest checkpoint. To read the spaces, makes and closes an env of the run.
 
-
     Args:
         run_dir: the run folder.
         deterministic: True: act greedily, with the module in evaluation mode (`nn.Module.eval`). False: act as in the
@@ -201,7 +200,7 @@ class LoadedPolicy:
         return (*outputs[: len(self.spec.action)], *following)
 
     def example(self, rows: int) -> tuple[torch.Tensor, ...]:
-        """First observations, or zeros, and first states, as `act` takes them for a number of rows."""
+        """Returns first observations, or zeros, and first states, as `act` takes them for a number of rows."""
         self._actor(rows)
         first = self.spec.example_observation
         # Where all actions are legal.

@@ -97,7 +97,7 @@ class JsonLines:
             raise _with_filename(error, self._path) from None
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the file. Idempotent."""
         self._file.close()
 
 

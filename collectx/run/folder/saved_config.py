@@ -34,7 +34,7 @@ def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: i
 
 
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
-    """Whether runs of a saved configuration and of `cfg` have the same batches, up to the end of the shorter run."""
+    """Whether runs of a saved configuration and of `cfg` give the same batches, up to the end of the shorter run."""
     return not _effects(_read(config), _plain(cfg))
 
 
@@ -171,7 +171,7 @@ def check_folder(files: RunFolder) -> None:
 
 
 def run_config(files: RunFolder) -> RunConfig:
-    """`saved_config` for a folder named by the user: see `check_folder`."""
+    """Returns the `saved_config` of a folder that the user named, after `check_folder`."""
     check_folder(files)
     return saved_config(files)
 

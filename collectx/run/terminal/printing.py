@@ -145,7 +145,7 @@ def print_sweep(
 
 def _over_seeds(rows: Sequence[tuple[str, str, Mapping[str, Any] | None]], objective: str) -> list[tuple[str, ...]]:
     """Returns the statistics of the objective over completed points that differ only in their seeds; empty if no seeds
-    were swept, or no point has an objective."""
+    were swept, or no result contains the objective."""
     values: dict[str, list[float]] = {}
     names = [_SEED.sub("", name).strip(",") for name, _, _ in rows]
     if len(set(names)) == len(names):

@@ -48,7 +48,7 @@ spawned: dict[str, Any] = {}
 
 
 def mpi_path() -> str:
-    """PATH, after the scripts of this interpreter, where a pip-installed Open MPI puts its programs."""
+    """Returns PATH with the scripts of this interpreter in front, where a pip-installed Open MPI puts its programs."""
     return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
 
 

@@ -1,4 +1,4 @@
-"""The interface of a pair, the byte channel between the trainer and one worker. Each worker has its own, so that its
+"""The interface of a pair, the byte channel between the trainer and one worker. Each worker uses its own, so that its
 death breaks no other channel, and a replacement can join.
 
 Each backend is a module (`collectx.config.registry`) with two functions (or classes):

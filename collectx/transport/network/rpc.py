@@ -59,8 +59,8 @@ class RpcPair:
 
     Attributes:
         key: the id of the worker's agent.
-        inbox: in a worker, receives the weights.
-        outbox: in a worker, the sent batches that the trainer has not fetched. These slots do not change until the
+        inbox: receives the weights; in a worker only.
+        outbox: the sent batches that the trainer has not fetched; in a worker only. These slots do not change until the
             trainer grants them again.
 
     Raises:
@@ -229,7 +229,7 @@ class _Agent:
         self._listeners: ListenerFilter | None = None
 
     def register(self, key: int | None, address: str, options: Mapping[str, Any]) -> tuple[int, str]:
-        """Registers a pair: in a worker under `key`, in the trainer under a new one. Returns the key and this agent's
+        """Registers a pair under `key`, or in the trainer under a new key. Returns the key and this agent's
         address."""
         with self._lock:
             if not self._used:

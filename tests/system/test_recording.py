@@ -36,14 +36,14 @@ def is_without_gaps(found):
     return set(found.values()) == {1} and len(found) == sum(episode + 1 for episode in last.values())
 
 
+# Processes of tens of seconds; the contract suite kills the writer of every format at every rename.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "format"),
     [
-        ("multi_sync", "memmap"),
-        # Processes of tens of seconds; the contract suite kills the writer of every format at every rename.
-        *(pytest.param("multi_sync", format, marks=pytest.mark.nightly) for format in FORMATS if format != "memmap"),
-        pytest.param("multi_async", "minari", marks=pytest.mark.nightly),
-        pytest.param("distributed", "memmap", marks=pytest.mark.nightly),
+        *(("multi_sync", format) for format in FORMATS),
+        ("multi_async", "minari"),
+        ("distributed", "memmap"),
     ],
 )
 def test_a_run_that_is_killed_reads_back_and_is_resumed_without_gaps_or_doubles(tmp_path, wait_until, kind, format):

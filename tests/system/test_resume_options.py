@@ -129,7 +129,7 @@ def outcome(folder):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in ("dqn", "record"))) for name in RUNS]
+    "name", ["ppo", "impala", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dqn", "record"))]
 )
 def test_every_option_that_a_resume_accepts_acts(tmp_path, name):
     words, groups = RUNS[name]

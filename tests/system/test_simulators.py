@@ -79,13 +79,7 @@ def env(simulators, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "child",
-        "daemon",
-        pytest.param("session", marks=pytest.mark.nightly),
-        pytest.param("stubborn", marks=pytest.mark.ci),
-    ],
+    "kind", ["stubborn", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("child", "session", "daemon"))]
 )
 def test_a_killed_worker_takes_its_simulator_along_and_leaves_those_of_others(simulators, kind):
     knobs = {"on_worker_failure": "restart", "total_frames": -1}

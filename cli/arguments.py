@@ -107,7 +107,11 @@ def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
     """
     flags, unknown = _Parser(subcommand).parse_known_intermixed_args(argv)
     if unknown:
-        raise UsageError(f"{unknown[0]}: no such flag{did_you_mean(unknown[0], names(subcommand))}")
+        word = unknown[0].lstrip("-")
+        if "=" in word:
+            raise UsageError(f"{unknown[0]}: options are written without dashes: {word}")
+        hint = "no such flag (options are written without dashes, as in key=value)"
+        raise UsageError(f"{unknown[0]}: {hint}{did_you_mean(unknown[0], names(subcommand))}")
     values = vars(flags)
     return Arguments(tuple(values.pop("words")), values, ("collectx", subcommand, *argv))
 

@@ -131,11 +131,13 @@ def _class_of(group: str, section: Any) -> Any:
 
 def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
     """Returns a section such as `launcher.trainer`, whose omitted options take their defaults."""
+    names = [field.name for field in dataclasses.fields(cls)]
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)
-        problems.append(Problem(path, "must be a mapping.", value) if is_resolved else Problem(path, value.reason))
+        advice = f"set one of them, such as {path}.{names[0]}=VALUE."
+        wrong = Problem(path, "must be a mapping of options", value, advice) if is_resolved else None
+        problems.append(wrong or Problem(path, value.reason))
         return incomplete(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
     for key in value:
         if key not in names:
             problems.append(Problem(f"{path}.{key}", f"no such key{did_you_mean(str(key), names, prefix=f'{path}.')}"))
@@ -165,7 +167,8 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
     if isinstance(value, Unresolved):
         return Problem(path, value.reason)
     if value is ABSENT or (isinstance(value, str) and value == UNSET):
-        return Problem(path, "is not set", advice=f"set {path}=VALUE.")
+        form = "MODULE:NAME" if path.endswith(".target") else "VALUE"
+        return Problem(path, "is not set", advice=f"set {path}={form}.")
     try:
         converted = convert(value, hint, language)
     except (TypeError, ValueError, OverflowError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import yaml
@@ -57,6 +59,8 @@ def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
         objective=objective,
         columns=COLUMNS,
         rows=[(run.status.status, cells(run.name, run.status.status, run.numbers)) for run in ranked],
+        parts_head=("best return", "start", "waiting", "learning", "checkpoints"),
+        parts=[_parts(run, folder) for run in ranked],
         group_head=(objective, *SPREAD[1:], "IQM", "95 % CI low", "high"),
         group_rows=[_group_row(each, objective, spreads[each]) for each in best] if len(groups) < len(runs) else [],
         sections={title: [(plot, plot.svg()) for plot in plots] for title, plots in sections.items() if plots},
@@ -90,6 +94,21 @@ def _group_row(group: Group, objective: str, spread: Sequence[float | None]) -> 
     ends = interval(values) if len(values) > 1 else (None, None)
     numbers = (*spread, centre(values) if len(values) else None, *ends)
     return (group.name, f"{len(values)} of {len(group.runs)}", *map(number_cell, numbers))
+
+
+def _parts(run: Run, folder: Path) -> tuple[str, tuple[str, ...], list[tuple[str, str]]]:
+    """Name of the run, its best return and its seconds by part, and names and addresses of its files."""
+    numbers = number_cell(run.best_return()), *(number_cell(each, ".1f") for each in run.parts_s())
+    files = {
+        "run folder": run.files.path,
+        "checkpoints": run.files.checkpoints,
+        "policy.pt": run.files.policy,
+        "videos": run.files.videos,
+        "trainer's log": run.files.log("trainer"),
+    }
+    # From the folder of the page, so that both may move together.
+    addresses = {name: os.path.relpath(path, folder.absolute()) for name, path in files.items() if path.exists()}
+    return run.name, numbers, [(name, quote(address, safe="/=,")) for name, address in addresses.items()]
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, str]]:

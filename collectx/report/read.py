@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from collectx.config.schema.run import OBJECTIVES
+from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
 from collectx.run import RunFolder, Status
@@ -89,6 +90,26 @@ class Run:
             return None
         is_known = np.isfinite(columns[value])
         return _thin(places[is_known], columns[value][is_known]) if is_known.any() else None
+
+    def best_return(self) -> float | None:
+        """The highest mean return of `RETURN_WINDOW` episodes; of fewer, the newest mean; None before the first."""
+        means = self.columns.get("mean_return", np.zeros(0))
+        is_known = np.isfinite(means)
+        if not is_known.any():
+            return None
+        is_full = is_known & (self.columns["num_episodes"] >= RETURN_WINDOW)
+        return float(means[is_full].max() if is_full.any() else means[is_known][-1])
+
+    def parts_s(self) -> tuple[float | None, ...]:
+        """How long the run took: until the first batch, waiting for batches, learning, writing checkpoints; [s], None
+        where this is not known."""
+        elapsed_s, waited_s = (self.columns.get(name, np.zeros(0)) for name in ("elapsed_s", "waited_s"))
+        numbers = self.numbers or {}
+        if not len(elapsed_s):
+            return (None,) * 4
+        waiting_s, saving_s = float(np.nansum(waited_s[1:])), numbers.get("checkpoint_s")
+        learning_s = max(0.0, float(elapsed_s[-1] - elapsed_s[0]) - waiting_s - (saving_s or 0.0))
+        return numbers.get("start_s"), waiting_s, learning_s, saving_s
 
 
 def _thin(places: np.ndarray, values: np.ndarray) -> Curve:
@@ -172,6 +193,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
             events = [(each, float(each["time"]), format_event(each["event"], each)) for each in files.read_events()]
             run.events = [each for each, _, _ in events]
             run.messages = [(time, text) for _, time, text in events if text is not None]
+            run.messages = sorted(run.messages + _interruptions(run.events))
             _read_metrics(run)
             run.numbers = numbers_of(files)
         except ConfigError as error:  # also a damaged file
@@ -184,12 +206,19 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     return runs
 
 
+def _interruptions(events: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
+    """Time and reason of what interrupted a run before it was resumed; its result has the reason of its last end."""
+    resumed = [index for index, event in enumerate(events) if event["event"] == "resumed"]
+    before = events[: resumed[-1]] if resumed else []
+    return [(float(each["time"]), str(each["reason"])) for each in before if each["event"] == "interrupted"]
+
+
 def _common_folder(paths: Sequence[Path]) -> Path:
     return next(root for root in paths[0].parents if all(path.is_relative_to(root) and path != root for path in paths))
 
 
 # The columns that a report draws, by the keys of a line.
-_COLUMNS = ("time", "frames", "waited_s", "version", "lag", "return", "mean_return")
+_COLUMNS = ("time", "frames", "waited_s", "version", "lag", "return", "mean_return", "num_episodes")
 
 
 def _read_metrics(run: Run) -> None:

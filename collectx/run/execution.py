@@ -330,6 +330,8 @@ class _Execution:
         from collectx.run.after.trained import write_weights
 
         self._signals.shield()
+        if self._record.is_interrupted:
+            self._add_event("interrupted", reason=self._record.reason)
         if self._record.is_interrupted and collection.is_learning:
             collection.close()
             self._add_event("not_saved", batches=self._record.statistics.batches)

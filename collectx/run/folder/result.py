@@ -201,6 +201,11 @@ class ResultBuilder:
         """Whether a signal has ended training."""
         return self._status is Status.INTERRUPTED
 
+    @property
+    def reason(self) -> str:
+        """Why training ended, as far as it has."""
+        return self._reason
+
     def add_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Records an event of `events.jsonl`. The result lists as failures the loss of a worker that is restarted or
         dropped (otherwise raised as an error), and checkpoints that could not be written."""

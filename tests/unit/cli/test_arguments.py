@@ -45,6 +45,13 @@ def test_options_of_other_formats_are_refused(capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--collector.num_workers=3"], ["run", "--video"]])
+def test_dashes_before_an_option_are_named(words):
+    with pytest.raises(ConfigError, match="options are written without dashes") as raised:
+        split(words, "eval")
+    assert str(raised.value).endswith(": collector.num_workers=3") == ("=" in words[0])
+
+
 def test_only_subcommands_that_compose_have_hydras_flags():
     assert split(["-cd", "conf"], "list").config_dir == "conf"
     for words in (["outputs", "-m"], ["outputs", "-p", "x"], ["--version"], ["--info"]):

@@ -18,6 +18,8 @@ from collectx.errors import ConfigError
 AN_INTEGER = "must be an integer"
 # An override -> a part of its only message, which names the key.
 WRONG_VALUES = {
+    "checkpoint=none": "set one of them, such as checkpoint.every_batches=VALUE.",
+    "trainer=custom": "set trainer.target=MODULE:NAME.",
     "env.num_envs=2.5": AN_INTEGER,
     "env.num_envs=null": AN_INTEGER,
     "env.num_envs=0": "at least 1.",

@@ -111,6 +111,27 @@ def test_the_time_between_an_end_and_a_resumption_does_not_count(tmp_path):
     assert [run.seconds(time) for time in (100.0, 101.5, 3000.0, 5001.0)] == [0.0, 1.5, 2.0, 2.5]
 
 
+def test_what_interrupted_a_run_before_it_was_resumed_is_said(tmp_path):
+    resumed = {"event": "resumed", "batches": 2, "frames": 20, "new_episodes": {}}
+    events = [
+        {"time": 102.5, "event": "interrupted", "reason": "interrupted by SIGINT"},
+        {"time": 5000.5} | resumed,
+        {"time": 5003.0, "event": "interrupted", "reason": "interrupted by SIGTERM"},
+    ]
+    lines = [line(0, 101.0), line(1, 102.0), line(2, 5001.5, resumed=True)]
+    (run,) = read_runs([write_run(tmp_path / "run", lines, events)])
+    # Of the last end, the result says it.
+    assert run.messages == [(102.5, "interrupted by SIGINT"), (5000.5, "continues after 2 batches, 20 frames")]
+
+
+def test_the_best_return_is_that_of_a_complete_window(tmp_path):
+    counts, means = (1, 100, 101, 102), (500.0, 20.0, 60.0, 10.0)
+    lines = [line(i, 101.0 + i, mean_return=means[i], num_episodes=counts[i]) for i in range(4)]
+    (run,) = read_runs([write_run(tmp_path / "run", lines)])
+    (first,) = read_runs([write_run(tmp_path / "first", lines[:1])])
+    assert (run.best_return(), first.best_return()) == (60.0, 500.0)
+
+
 def test_a_worker_that_was_lost_has_a_gap_until_the_next_one_works(tmp_path):
     lines = [line(index, 101.0 + index, workers=[entry(0, seconds)]) for index, seconds in enumerate((1, 1, 0.4))]
     events = [{"time": 100.0, "event": "workers_started", "num_workers": 1}]

@@ -208,7 +208,7 @@ def test_a_configuration_that_only_the_parts_can_refuse(cfg, tmp_path, monkeypat
 
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_interrupts(cfg, tmp_path, train_with, number):
+def test_a_signal_interrupts(cfg, tmp_path, train_with, number, capsys):
     def train(collection):
         for _ in collection:
             if collection.frames == 60:
@@ -219,6 +219,9 @@ def test_a_signal_interrupts(cfg, tmp_path, train_with, number):
     files, saved, lines = read(tmp_path)
     assert result.status is Status.INTERRUPTED
     assert saved["exit_reason"] == f"interrupted by {number.name}"
+    ends = [event["reason"] for event in files.read_events() if event["event"] == "interrupted"]
+    assert ends == [saved["exit_reason"]]
+    assert f"to continue from the newest checkpoint: collectx resume {tmp_path}\n" in capsys.readouterr().err
     assert (saved["frames"], saved["batches"], len(lines), saved["failures"]) == (60, 3, 3, [])
     assert files.final_checkpoint.exists()
 

@@ -20,17 +20,25 @@ def layers(env: Any) -> Iterator[Any]:
     """Yields the outermost wrapper of an env, the one within, and so on; the env itself is the last."""
     while env is not None:
         yield env
-        env = next((inner for name in _INNER if (inner := getattr(env, name, None)) is not None), None)
+        env = next((inner for name in _INNER if (inner := _own(env, name)) is not None), None)
 
 
 def normalizers_of(envs: Sequence[Any]) -> tuple[str, ...]:
     """Returns the classes of running normalisers around the first of a worker's envs, and in its TorchRL transforms."""
     found: dict[str, None] = {}
     for layer in (each for env in envs[:1] for each in layers(env)):
-        transform = getattr(layer, "transform", None)
-        for each in (layer, transform, *getattr(transform, "transforms", ())):
+        transform = _own(layer, "transform")
+        for each in (layer, transform, *(_own(transform, "transforms") or ())):
             found[type(each).__name__] = None
     return tuple(name for name in found if name in _INSTEAD)
+
+
+def _own(value: Any, name: str) -> Any:
+    """Returns an attribute that an object has itself. Others are not asked for: TorchRL's envs look in the envs below,
+    endlessly before these are made."""
+    fields = getattr(value, "__dict__", {})
+    modules = fields.get("_modules", {})
+    return modules.get(name, fields.get(name)) if not hasattr(type(value), name) else getattr(value, name, None)
 
 
 def note_of(normalizer: str) -> str:

@@ -86,6 +86,7 @@ learning: install  ## Train the learning curves of the documentation, five seeds
 
 docs: install  ## Build the site of the documentation in site/, with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "Open site/index.html in a browser"
 
 config: install  ## Write the options in conf/ from the dataclasses, and the tables of docs/reference/network.md from the rules
 	$(BIN)/python .ci/conf.py

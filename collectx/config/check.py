@@ -9,7 +9,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from collectx.config.convert import convert, describe, out_of_range
+from collectx.config.convert import convert, describe, members, out_of_range
 from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import default_of, incomplete, section_of
@@ -175,7 +175,8 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
         rule = "choices" in limits and out_of_range(str(value), limits)
         return Problem(path, f"must be {rule or describe(hint, language) + '.'}", value)
     if violated := out_of_range(converted, limits):
-        return Problem(path, f"must be {violated}", value)
+        may_be_null = "choices" not in limits and type(None) in members(hint)
+        return Problem(path, "must be " + (f"{violated[:-1]}, or {language.null}." if may_be_null else violated), value)
     return converted
 
 

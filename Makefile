@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# A new pip takes half as long as Python 3.11's own. It compiles no module: Python does, at the first import.
+# A new pip takes half as long as Python 3.11's own.
 define venv
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
@@ -37,13 +37,13 @@ install: $(INSTALLED)  ## Create .venv with pinned versions and install collectx
 $(INSTALLED): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx, all extras and the development tools: 3 GB or more, some minutes"
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(RUNNABLE) $@
 
 $(RUNNABLE): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing collectx and PyTorch in $(VENV): about a minute, more with a slow network"
-	$(BIN)/pip install --no-compile --constraint constraints.txt --editable .
+	$(BIN)/pip install --constraint constraints.txt --editable .
 	touch $@
 
 run: $(RUNNABLE)  ## Run the main job: PPO on CartPole-v1, two synchronous local workers

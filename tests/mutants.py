@@ -24,7 +24,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -236,10 +238,34 @@ def copied(root: Path) -> Path:
     shutil.copytree(ROOT, root, symlinks=True, ignore=ignored)
     for part in ("cli", "conf"):
         (root / "collectx" / part).symlink_to(root / part)
+    _make_environment(root)
     # Byte code is known by its source's time in seconds and its size, which a mutant may share with what it replaces.
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
     compileall.compile_dir(root, quiet=1, invalidation_mode=mode)
     return root
+
+
+def _make_environment(root: Path) -> None:
+    """Makes `.venv` in the copy in `root`: this Python's packages, and the copy before them, also for processes whose
+    `PYTHONPATH` a test sets."""
+    venv.create(root / ".venv", symlinks=True)
+    lines = [
+        f"import sys; sys.path.insert(0, {str(root)!r})",
+        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})",
+    ]
+    (_packages(root) / "copy.pth").write_text("\n".join([*lines, ""]))
+    binaries = root / ".venv" / "bin"
+    for script in filter(Path.is_file, Path(sys.executable).parent.iterdir()):
+        text = script.read_bytes()
+        if text.startswith(b"#!") and b"python" in text.partition(b"\n")[0] and not (binaries / script.name).exists():
+            (binaries / script.name).write_bytes(f"#!{binaries / 'python'}\n".encode() + text.partition(b"\n")[2])
+            (binaries / script.name).chmod(0o755)
+
+
+def _packages(root: Path) -> Path:
+    """The folder of the packages of the copy's environment."""
+    (found,) = (root / ".venv" / "lib").glob("python*/site-packages")
+    return found
 
 
 def executed(root: Path, tier: str) -> Coverage:
@@ -248,9 +274,12 @@ def executed(root: Path, tier: str) -> Coverage:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     start = f"import sys\nsys.path.append({str(root / 'tests')!r})\nimport line_coverage\nline_coverage.start()\n"
-    (folder / "sitecustomize.py").write_text(start)
+    # Every process of the environment imports it.
+    customize = _packages(root) / "sitecustomize.py"
+    customize.write_text(start)
     options = ["-n", str(os.cpu_count()), "--dist", "loadgroup", f"--tier={tier}", "-p", "line_coverage"]
-    _, text = pytest(root, options, 3 * 3600, LINE_COVERAGE=str(folder), PYTHONPATH=f"{folder}{os.pathsep}{root}")
+    _, text = pytest(root, options, 3 * 3600, LINE_COVERAGE=str(folder))
+    customize.unlink()
     seconds = dict(map(json.loads, (folder / "seconds").read_text().splitlines()))
     coverage = Coverage(sorted(seconds, key=seconds.__getitem__), collections.defaultdict(int))
     coverage.failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?:@\w+)?(?: - |$)", text, re.MULTILINE)
@@ -265,8 +294,17 @@ def executed(root: Path, tier: str) -> Coverage:
 
 def pytest(root: Path, options: Sequence[str], limit_s: float, **variables: str) -> tuple[int | None, str]:
     """The exit status, None after `limit_s`, and the output of pytest in the copy in `root`."""
-    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"} | variables
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", *options]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | variables
+    command = [
+        str(root / ".venv" / "bin" / "python"),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tb=no",
+        *options,
+    ]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command, cwd=root, env=environment, stdout=output, stderr=output, start_new_session=True

@@ -107,7 +107,7 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...
                 raise ValueError(f"{path} does not belong to an async run: a batch contains {len(parts)} worker parts")
             settings = parts[0].get("settings", 0), line.get("settings", 0)
             batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"], *settings))
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise DamagedFile(f"{path}: a line does not describe a batch: {error!r}") from error
     return batches
 

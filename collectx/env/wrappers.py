@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 # Where wrappers of Gymnasium, TorchRL and Stable-Baselines3 keep what they wrap.
@@ -18,8 +19,10 @@ _INSTEAD = {
 
 def layers(env: Any) -> Iterator[Any]:
     """Yields the outermost wrapper of an env, the one within, and so on; the env itself is the last."""
-    while env is not None:
+    seen: set[int] = set()
+    while env is not None and id(env) not in seen:
         yield env
+        seen.add(id(env))
         env = next((inner for name in _INNER if (inner := _own(env, name)) is not None), None)
 
 
@@ -28,17 +31,23 @@ def normalizers_of(envs: Sequence[Any]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for layer in (each for env in envs[:1] for each in layers(env)):
         transform = _own(layer, "transform")
-        for each in (layer, transform, *(_own(transform, "transforms") or ())):
+        several = _own(transform, "transforms")
+        for each in (layer, transform, *(several if isinstance(several, Iterable) else ())):
             found[type(each).__name__] = None
     return tuple(name for name in found if name in _INSTEAD)
 
 
 def _own(value: Any, name: str) -> Any:
-    """Returns an attribute that an object has itself. Others are not asked for: TorchRL's envs look in the envs below,
-    endlessly before these are made."""
-    fields = getattr(value, "__dict__", {})
-    modules = fields.get("_modules", {})
-    return modules.get(name, fields.get(name)) if not hasattr(type(value), name) else getattr(value, name, None)
+    """Returns an attribute that an object has itself; None without one, and where a property raises an error.
+
+    Other attributes are not asked for: TorchRL's envs look for them in the envs below, endlessly before these are made.
+    """
+    with suppress(Exception):
+        if hasattr(type(value), name):
+            return getattr(value, name)
+        fields = vars(value)
+        return fields["_modules"][name] if name in fields.get("_modules", ()) else fields.get(name)
+    return None
 
 
 def note_of(normalizer: str) -> str:

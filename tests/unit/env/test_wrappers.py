@@ -34,6 +34,21 @@ def test_of_stable_baselines3():
     assert normalizers_of([VecEnvAdapter(outer)]) == ("VecNormalize",)
 
 
+def test_envs_with_odd_attributes_are_the_last_layer():
+    class Odd:
+        transform = SimpleNamespace(transforms=3)
+        _modules = 4
+
+        @property
+        def base_env(self):
+            raise RuntimeError("not before a reset")
+
+    odd = Odd()
+    odd.env = odd
+    assert list(layers(odd)) == [odd]
+    assert normalizers_of([odd, 3]) == normalizers_of([3]) == ()
+
+
 def test_of_torchrl():
     envs = pytest.importorskip("torchrl.envs")
     transforms = envs.Compose(envs.StepCounter(), envs.VecNormV2(in_keys=["observation"]))

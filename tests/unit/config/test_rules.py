@@ -136,6 +136,10 @@ def test_an_inference_server_may_wait_in_every_step():
     )
 
 
+def test_nested_sync_collectors_may_run_ahead():
+    composed(f"{DISTRIBUTED}_sync collector.num_workers_per_collector=2 collector.overlap=1")
+
+
 def test_each_node_may_have_one_task():
     composed("launcher=slurm launcher.nodes=3")
 

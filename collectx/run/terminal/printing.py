@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,9 @@ def number(value: float | None) -> str:
 
 def typed(folder: Path) -> str:
     """A path as the user would type it: relative if it is below the current folder."""
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+    with suppress(OSError, ValueError):  # the current folder was deleted, or is another one
+        return str(folder.relative_to(Path.cwd()))
+    return str(folder)
 
 
 def print_run(name: str, status: str, numbers: Mapping[str, Any] | None, folder: Path) -> None:

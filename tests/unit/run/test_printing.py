@@ -35,3 +35,12 @@ def test_messages_are_printed_as_they_are(monkeypatch, capsys, is_terminal):
     assert err.count(rf"{path}\x1b[2J") == 3
     assert err.count("collectx: ") == 2
     assert ("\x1b[" in err) == is_terminal
+
+
+def test_a_path_is_relative_to_the_current_folder_if_there_is_one(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert printing.typed(tmp_path / "here" / "run") == "run"
+    assert printing.typed(tmp_path / "run") == str(tmp_path / "run")
+    (tmp_path / "here").rmdir()
+    assert printing.typed(tmp_path / "here" / "run") == str(tmp_path / "here" / "run")

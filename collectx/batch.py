@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -226,6 +226,25 @@ class Slot:
     def arrays(self) -> dict[Key, np.ndarray]:
         """Returns the leaves as numpy arrays that share the memory; see `as_array`."""
         return {key: as_array(tensor) for key, tensor in self.tensors.items()}
+
+
+T = TypeVar("T")
+
+
+class PerSlot(dict[int, T]):
+    """What a worker needs for each slot that it fills, by slot number: made when it is first needed, and kept for the
+    last `LIMIT` slots."""
+
+    LIMIT = 64
+
+    def __init__(self, make: Callable[[int], T]):
+        self._make = make
+
+    def __missing__(self, slot: int) -> T:
+        if len(self) == self.LIMIT:
+            del self[next(iter(self))]
+        self[slot] = value = self._make(slot)
+        return value
 
 
 def nested_dims(dims: Mapping[Key, tuple[int, ...]], leaves: Collection[Leaf]) -> dict[Key, tuple[int, ...]]:

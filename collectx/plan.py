@@ -125,7 +125,7 @@ def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: 
         counted["slots_of_workers_bytes"] = counted["slots_bytes"]
     acting = processes["inference_server"] or processes["processes_in_workers"] or batch.num_workers
     counted["weights_of_trainer_and_workers_bytes"] = (1 + acting) * batch.weights_nbytes
-    is_copied = not cfg.collector.zero_copy
+    is_copied = not cfg.collector.zero_copy and not batch.num_spare
     counted["batch_of_the_trainer_bytes"] = is_copied * part * (batch.num_workers if batch.stacked else 1)
     counted["replay_buffer_bytes"] = replay_nbytes
     known: Section = {

@@ -87,9 +87,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
                 self._count(parts, waited_s)
                 self._release_slots()
                 return WrittenBatch(self.delivery.frames)
-            memory = self._gather(parts, copy=self._copies)
-            if self._copy_to is not None:
-                memory = memory.to(self._copy_to, copy=True)
+            memory = self._deliver(parts)
             self._count(parts, waited_s)
             if not spec.zero_copy:
                 self._release_slots()
@@ -156,6 +154,16 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
             self._next_parts = self._schedule.next_batch()
         return self._next_parts
 
+    def _deliver(self, parts: tuple[Arrival, ...]) -> torch.Tensor:
+        """Returns the memory of a batch for its consumer."""
+        if self._copy_to is not None:
+            return self._gather(parts, copy=False).to(self._copy_to, copy=True)
+        if self._copies and parts[0].slot not in self._restored:
+            leased = self.transport.lease(parts)
+            if leased is not None:
+                return leased
+        return self._gather(parts, copy=self._copies)
+
     def _gather(self, parts: tuple[Arrival, ...], copy: bool) -> torch.Tensor:
         restored = self._restored.get(parts[0].slot)
         return self.transport.gather(parts, copy) if restored is None else restored
@@ -174,6 +182,7 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def _release_slots(self) -> None:
         parts, self._delivered = self._delivered, ()
         if parts:
+            self.transport.release(parts)
             self._grant(self._schedule.released(parts))
 
     def _grant(self, grants: Iterable[Grant]) -> None:

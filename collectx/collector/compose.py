@@ -49,7 +49,8 @@ from collectx.schedule.base import Schedule
 from collectx.schedule.recorded import RecordedBatch, RecordedSchedule
 from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import SlotSpec
-from collectx.transport.slab import SlabLayout
+from collectx.transport.leases import NUM_SPARE
+from collectx.transport.slab import SlabLayout, SlabTransport
 from collectx.worker.inference.actor import ServedActor
 from collectx.worker.spec import ConfigOverrides, Placement, ProcessExtras, ProcessSpec
 
@@ -124,6 +125,8 @@ def build(
     workers = open_workers(place, batch, specs, spec, events, build, launcher, log_dir)
     if isinstance(schedule, PreemptiveSchedule):
         schedule.preempt = workers.transport.preempt
+    if isinstance(workers.transport, SlabTransport):
+        workers.transport.slab.leases.on_lack = partial(events, "batches_copied")
     pool = WorkerPool(
         workers,
         schedule,
@@ -287,6 +290,8 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
     omitted = {leaf.key[1:] for leaf in spec.deltas}
     if options.compact_obs:
         omitted = {leaf.key for leaf in observation if leaf not in spec.agents_ends}
+    is_on_cpu = spec.device is None and torch.device(resolve_devices(cfg.devices).storing_device or "cpu").type == "cpu"
+    is_leased = is_on_cpu and place_of(cfg).network is None and not options.zero_copy
     return SlotSpec(
         leaves=batch_leaves(observation, actor.leaves, omitted, spec.next_only_leaves),
         rows=rows,
@@ -298,12 +303,14 @@ def _batch_spec(cfg: RunConfig, spec: EnvSpec, actor: Actor, schedule: Schedule,
         grants_name_version=schedule.grants_name_version,
         weights_nbytes=FlatWeights(actor.module).nbytes,
         first_version=first_version,
+        num_spare=NUM_SPARE if is_leased else 0,
     )
 
 
 def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> None:
     """Raises if the slots do not fit in this machine's memory; over a network, the trainer receives as many bytes."""
-    nbytes, available = SlabLayout(batch).nbytes, psutil.virtual_memory().total
+    # Pages of spare regions take memory only when they are used.
+    nbytes, available = SlabLayout(dataclasses.replace(batch, num_spare=0)).nbytes, psutil.virtual_memory().total
     if spec.device is None and nbytes > available:
         fewer = f", or `collector.num_slots` below {batch.num_slots}" if options.schedule == "async" else ""
         rule = (

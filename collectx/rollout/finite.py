@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 
-from collectx.batch import TRAJ_IDS, Key, Slot
+from collectx.batch import TRAJ_IDS, Key, PerSlot, Slot
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError, summary_of
 
@@ -30,7 +30,7 @@ class FiniteCheck:
         self,
         spec: EnvSpec,
         written: Collection[Key],
-        slots: Sequence[Slot],
+        slots: Mapping[int, Slot],
         worker: int,
         first_env: int,
         total_envs: int,
@@ -39,7 +39,7 @@ class FiniteCheck:
         kept = [leaf for leaf in spec.observation if leaf.key[0] != "info" or leaf in spec.inputs]
         observed = [leaf for leaf in kept if leaf.dtype.is_floating_point]
         produced = [leaf.under("next") for leaf in (*observed, *spec.rewards) if leaf.dtype.is_floating_point]
-        self._slots: list[Mapping[Key, Any]] = [self._values(slot) for slot in slots]
+        self._slots: PerSlot[Mapping[Key, Any]] = PerSlot(lambda index: self._values(slots[index]))
         self._actions = [leaf.key for leaf in spec.action if leaf.dtype.is_floating_point]
         # In the order in which the values of a step arise.
         keys = (*(leaf.key for leaf in observed), *self._actions, *(leaf.key for leaf in produced))

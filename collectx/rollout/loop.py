@@ -6,10 +6,14 @@ writes an observation twice: as next.observation of its step, and as observation
 
 There is a step loop for each kind of env group (`collectx.worker.rollout_source.rollout_class`):
 
-    class module used for Rollout loop.py several envs, or a policy that writes an observation OneEnvRollout one_env.py
-    one env RaggedRollout segments.py envs that spend a step on a reset (`EnvSpec.ragged`) TensorRollout tensors.py envs
-    that return tensors (`EnvSpec.device`) With central inference, `ServedGroup`
-    (`collectx/worker/inference/rollout.py`) steps the envs, and the server calls the policy.
+    class          module       used for
+    Rollout        loop.py      several envs, or a policy that writes an observation
+    OneEnvRollout  one_env.py   one env
+    RaggedRollout  segments.py  envs that spend a step on a reset (`EnvSpec.ragged`)
+    TensorRollout  tensors.py   envs that return tensors (`EnvSpec.device`)
+
+With central inference, `ServedGroup` (`collectx/worker/inference/rollout.py`) steps the envs, and the server calls the
+policy.
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 
 from collectx import progress
-from collectx.batch import POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot, as_array
+from collectx.batch import DONE_KEYS, POLICY_VERSION, REWARD, TRAJ_IDS, Leaf, Slot, as_array
 from collectx.env.base import Env, EnvSpec, StepArrays, first_observations
 from collectx.errors import NotRestorable, ShapeError
 from collectx.policy.base import Actor
@@ -76,9 +81,11 @@ class SlotViews:
             arrays["next", name][:, :, 0] for name in ("terminated", "truncated", "done")
         )
         self.observation = [arrays[leaf.key] for leaf in spec.observation]
-        # Private memory if batches do not contain the next observation.
+        # The flags at the root are false for every step, but the consumer of an earlier batch may have set them.
+        self.cleared = [self.terminated, self.truncated, *(arrays[key] for key in DONE_KEYS)]
+        # If batches do not contain the next observation, private memory of one step.
         self.next_observation = [
-            arrays[key] if (key := ("next", *leaf.key)) in arrays else np.zeros_like(arrays[leaf.key])
+            arrays[key] if (key := ("next", *leaf.key)) in arrays else _one_step(arrays[leaf.key])
             for leaf in spec.observation
         ]
         # The flags that `set_truncated` sets in the last frames.
@@ -92,6 +99,11 @@ class SlotViews:
             self.next_only = [arrays["next", *leaf.key] for leaf in spec.next_only_leaves]
         self._policy_input = [slot.tensors[leaf.key].transpose(0, 1) for leaf in spec.observation]
         self._all_frames = np.ones(spec.num_envs, dtype=np.bool_)
+
+    def clear(self) -> None:
+        """Sets all flags to false, before the first step."""
+        for flag in self.cleared:
+            flag[:] = False
 
     def step_arrays(self) -> Iterator[tuple[PolicyInput, PolicyOutput, StepArrays]]:
         """Returns an iterator over the steps: the policy's input, a tensor `[E, *shape]` per observation leaf; the
@@ -116,6 +128,12 @@ class SlotViews:
     def by_step(self, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """Returns an iterator over the steps, with the part of every leaf; empty tuples without leaves."""
         return zip(*leaves, strict=True) if leaves else repeat((), self.steps)
+
+
+def _one_step(array: np.ndarray) -> np.ndarray:
+    """Returns memory for one step that stands for every step of `array`, `[T, E, *shape]`."""
+    step = np.zeros_like(array[0])
+    return as_strided(step, array.shape, (0, *step.strides))
 
 
 class Rollout:
@@ -174,8 +192,8 @@ class Rollout:
         """Returns a copy of a first observation, as the array into which envs write later ones."""
         return as_array(observation.clone())
 
-    def prepare(self, slot: Slot) -> SlotViews:
-        """Returns the views of a slot for `collect`. Call it once per slot."""
+    def prepare(self, slot: Slot, index: int) -> SlotViews:
+        """Returns the views of the slot with this index for `collect`."""
         return SlotViews(slot, self._env.spec, self._actor.leaves)
 
     def collect(self, views: SlotViews, policy_version: int) -> SlotReport:
@@ -192,8 +210,7 @@ class Rollout:
         views.policy_version[:] = policy_version
         if self._refresh is not None:
             infer = refreshing(infer, self._refresh, views.policy_version)
-        views.terminated[:] = False
-        views.truncated[:] = False
+        views.clear()
         report = self._report(views, policy_version, *self._step_envs(views, infer))
         self._count_random()
         return report

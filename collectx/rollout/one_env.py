@@ -46,7 +46,9 @@ class OneEnvRollout(Rollout):
         terminated, truncated = np.zeros((2, 1), np.bool_)
         out = StepArrays(carry, np.zeros(1, np.float32), terminated, truncated, np.ones(1, np.bool_), next_only)
         observed = [*zip(views.observation, carry, strict=True)]
-        results = [*zip(views.next_observation, carry, strict=True), (views.reward, out.reward)]
+        # Without the next observations that batches do not contain.
+        stored = [pair for pair in zip(views.next_observation, carry, strict=True) if pair[0].strides[0]]
+        results = [*stored, (views.reward, out.reward)]
         results += zip(views.next_only, next_only, strict=True)
         env_s = policy_s = 0.0
         step, last = 0, views.steps - 1

@@ -54,7 +54,7 @@ class RaggedRollout(Rollout):
         self._segment = np.arange(size)
         self._cursor = np.zeros(size, np.int64)
 
-    def prepare(self, slot: Slot) -> Any:
+    def prepare(self, slot: Slot, index: int) -> Any:
         arrays = slot.arrays()
         if not self._segments:
             size = 3 * self._env.spec.num_envs

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from collectx import progress
-from collectx.batch import POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array
+from collectx.batch import DONE_KEYS, POLICY_VERSION, TRAJ_IDS, Key, Slot, as_array
 from collectx.env.base import Env, StepArrays
 from collectx.env.tensor_vector import TensorVectorEnv
 from collectx.errors import ShapeError
@@ -121,6 +121,7 @@ class _Views:
     """Views of a slot with time first, `[T, E, *shape]`.
 
     Attributes:
+        cleared: the flags that are false before the first step.
         steps: the tensors of each step: the policy's input, those that the policy writes, and those that the env
             writes.
     """
@@ -131,7 +132,18 @@ class _Views:
     terminated: torch.Tensor
     truncated: torch.Tensor
     done: torch.Tensor
+    cleared: list[torch.Tensor]
     steps: list[tuple[list[Any], list[Any], StepArrays]]
+
+    def clear(self) -> None:
+        """See `SlotViews.clear`."""
+        for flag in self.cleared:
+            flag.zero_()
+
+
+def _one_step(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns memory for one step that stands for every step of `tensor`, `[T, E, *shape]`."""
+    return torch.zeros_like(tensor[0]).expand(tensor.shape)
 
 
 class TensorRollout(Rollout):
@@ -149,15 +161,15 @@ class TensorRollout(Rollout):
     def _own(self, observation: torch.Tensor) -> Any:
         return observation.clone()
 
-    def prepare(self, slot: Slot) -> Any:
+    def prepare(self, slot: Slot, index: int) -> Any:
         spec = self._env.spec
         tensors: dict[Key, Any] = {key: tensor.transpose(0, 1) for key, tensor in slot.tensors.items()}
         names = ("reward", "terminated", "truncated", "done")
         reward, terminated, truncated, done = (tensors["next", name][:, :, 0] for name in names)
         seen = [tensors[leaf.key] for leaf in spec.observation]
-        # Private memory if batches do not contain the next observation.
+        # If batches do not contain the next observation, private memory of one step.
         final: list[Any] = [
-            tensors[key] if (key := ("next", *leaf.key)) in tensors else torch.zeros_like(tensors[leaf.key])
+            tensors[key] if (key := ("next", *leaf.key)) in tensors else _one_step(tensors[leaf.key])
             for leaf in spec.observation
         ]
         written = [tensors[leaf.key] for leaf in self._actor.leaves]
@@ -170,7 +182,8 @@ class TensorRollout(Rollout):
             )
             for t in range(len(reward))
         ]
-        return _Views(tensors[TRAJ_IDS], tensors[POLICY_VERSION], reward, terminated, truncated, done, steps)
+        cleared = [terminated, truncated, *(tensors[key] for key in DONE_KEYS)]
+        return _Views(tensors[TRAJ_IDS], tensors[POLICY_VERSION], reward, terminated, truncated, done, cleared, steps)
 
     def _report(self, views: Any, policy_version: int, num_steps: int, env_s: float, policy_s: float) -> SlotReport:
         terminated, truncated, done = (flag[:num_steps] for flag in (views.terminated, views.truncated, views.done))

@@ -52,6 +52,8 @@ class SlotSpec:
         grants_name_version: whether a slot must be filled with the weight version that its grant names.
         weights_nbytes: size of a flat copy of the policy's weights.
         first_version: the version of the first published weights.
+        num_spare: in shared memory, number of regions beyond those of the slots, for batches that the consumer still
+            uses (`collectx.transport.leases`).
     """
 
     leaves: tuple[Leaf, ...]
@@ -64,6 +66,7 @@ class SlotSpec:
     weights_nbytes: int
     first_version: int = 0
     grants_name_version: bool = False
+    num_spare: int = 0
     _layouts: dict[int, Layout] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -242,12 +245,19 @@ class Transport(Protocol):
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         """Returns the bytes of filled slots, concatenated along the rows: flat uint8, laid out as
         `Layout(leaves, rows * len(parts), steps)`. The slots share an index, or a single slot is passed. Call this
-        before any of them is granted again.
+        before any of them is released.
 
         Args:
             copy: True: the caller owns the result. False: the result may be memory of the transport, valid until one of
                 these slots is granted again or another batch is gathered.
         """
+
+    def lease(self, parts: Sequence[Arrival]) -> torch.Tensor | None:
+        """Returns what `gather` returns, without a copy, as memory that belongs to the caller: it is used for other
+        frames only when the last tensor that views it is gone. Returns None if that is impossible."""
+
+    def release(self, parts: Sequence[Arrival]) -> None:
+        """Lets slots be granted again; batches that were leased keep their memory. Call it before `grant`."""
 
     def publish(self, writes: Writes) -> int:
         """Publishes the weights that `writes` write as one new version; returns its number: `SlotSpec.first_version`
@@ -299,7 +309,7 @@ class Link(Protocol):
     @property
     def batch(self) -> SlotSpec: ...
     @property
-    def slots(self) -> Sequence[Slot]: ...
+    def slots(self) -> Mapping[int, Slot] | Sequence[Slot]: ...
     @property
     def stop(self) -> Stop: ...
     @property

@@ -43,7 +43,7 @@ class InlineTransport(SlabTransport):
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
         pointer = 0 if version is None else self.slab.pointer_to(version)
-        self._send(worker, (Fill(slot, reset), pointer))
+        self._send(worker, (Fill(self.slab.region_of(worker, slot), reset), pointer))
 
     def send_request(self, worker: int, request: Request) -> None:
         self._send(worker, (request, 0))
@@ -68,11 +68,13 @@ class InlineTransport(SlabTransport):
             self._pending = deque(other for other in self._pending if other != worker)
             return Departure(worker, error)
         self._pending.popleft()
-        return self._events.popleft()
+        event = self._events.popleft()
+        return event if isinstance(event, Reply) else self._arrival(worker, event.slot, event.report)
 
     def close(self) -> None:
         while self._workers:
             self._workers.popitem()[1].close()  # type: ignore[attr-defined]
+        self.slab.leases.close()
 
 
 class InlineLink(SlabLink):

@@ -72,7 +72,8 @@ class SharedMemoryTransport(SlabTransport):
             peer.remote_end = None
 
     def grant(self, worker: int, slot: int, reset: Reset | None = None, version: int | None = None) -> None:
-        self._send(worker, messages.pack_grant(slot, reset, 0 if version is None else self.slab.pointer_to(version)))
+        pointer = 0 if version is None else self.slab.pointer_to(version)
+        self._send(worker, messages.pack_grant(self.slab.region_of(worker, slot), reset, pointer))
 
     def send_request(self, worker: int, request: Request) -> None:
         self._send(worker, messages.REQUEST + cloudpickle.dumps((*request,)))
@@ -104,7 +105,7 @@ class SharedMemoryTransport(SlabTransport):
             self._supervisor.remove(peer)
             return
         if message[:1] == messages.FULL:
-            event = Arrival(peer.index, *messages.unpack_full(message))
+            event = self._arrival(peer.index, *messages.unpack_full(message))
             self._supervisor.delivered(peer)
         else:
             event = self._unpack_reply(peer, message[1:])
@@ -142,6 +143,7 @@ class SharedMemoryTransport(SlabTransport):
         for peer in self._workers.values():
             self._close_remote_end(peer)
         self._supervisor.close()
+        self.slab.leases.close()
         self.slab.close_descriptor()
         if self.inference is not None:
             self.inference.close()

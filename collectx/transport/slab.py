@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
 from collectx import progress
-from collectx.batch import ALIGNMENT_BYTES, Slot
+from collectx.batch import ALIGNMENT_BYTES, PerSlot, Slot
 from collectx.memory import SharedMemory, barrier, batch_memory
-from collectx.transport.base import Arrival, SlotSpec, Writes, keep_granted
+from collectx.transport.base import Arrival, SlotReport, SlotSpec, Writes, keep_granted
+from collectx.transport.leases import Leases
 
 _POINTER_BYTES = 8
 # The pointer to weights that were never published (version -1).
@@ -34,6 +37,8 @@ class SlabLayout:
 
     Attributes:
         region: the layout within a region.
+        num_regions: those of the slots, then spare ones.
+        region_nbytes: the distance between two regions; whole pages if there are spare ones.
         pointers_nbytes, weights_nbytes, nbytes: sizes of all pointers, of one buffer for weights, and of the slab.
         progress_start, weights_start, regions_start: offsets of these parts.
     """
@@ -45,9 +50,13 @@ class SlabLayout:
         self.progress_start = self.pointers_nbytes + ALIGNMENT_BYTES
         # Each worker counts in its own cache lines.
         self.weights_start = self.progress_start + spec.num_workers * ALIGNMENT_BYTES
-        self.regions_start = self.weights_start + 2 * (1 + spec.num_workers) * self.weights_nbytes
-        num_regions = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
-        self.nbytes = self.regions_start + num_regions * self.region.nbytes
+        alignment = mmap.PAGESIZE if spec.num_spare else ALIGNMENT_BYTES
+        self.region_nbytes = _aligned(self.region.nbytes, alignment)
+        weights_nbytes = 2 * (1 + spec.num_workers) * self.weights_nbytes
+        self.regions_start = _aligned(self.weights_start + weights_nbytes, alignment)
+        num_slots = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
+        self.num_regions = num_slots + spec.num_spare
+        self.nbytes = self.regions_start + self.num_regions * self.region_nbytes
 
 
 class Slab:
@@ -67,6 +76,8 @@ class Slab:
         self._pointers[0] = 2 * (spec.first_version - 1)
         # With `SlotSpec.grants_name_version`: the pointers to the last two versions that were granted, by version.
         self._granted: dict[int, int] = {}
+        slots = range(spec.num_slots) if spec.stacked else product(range(spec.num_workers), range(spec.num_slots))
+        self.leases = Leases(slots, [self.region(index) for index in range(self._layout.num_regions)], shared)
 
     def _map(self, spec: SlotSpec, shared: SharedMemory | None, device: torch.device | None = None) -> None:
         self.spec = spec
@@ -99,11 +110,23 @@ class Slab:
         """Closes the file descriptor. The memory stays mapped until its last tensor is gone."""
         self._shared = None
 
-    def region(self, worker: int, slot: int) -> torch.Tensor:
-        """Returns the bytes of the region that contains the slot, flat uint8, laid out as `SlabLayout.region`."""
-        index = slot if self.spec.stacked else worker * self.spec.num_slots + slot
-        nbytes = self._layout.region.nbytes
-        return self._regions[index * nbytes : (index + 1) * nbytes]
+    def region(self, index: int) -> torch.Tensor:
+        """Returns the bytes of a region, flat uint8, laid out as `SlabLayout.region`."""
+        start = index * self._layout.region_nbytes
+        return self._regions[start : start + self._layout.region.nbytes]
+
+    def region_of(self, worker: int, slot: int) -> int:
+        """Returns the index of the region that contains a slot. Only the trainer's process knows it."""
+        return self.leases.region_of(self._slot(worker, slot))
+
+    def slot_in(self, worker: int, region: int) -> int:
+        """Returns the slot of a worker that a region contains. Only the trainer's process knows it."""
+        slot = self.leases.slot_in(region)
+        return slot if self.spec.stacked else slot[1]
+
+    def _slot(self, worker: int, slot: int) -> Any:
+        """Returns what contains a slot: a region of all workers, or of one."""
+        return slot if self.spec.stacked else (worker, slot)
 
     def progress(self, worker: int) -> memoryview:
         """Returns the counters of a worker; see `collectx.progress`."""
@@ -112,23 +135,30 @@ class Slab:
 
     def gather(self, parts: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
         """See `Transport.gather`; each part is (worker, slot)."""
-        is_region = len(parts) == self.spec.num_workers if self.spec.stacked else len(parts) == 1
-        if is_region:
-            region = self.region(*parts[0])
-            return batch_memory.copy(region) if copy else region
+        regions = [self.leases.memory(self._slot(*part)) for part in parts]
+        if self._is_region(parts):
+            return batch_memory.copy(regions[0]) if copy else regions[0]
         rows = self.spec.rows
-        return concatenate(
-            self.spec,
-            [
-                (self.region(*part), self._layout.region.runs(part[0] * rows if self.spec.stacked else 0, rows))
-                for part in parts
-            ],
-        )
+        runs = [self._layout.region.runs(part[0] * rows if self.spec.stacked else 0, rows) for part in parts]
+        return concatenate(self.spec, [*zip(regions, runs, strict=True)])
 
-    def slot(self, worker: int, slot: int) -> Slot:
-        """Returns a worker's slot, whose tensors `[rows, steps, *shape]` are views of the slab."""
-        region = self._layout.region.slot(self.region(worker, slot))
-        return region.narrow(worker * self.spec.rows, self.spec.rows) if self.spec.stacked else region
+    def lease(self, parts: Sequence[tuple[int, int]]) -> torch.Tensor | None:
+        """See `Transport.lease`; each part is (worker, slot)."""
+        return self.leases.lease(self._slot(*parts[0])) if self._is_region(parts) else None
+
+    def _is_region(self, parts: Sequence[tuple[int, int]]) -> bool:
+        """Whether the parts are a whole region."""
+        return len(parts) == self.spec.num_workers if self.spec.stacked else len(parts) == 1
+
+    def release(self, parts: Sequence[tuple[int, int]]) -> None:
+        """See `Transport.release`; each part is (worker, slot)."""
+        for slot in {self._slot(*part) for part in parts}:
+            self.leases.release(slot)
+
+    def slot(self, worker: int, region: int) -> Slot:
+        """Returns a worker's part of a region, whose tensors `[rows, steps, *shape]` are views of the slab."""
+        slot = self._layout.region.slot(self.region(region))
+        return slot.narrow(worker * self.spec.rows, self.spec.rows) if self.spec.stacked else slot
 
     @property
     def version(self) -> int:
@@ -203,12 +233,12 @@ class SlabLink:
         self.pointer = _NOTHING
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> PerSlot[Slot]:
         return self.slots_of(self.worker)
 
-    def slots_of(self, worker: int) -> list[Slot]:
-        """Returns the slots of a worker, this one or another."""
-        return [self._slab.slot(worker, index) for index in range(self._slab.spec.num_slots)]
+    def slots_of(self, worker: int) -> PerSlot[Slot]:
+        """Returns the slots of a worker, this one or another. To the workers, a region is a slot."""
+        return PerSlot(partial(self._slab.slot, worker))
 
     @property
     def stop(self) -> memoryview:
@@ -241,6 +271,16 @@ class SlabTransport:
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
         return self.slab.gather([(part.worker, part.slot) for part in parts], copy)
+
+    def lease(self, parts: Sequence[Arrival]) -> torch.Tensor | None:
+        return self.slab.lease([(part.worker, part.slot) for part in parts])
+
+    def release(self, parts: Sequence[Arrival]) -> None:
+        self.slab.release([(part.worker, part.slot) for part in parts])
+
+    def _arrival(self, worker: int, region: int, report: SlotReport) -> Arrival:
+        """Returns the arrival of the slot that a worker filled, which knows only the region."""
+        return Arrival(worker, self.slab.slot_in(worker, region), report)
 
     def publish(self, writes: Writes) -> int:
         return self.slab.publish(writes)
@@ -276,5 +316,5 @@ def _bytes(memory: torch.Tensor) -> Any:
     return memory if memory.is_cuda else memory.numpy()
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def _aligned(nbytes: int, alignment: int = ALIGNMENT_BYTES) -> int:
+    return -(-nbytes // alignment) * alignment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import torch
 from collectx import env as envs
 from collectx import policy as policies
 from collectx import progress
-from collectx.batch import Leaf, Slot, nested_dims, to_tensordict
+from collectx.batch import Leaf, PerSlot, Slot, nested_dims, to_tensordict
 from collectx.config.schema.env import EnvConfig, GymVectorEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.errors import ShapeError
@@ -65,7 +65,7 @@ class RolloutSource:
         self._is_inline = is_inline
         self._actor: Actor
         self._rollout: Rollout | ServedRollout
-        self._prepared: list[Any]
+        self._prepared: PerSlot[Any]
         self._exploration = policies.ExplorationType(spec.cfg.collector.exploration_type)
         if is_inline and torch.device(spec.policy_device or "cpu").type == "cuda":
             torch.cuda.init()  # so that the states of its generators are held too
@@ -98,8 +98,9 @@ class RolloutSource:
             self._build_served_rollout(spec.served, first_env, total_envs)
         self._generators.after_reset(self._rollout)
         actor, env_spec = self._actor, self._env_spec
-        slots = link.slots if spec.steps is None else [slot.until(spec.steps) for slot in link.slots]
-        self._prepared = [self._rollout.prepare(slot) for slot in slots]
+        slots = PerSlot(self._slot)
+        self._prepared = PerSlot(lambda index: self._rollout.prepare(slots[index], index))
+        _ = self._prepared[0]  # so that envs and policies that do not fit the slots fail now
         self._requests = RequestHandler(
             placement.index,
             self._generators,
@@ -114,6 +115,10 @@ class RolloutSource:
             policy_keys = {leaf.key for leaf in actor.leaves}
             check = FiniteCheck if env_spec.device is None else TensorFiniteCheck
             self._check = check(env_spec, policy_keys, slots, placement.index, first_env, total_envs)
+
+    def _slot(self, index: int) -> Slot:
+        slot, steps = self._link.slots[index], self._spec.steps
+        return slot if steps is None else slot.until(steps)
 
     def _build_rollout(self, first_env: int, total_envs: int) -> None:
         """Makes the envs and a policy that acts in this process."""
@@ -265,22 +270,22 @@ def _build_policy(spec: ProcessSpec, env_spec: EnvSpec, is_inline: bool) -> tupl
 class _Batches:
     """Returns slots as TensorDicts that share their memory, `[*envs, steps]`; `[steps]` for a single env."""
 
-    def __init__(self, slots: Sequence[Slot], spec: EnvSpec, leaves: Collection[Leaf]):
+    def __init__(self, slots: Mapping[int, Slot], spec: EnvSpec, leaves: Collection[Leaf]):
         self._slots = slots
         self._envs = spec.policy_shape
         self._nested_dims = nested_dims(spec.nested_dims, leaves)
-        self._batches: dict[int, TensorDict] = {}
+        self._batches = PerSlot(self._make)
 
     def __call__(self, index: int, steps: int) -> TensorDict:
         """Returns the first `steps` steps of a slot."""
-        if index not in self._batches:
-            tensors = {
-                key: tensor.view(*self._envs, *tensor.shape[1:]) for key, tensor in self._slots[index].tensors.items()
-            }
-            size = next(iter(tensors.values())).shape[: len(self._envs) + 1]
-            self._batches[index] = to_tensordict(tensors, size, dims=self._nested_dims)
         batch = self._batches[index]
         return batch[..., :steps] if steps < batch.shape[-1] else batch
+
+    def _make(self, index: int) -> TensorDict:
+        tensors = self._slots[index].tensors
+        views = {key: tensor.view(*self._envs, *tensor.shape[1:]) for key, tensor in tensors.items()}
+        size = next(iter(views.values())).shape[: len(self._envs) + 1]
+        return to_tensordict(views, size, dims=self._nested_dims)
 
 
 def _check_leaves(worker: int, batch: SlotSpec, leaves: tuple[Leaf, ...]) -> None:

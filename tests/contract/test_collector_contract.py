@@ -112,8 +112,9 @@ def test_a_batch_is_the_users_own_memory(way, zero_copy):
     with collect(way, zero_copy=zero_copy, frames_per_batch=frames, total_frames=10 * frames) as collector:
         for index, batch in enumerate(collector):
             checker.take(batch)
+            assert not any(batch[name].any() for name in ("done", "terminated", "truncated"))
             if index % 2 or zero_copy:
-                batch.apply_(lambda tensor: tensor.zero_())
+                batch.apply_(lambda tensor: tensor.fill_(1))
             else:
                 kept.append((batch, batch.clone()))
     assert checker.frames == 10 * frames

@@ -97,7 +97,7 @@ def test_a_batch_that_could_not_be_read_is_delivered_by_the_next_call(monkeypatc
         policy = policies.build(mlp(), envs.read_spec(gym(2), False), 3)
         digests = learn(collector, policy, num_batches=3)[0]
         with monkeypatch.context() as patch:
-            patch.setattr(collector, "_gather", Mock(side_effect=MemoryError))
+            patch.setattr(collector, "_deliver", Mock(side_effect=MemoryError))
             for _ in range(2):
                 with pytest.raises(MemoryError):
                     next(collector)

@@ -58,6 +58,32 @@ READS = {
     "getattr_rb",
 }
 READS |= {"is_running", "iterator", "local_policy", "map_fn"}
+
+
+@over([SINGLE, SHARED[0]], smoke=True)
+def test_a_forked_process_and_its_parent_have_a_batch_each(way):
+    """The workers write to its memory no more, while either of them uses it."""
+    context = multiprocessing.get_context("fork")
+    goes_on = context.Event()
+    with make(way, [cartpole] * way.num_workers, frames_per_batch=64, total_frames=640) as collector:
+        batch = next(iter(collector))
+        copy = batch.clone()
+
+        def look():
+            assert goes_on.wait(30)
+            assert (batch == copy).all()
+            batch.apply_(lambda tensor: tensor.fill_(1))
+
+        child = context.Process(target=look)
+        child.start()
+        ids = [each["collector", "traj_ids"].flatten().tolist() for each in collector]
+        goes_on.set()
+        child.join(30)
+        assert child.exitcode == 0
+        assert (batch == copy).all()
+    assert len(ids) == 9
+
+
 # Of `RayCollector` alone.
 OF_RAY = {
     "add_collectors": lambda c: c.add_collectors(cartpole),

@@ -32,9 +32,11 @@ def test_shared_memory_is_what_a_slab_maps(line, tmp_path):
     spec = env.read_spec(cfg.env)
     batch = collector.batch_of(cfg, policy.build(cfg.policy, spec, cfg.seed), spec)
     slab = Slab(batch, shared=False)
-    assert memory["mapped_shared_memory_bytes"] == slab.region(0, 0).untyped_storage().nbytes()
-    regions = {slab.region(worker, slot).data_ptr() for worker in range(2) for slot in range(batch.num_slots)}
-    assert memory["slots_bytes"] == len(regions) * slab.region(0, 0).numel()
+    assert memory["mapped_shared_memory_bytes"] == slab.region(0).untyped_storage().nbytes()
+    slots = {slab.region_of(worker, slot) for worker in range(2) for slot in range(batch.num_slots)}
+    assert memory["slots_bytes"] == (len(slots) + batch.num_spare) * (
+        slab.region(1).data_ptr() - slab.region(0).data_ptr()
+    )
     assert memory["weights_of_the_policy_bytes"] == batch.weights_nbytes > 0
     assert memory["weights_of_trainer_and_workers_bytes"] == 3 * batch.weights_nbytes
 

@@ -74,6 +74,8 @@ _MESSAGES = {
     "cancelled": "the job is cancelled: {reason}",
     "evaluation_failed": "evaluation stopped, but the run continues: {message}",
     "jobs": "{message}",
+    "batches_copied": "the trainer keeps several batches, so new ones are copied; if it needs a part of each, keep a "
+    "clone of that part",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",
     "peer_refused": "refused a connection from {address}: {reason}",

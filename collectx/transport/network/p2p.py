@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from collectx.config.registry import implementation
+from collectx.memory import batch_memory
 from collectx.transport.connections import LONGEST_WAIT_S, set_receive_timeout
 
 TRAINER, WORKER = 0, 1
@@ -108,7 +109,16 @@ class PairConfig:
 
 def message_buffer(nbytes: int, device: str = "cpu") -> torch.Tensor:
     """Returns zeroed memory for a message of `nbytes` bytes and its stamp."""
-    return torch.zeros(-(-nbytes // STAMP_BYTES) * STAMP_BYTES + STAMP_BYTES, dtype=torch.uint8, device=device)
+    return torch.zeros(_with_stamp(nbytes), dtype=torch.uint8, device=device)
+
+
+def received_message(nbytes: int, device: str) -> torch.Tensor:
+    """Returns memory of undefined content for a message that is received, and its stamp."""
+    return batch_memory.empty(_with_stamp(nbytes), torch.device(device))
+
+
+def _with_stamp(nbytes: int) -> int:
+    return -(-nbytes // STAMP_BYTES) * STAMP_BYTES + STAMP_BYTES
 
 
 def set_stamp(buffer: torch.Tensor, stamp: int) -> None:

@@ -40,7 +40,7 @@ from collectx.transport.connections import socket_of
 from collectx.transport.handles import Handle
 from collectx.transport.network.admission import Admission
 from collectx.transport.network.handshake import Endpoint
-from collectx.transport.network.p2p import POLL_S, TRAINER, PairConfig, message_buffer
+from collectx.transport.network.p2p import POLL_S, TRAINER, PairConfig, received_message
 from collectx.transport.network.remote_peer import RemotePeer
 from collectx.transport.network.weight_sync import WeightSync
 from collectx.transport.peer import JoinState
@@ -84,6 +84,8 @@ class NetworkTransport:
         # The memory of each slot, by worker and slot. Outlives the worker, whose last batches may not have been
         # gathered.
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
+        # Slots whose memory belongs to the consumer of their batch.
+        self._leased: set[tuple[int, int]] = set()
         # Slots whose FULL has arrived, perhaps before their last bytes, and the replies that came after them.
         self._announced: list[tuple[RemotePeer, Arrival | Reply]] = []
         self._received: deque[Arrival | Departure | Joined | Reply] = deque()
@@ -123,7 +125,7 @@ class NetworkTransport:
     def _send_grant(self, peer: RemotePeer, slot: int, reset: Reset | None, version: int | None) -> None:
         key = peer.index, slot
         if key not in self._memory:
-            self._memory[key] = message_buffer(self._layout.nbytes, self._config.devices[TRAINER])
+            self._memory[key] = received_message(self._layout.nbytes, self._config.devices[TRAINER])
         if version is not None:
             self._weight_sync.send_version(peer, version)
         else:
@@ -257,6 +259,18 @@ class NetworkTransport:
             runs = self._layout.runs(0, self.spec.rows)
             return concatenate(self.spec, [(memory, runs) for memory in memories])
         return batch_memory.copy(memories[0]) if copy else memories[0]
+
+    def lease(self, parts: Sequence[Arrival]) -> torch.Tensor | None:
+        if len(parts) > 1:
+            return None
+        self._leased.add((parts[0].worker, parts[0].slot))
+        return self.gather(parts, copy=False)
+
+    def release(self, parts: Sequence[Arrival]) -> None:
+        for part in parts:
+            if (part.worker, part.slot) in self._leased:
+                self._leased.remove((part.worker, part.slot))
+                del self._memory[part.worker, part.slot]
 
     def publish(self, writes: Writes) -> int:
         # Handles acknowledgements first, so that these workers get the new version at once.

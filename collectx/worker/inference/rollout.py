@@ -47,8 +47,7 @@ class ServedGroup(Rollout):
         """Fills the slot except for the policy's outputs and versions. Yields before each step, and must be continued
         when the server has written these. Call it under `torch.inference_mode`."""
         env, num_actions = self._own_env(), len(self._env.spec.action)
-        views.terminated[:] = False
-        views.truncated[:] = False
+        views.clear()
         observations = self._observations_by_step(views)
         env_s = 0.0
         for following, (_, written, out) in zip(observations[1:], views.step_arrays(), strict=True):
@@ -80,13 +79,11 @@ class ServedRollout:
         self._rows = [rows for _, rows in groups]
         self._client = client
         self._pointer = pointer
-        self._num_slots = 0
 
-    def prepare(self, slot: Slot) -> tuple[int, list[SlotViews]]:
-        """Returns the views of a slot for `collect`. Call it once per slot, in the order of the slots."""
-        self._num_slots += 1
+    def prepare(self, slot: Slot, index: int) -> tuple[int, list[SlotViews]]:
+        """See `Rollout.prepare`."""
         parts = [slot.narrow(rows.start, rows.stop - rows.start) for rows in self._rows]
-        return self._num_slots - 1, [rollout.prepare(part) for rollout, part in zip(self._rollouts, parts, strict=True)]
+        return index, [rollout.prepare(part, index) for rollout, part in zip(self._rollouts, parts, strict=True)]
 
     def collect(self, prepared: Any, policy_version: int) -> SlotReport:
         """See `Rollout.collect`. The server writes the policy versions; `policy_version` is used only for random

@@ -11,13 +11,14 @@ from __future__ import annotations
 import select
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from collectx import policy as policies
-from collectx.batch import POLICY_VERSION, Slot, as_array
+from collectx.batch import POLICY_VERSION, PerSlot, Slot, as_array
 from collectx.config.derived import acts_in_fixed_order
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.env.base import EnvSpec
@@ -70,12 +71,13 @@ class InferenceServer:
         # The inferences and their output arrays, by the number of envs in a call.
         self._inferences: dict[int, tuple[Inference, list[np.ndarray]]] = {}
         observed = spec_with_states(env_spec, actor.states).observation
-        self._slots = [
-            [_Views(slot, [leaf.key for leaf in observed], [leaf.key for leaf in actor.leaves]) for slot in slots]
-            for slots in map(link.slots_of, range(link.batch.num_workers))
-        ]
+        self._keys = [leaf.key for leaf in observed], [leaf.key for leaf in actor.leaves]
+        self._slots = [PerSlot(partial(self._views, link.slots_of(worker))) for worker in range(link.batch.num_workers)]
         self._rows = spec.groups
         self._order = _order(spec, link.batch.num_workers)
+
+    def _views(self, slots: PerSlot[Slot], index: int) -> _Views:
+        return _Views(slots[index], *self._keys)
 
     def run(self) -> None:
         """Answers requests until the trainer closes the connection or is gone."""

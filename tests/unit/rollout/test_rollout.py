@@ -41,7 +41,7 @@ def make(cfg, policy, steps, stop=b"\0", spec=PLAIN, refresh=None, kind=None, en
     rollout = kind(env, actor, episodes, range(size), memoryview(stop), spec, refresh, ends_early)
     layout = Layout(batch_leaves(env.spec.observation, actor.leaves), size, steps)
     slot = layout.slot(torch.full((layout.nbytes,), 7, dtype=torch.uint8))
-    return rollout, slot, rollout.prepare(slot)
+    return rollout, slot, rollout.prepare(slot, 0)
 
 
 RAGGED = gym_vector(3, "next_step", "sync")

@@ -15,10 +15,10 @@ def test_slots_do_not_reach_into_others_weights_or_header():
     slab = Slab(batch_spec(weights_nbytes=100), shared=False)
     slab.publish({None: writer(7)})
     slab.publish({None: writer(8)})
-    places = [(worker, slot) for worker in range(2) for slot in range(2)]
+    places = [slab.region_of(worker, slot) for worker in range(2) for slot in range(2)]
     for number, place in enumerate(places, 1):
-        slab.region(*place).fill_(number)
-    assert [slab.region(*place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
+        slab.region(place).fill_(number)
+    assert [slab.region(place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
     seen = torch.zeros(100, dtype=torch.uint8)
     assert slab.refresh(seen.copy_, -1, 0) == 1
     assert seen.eq(8).all()
@@ -26,7 +26,7 @@ def test_slots_do_not_reach_into_others_weights_or_header():
         slab.publish({worker: writer(10 + worker)})
     assert [slab.refresh(seen.copy_, 1, worker) for worker in (0, 1)] == [2, 3]
     assert seen.eq(11).all()
-    assert [slab.region(*place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
+    assert [slab.region(place).unique().tolist() for place in places] == [[1], [2], [3], [4]]
     assert slab.stop[0] == 0
 
 

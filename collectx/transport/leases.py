@@ -1,0 +1,166 @@
+"""Batches without a copy: which region of a slab contains which slot, and which regions the consumer of the batches
+still uses.
+
+              granted, filled            batch delivered              slot released
+    region R -----------------> slot S -----------------> leased to -----------------> out: slot S is now in region F,
+                                                         the consumer                   which was free
+    region R <------------- free, once the last tensor of the batch is gone ----------------------'
+
+A batch that cannot be leased, because no region is free, is copied: its consumer keeps earlier batches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+# Of mmap(2) and mremap(2).
+_FAILED, _MAY_MOVE, _FIXED = ctypes.c_void_p(-1).value, 1, 2
+# A consumer usually holds a batch until it has the next one: two regions are then leased at a time.
+NUM_SPARE = 2
+
+
+class Leases:
+    """The regions of a slab. Use it from one thread; any thread may free tensors of a leased batch.
+
+    Args:
+        slots: the slots, which are in the first regions, in this order.
+        regions: the memory of each region, `[nbytes]` uint8. Nothing is leased unless there are more than slots.
+        is_shared: whether other processes map the regions. Each then begins with a page of its own.
+
+    Attributes:
+        on_lack: called when a batch cannot be leased for the first time.
+    """
+
+    def __init__(self, slots: Iterable[Hashable], regions: Sequence[torch.Tensor], is_shared: bool):
+        self._regions = regions
+        self._region_of = {slot: region for region, slot in enumerate(slots)}
+        self._slot_in = {region: slot for slot, region in self._region_of.items()}
+        self._free = deque(range(len(self._slot_in), len(regions)))
+        # For each region, the last array that was leased: all tensors of that batch keep it alive.
+        self._leased: dict[int, weakref.ref[Any]] = {}
+        self._is_shared = is_shared
+        self.on_lack: Callable[[], object] = lambda: None
+        self._is_closed = False
+        if is_shared:
+            _in_shared_memory.add(self)
+
+    def region_of(self, slot: Hashable) -> int:
+        """Returns the index of the region that contains a slot."""
+        return self._region_of[slot]
+
+    def slot_in(self, region: int) -> Any:
+        """Returns the slot that a region contains."""
+        return self._slot_in[region]
+
+    def memory(self, slot: Hashable) -> torch.Tensor:
+        """Returns the memory of the region that contains a slot."""
+        return self._regions[self._region_of[slot]]
+
+    def lease(self, slot: Hashable) -> torch.Tensor | None:
+        """Returns the memory of the region that contains a slot, as a tensor that belongs to the caller: the region is
+        used again only when the last tensor that views it is gone. Returns None if no region is free for the slot's
+        next batch. A second call before `release` leases the same memory."""
+        region = self._region_of[slot]
+        array = self._array(region)
+        if array is None:
+            if not self._free:
+                self.on_lack()
+                self.on_lack = lambda: None
+                return None
+            array = self._regions[region].numpy()
+            self._leased[region] = weakref.ref(array, partial(self._take_back, region))
+        return torch.from_numpy(array)
+
+    def release(self, slot: Hashable) -> None:
+        """Moves a slot whose batch is leased to a free region, so that it can be filled."""
+        region = self._region_of.get(slot, -1)
+        array = self._array(region)  # while this exists, no other thread can free the region
+        if array is not None:
+            del self._slot_in[region]
+            self._region_of[slot] = self._free.popleft()
+            self._slot_in[self._region_of[slot]] = slot
+
+    def _array(self, region: int) -> Any:
+        reference = self._leased.get(region)
+        return None if reference is None else reference()
+
+    def _take_back(self, region: int, reference: weakref.ref[Any]) -> None:
+        """Frees a region whose batch is gone, unless its slot was not released."""
+        if self._leased.get(region) is not reference or region in self._slot_in:
+            return
+        self._free.append(region)
+        if self._is_closed:
+            del self._leased[region]
+            self._discard(region)
+
+    def before_fork(self) -> None:
+        """Moves leased batches to private memory at the same addresses: a child process must not share them with the
+        workers, nor with this process. Their regions are not used again."""
+        for region in [region for region in self._leased if region not in self._slot_in]:
+            array = self._array(region)
+            if array is not None:
+                del self._leased[region]
+                _make_private(array.ctypes.data, array.nbytes)
+
+    def close(self) -> None:
+        """Returns the pages of all regions to the system, those of leased ones when they are free."""
+        self._is_closed = True
+        for region in range(len(self._regions)):
+            if self._array(region) is None:
+                self._leased.pop(region, None)
+                self._discard(region)
+
+    def _discard(self, region: int) -> None:
+        advice = getattr(mmap, "MADV_REMOVE" if self._is_shared else "MADV_DONTNEED", None)
+        memory = self._regions[region]
+        if advice is not None and len(self._regions) > len(self._slot_in):
+            _libc().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(_pages(memory.numel())), advice)
+
+
+# The leases whose regions other processes map.
+_in_shared_memory: weakref.WeakSet[Leases] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for leases in list(_in_shared_memory):
+        leases.before_fork()
+
+
+os.register_at_fork(before=_before_fork)
+
+
+def _make_private(address: int, nbytes: int) -> None:
+    """Replaces pages by private ones with the same content; other threads may read them meanwhile. Does nothing on
+    systems other than Linux."""
+    if not sys.platform.startswith("linux"):
+        return
+    libc, size = _libc(), ctypes.c_size_t(_pages(nbytes))
+    access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    copy = libc.mmap(None, size, access, kind, -1, ctypes.c_long(0))
+    if copy != _FAILED:
+        ctypes.memmove(copy, address, nbytes)
+        copy = libc.mremap(ctypes.c_void_p(copy), size, size, _MAY_MOVE | _FIXED, ctypes.c_void_p(address))
+    if copy == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
+    return libc
+
+
+def _pages(nbytes: int) -> int:
+    """Returns the size of whole pages."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -44,7 +44,8 @@ class DeliverySpec:
         stacked: whether a batch stacks several parts, `[parts, *shape, steps]`; otherwise it is a single part,
             `[*shape, steps]`.
         total_frames: frames of the whole run; -1: no limit.
-        zero_copy: whether batches are views of the transport's memory, valid until the next batch is requested.
+        zero_copy: whether a batch is valid only until the next one is requested; otherwise it is leased or copied
+            (`collectx.transport.leases`).
         storing_device: the device of batches; None: the device of the transport's memory, and the TensorDicts name no
             device.
         is_written: whether the workers write batches to a replay buffer (`Hooks.write_batch`), and `WrittenBatch`es are

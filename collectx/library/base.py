@@ -67,8 +67,8 @@ class BaseCollector(ReadableCollector):
 
     Iterate over a collector to get batches until `total_frames` are delivered. A batch is a TensorDict of
     `frames_per_batch` frames, whose last dimension is time: `observation`, `action`, `("next", "reward")`,
-    `("next", "done")` and others; docs/explanation/concepts.md, "A batch", lists the keys. Each batch owns its memory,
-    unless `zero_copy` or `return_same_td` is True.
+    `("next", "done")` and others; docs/explanation/concepts.md, "A batch", lists the keys. You may keep and change a
+    batch, unless `zero_copy` or `return_same_td` is True: its memory is used again when its last tensor is gone.
 
     Use a collector from one thread, and only in the process that made it. The end of a `with` block stops its workers.
 

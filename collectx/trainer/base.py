@@ -40,9 +40,10 @@ class Collection(Protocol):
     folder: Path
 
     def __iter__(self) -> Iterator[TensorDict | WrittenBatch]:
-        """Yields batches (see docs/explanation/concepts.md, "A batch") until `total_frames` are delivered. Each batch
-        owns its memory, unless `collector.zero_copy=true`: it is then valid until the next one is requested. If the
-        workers write to the trainer's `shared_replay`, yields a `WrittenBatch` instead of each batch."""
+        """Yields batches (see docs/explanation/concepts.md, "A batch") until `total_frames` are delivered. A batch
+        may be kept and changed: its memory is used again when its last tensor is gone. With `collector.zero_copy=true`,
+        it is valid only until the next one is requested. If the workers write to the trainer's `shared_replay`, yields
+        a `WrittenBatch` instead of each batch."""
 
     def publish(self, policy: nn.Module) -> int:
         """Publishes a copy of the weights of `policy` to the workers, and returns their version. Sync workers act with

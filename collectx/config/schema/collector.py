@@ -144,8 +144,8 @@ class CollectorConfig(Section):
     )
     zero_copy: bool = option(
         False,
-        """`true`: a batch is a view of transport memory, valid until you request the next one. `false`: the trainer
-        owns the batch.""",
+        """`true`: a batch is valid only until you request the next one, so that it needs less memory. `false`: the
+        trainer owns the batch, whose memory is used again when its last tensor is gone.""",
     )
     on_worker_failure: str = option(
         "raise",

@@ -163,7 +163,7 @@ class GymVectorEnv(Env):
     def _count(self, info: Mapping, ended: np.ndarray) -> None:
         assert self.metrics is not None
         if self._mode is AutoresetMode.SAME_STEP and ended.any():
-            self.metrics.add_same_step(info, ended)
+            self.metrics.add_same_step(info, ended, np.ones_like(ended))
         else:
             self.metrics.add_vector(info, ~self._ended if self.spec.ragged else np.ones_like(ended))
 
@@ -344,13 +344,18 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
     with numbers.explained():
         if entry_point is not None:
             arguments = numbers.arguments(entry_point, cfg.kwargs)
-            return as_vector_env(entry_point(num_envs=cfg.num_envs, **arguments), [*cfg.info_keys, *cfg.metrics])
-        return gymnasium.make_vec(
-            str(cfg.id),
-            cfg.num_envs,
-            vectorization_mode=cfg.vectorization_mode,
-            **numbers.arguments(constructor(cfg), cfg.kwargs),
-        )
+            made = as_vector_env(entry_point(num_envs=cfg.num_envs, **arguments), [*cfg.info_keys, *cfg.metrics])
+        else:
+            made = gymnasium.make_vec(
+                str(cfg.id),
+                cfg.num_envs,
+                vectorization_mode=cfg.vectorization_mode,
+                **numbers.arguments(constructor(cfg), cfg.kwargs),
+            )
+    # Only an evaluation adds wrappers here.
+    for wrap in cfg.wrappers:
+        made = wrap(made)
+    return made
 
 
 def _make_checked(

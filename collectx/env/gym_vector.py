@@ -15,6 +15,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -39,6 +40,8 @@ from collectx.state import ProcessState
 
 # Seconds that the processes of an async env may take to finish a step before they are killed.
 _CLOSE_S = 2.0
+# The key by which the metadata of a vector env tell that its envs are `CheckedEnv`s.
+_CHECKED = "collectx_checked"
 _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 
@@ -194,10 +197,13 @@ class GymVectorEnv(Env):
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         if self._mode is not AutoresetMode.DISABLED:
-            raise NotImplementedError(
-                f"this vector env resets itself without options (autoreset mode {self._mode.value}). Use one whose "
-                "autoreset mode is disabled"
-            )
+            vector: Any = self._env.unwrapped
+            if _CHECKED not in vector.metadata:
+                raise NotImplementedError(
+                    f"this vector env resets itself without options (autoreset mode {self._mode.value}). Use one whose "
+                    "autoreset mode is disabled, or a SyncVectorEnv"
+                )
+            vector.set_attr("options_of_resets", [dict(options or {})] * vector.num_envs)
         self.reset_options = options or {}
 
     def close(self) -> None:
@@ -237,12 +243,18 @@ class CheckedEnv(gymnasium.Wrapper):
     Gymnasium's vector envs, which convert and store observations only after all envs have stepped, or after an ended
     env was reset. Until then, envs that share an array may have changed it.
 
+    Attributes:
+        options_of_resets: the options of resets without any, as those that a vector env makes within a step.
+
     Args:
         index: the env's index in a sync vector env; None: the index of the AsyncVectorEnv's process.
     """
 
+    options_of_resets: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(self, env: gymnasium.Env, exclude_keys: Sequence[str] = (), index: int | None = None):
         super().__init__(env)
+        self.metadata = {**env.metadata, _CHECKED: True}
         number = multiprocessing.current_process().name.rpartition("-")[2]  # of an AsyncVectorEnv's process
         self._index = int(number) if index is None and number.isdigit() else index
         self._observation: ObservationLeaves | None = None
@@ -261,6 +273,8 @@ class CheckedEnv(gymnasium.Wrapper):
         return getattr(self.env, name)
 
     def reset(self, **kwargs: Any) -> Any:
+        if self.options_of_resets and not kwargs.get("options"):
+            kwargs["options"] = dict(self.options_of_resets)
         result = self.env.reset(**kwargs)
         try:
             observation, info = result
@@ -298,6 +312,7 @@ def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
         each if isinstance(each, CheckedEnv) else CheckedEnv(each, exclude_keys, index)
         for index, each in enumerate(env.envs)
     ]
+    env.metadata[_CHECKED] = True
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:

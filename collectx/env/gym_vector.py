@@ -35,13 +35,12 @@ from collectx.env.old_api import refuse
 from collectx.env.sb3 import as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.env.tensor_vector import TensorVectorEnv, device_of
+from collectx.env.wrappers import CHECKED, statistics_of
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
 
 # Seconds that the processes of an async env may take to finish a step before they are killed.
 _CLOSE_S = 2.0
-# The key by which the metadata of a vector env tell that its envs are `CheckedEnv`s.
-_CHECKED = "collectx_checked"
 _MODES = f"one of {', '.join(mode.name.lower() for mode in AutoresetMode)}"
 
 
@@ -198,7 +197,7 @@ class GymVectorEnv(Env):
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         if self._mode is not AutoresetMode.DISABLED:
             vector: Any = self._env.unwrapped
-            if _CHECKED not in vector.metadata:
+            if CHECKED not in vector.metadata:
                 raise NotImplementedError(
                     f"this vector env resets itself without options (autoreset mode {self._mode.value}). Use one whose "
                     "autoreset mode is disabled, or a SyncVectorEnv"
@@ -254,7 +253,7 @@ class CheckedEnv(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env, exclude_keys: Sequence[str] = (), index: int | None = None):
         super().__init__(env)
-        self.metadata = {**env.metadata, _CHECKED: True}
+        self.metadata = {**env.metadata, CHECKED: True}
         number = multiprocessing.current_process().name.rpartition("-")[2]  # of an AsyncVectorEnv's process
         self._index = int(number) if index is None and number.isdigit() else index
         self._observation: ObservationLeaves | None = None
@@ -289,6 +288,10 @@ class CheckedEnv(gymnasium.Wrapper):
             reward = reward_number(reward, self._index)
         return self._checked(observation), reward, terminated, truncated, info
 
+    def normalizer_statistics(self) -> list[dict[str, Any]]:
+        """Returns the statistics of the wrappers around the env; called in its process."""
+        return statistics_of([self.env])
+
     def _checked(self, observation: Any) -> Any:
         if type(observation) is np.ndarray and (observation.shape, observation.dtype) == self._array:
             return observation.copy()
@@ -312,7 +315,7 @@ def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
         each if isinstance(each, CheckedEnv) else CheckedEnv(each, exclude_keys, index)
         for index, each in enumerate(env.envs)
     ]
-    env.metadata[_CHECKED] = True
+    env.metadata[CHECKED] = True
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -6,15 +6,18 @@ The composition starts from the saved configuration, as in `collectx reproduce`.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import fields
 
 from collectx.cli.arguments import Arguments, subcommand
 from collectx.cli.saved import compose_saved, run_folder
-from collectx.config.schema.run import EvalOptions
+from collectx.config.schema.env import GymnasiumConfig
+from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.env.wrappers import note_of
 from collectx.errors import EpisodeTooLong, summary_of
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
+from collectx.run.folder.layout import RunFolder
 from collectx.run.terminal import printing
 
 _USAGE = """\
@@ -43,9 +46,9 @@ def _eval(arguments: Arguments) -> int:
 
     recording = evaluation.with_video(cfg, files.videos) if cfg.eval.video else cfg
     policy, spec, _ = trained.build(cfg)
-    for name in spec.normalizers:
-        printing.note(note_of(name))
     trained.load_weights(files, policy, cfg.eval.weights)
+    if spec.normalizers:
+        recording = _with_normalizers(recording, files, spec.normalizers)
     if cfg.eval.video:
         shutil.rmtree(files.videos, ignore_errors=True)
     try:
@@ -73,6 +76,21 @@ def _eval(arguments: Arguments) -> int:
         print(f"{name} {value:.6g}")
     print(files.evaluation)
     return 0
+
+
+def _with_normalizers(cfg: RunConfig, files: RunFolder, names: Sequence[str]) -> RunConfig:
+    """Returns the configuration whose envs' normalisers have the statistics of the run, if a checkpoint contains them;
+    prints a note in any case."""
+    from collectx.run.after import evaluation, trained
+
+    found = trained.statistics_of_normalizers(files, cfg.eval.weights)
+    if not isinstance(cfg.env, GymnasiumConfig) or {each["wrapper"] for each in found} != set(names):
+        for name in names:
+            printing.note(note_of(name, of_run=False))
+        return cfg
+    which = f"the {cfg.eval.weights} checkpoint, of the first env of its first worker"
+    printing.note(f"the statistics of {' and '.join(names)} are those of {which}. They stay as they are.")
+    return evaluation.with_normalizers(cfg, found)
 
 
 main = subcommand("eval", _eval, _USAGE, lists_problems=True)

@@ -79,7 +79,7 @@ class EnvMethods(ABC):
         also reset the collector.
 
         Raises:
-            NotImplementedError: the envs take no options, or reset themselves.
+            NotImplementedError: the envs take no options, or a library resets them without any.
         """
         content = None if options is None else dict(options)
         self._with_core(lambda core: core.change("reset_options", "", [content]))

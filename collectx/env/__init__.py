@@ -11,7 +11,7 @@ from collections.abc import Callable
 from collectx import signal_handlers
 from collectx.config.derived import env_option
 from collectx.config.registry import implementation
-from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
+from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig, TorchrlEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
 from collectx.env.numbers import SPACES, EnvNumbers
 from collectx.env.wrappers import normalizers_of
@@ -40,7 +40,7 @@ def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: E
 
             return make_user_env(cfg, numbers)
         group = implementation("env", cfg.kind)(cfg, first_index, incarnation, numbers)
-        if isinstance(cfg, GymnasiumConfig) and cfg.reset_options:
+        if isinstance(cfg, GymnasiumConfig | TorchrlEnvConfig) and cfg.reset_options:
             try:
                 group.set_reset_options(cfg.reset_options)
             except NotImplementedError as error:

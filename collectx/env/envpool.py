@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,9 @@ class EnvPoolEnv(Env):
             for array, value in zip(out, self._reset_members(self._member[late]), strict=True):
                 array[late] = value
         self._ended = self._ended & ~ended
+
+    def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
+        raise NotImplementedError("the resets of EnvPool take no options. Use env.kwargs, or other envs")
 
     def close(self) -> None:
         self._pool = None

@@ -15,6 +15,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -34,6 +35,7 @@ from collectx.env.old_api import refuse
 from collectx.env.sb3 import as_vector_env
 from collectx.env.spaces import SpaceLeaves, check_value, checked_values, numpy_dtype, write_env
 from collectx.env.tensor_vector import TensorVectorEnv, device_of
+from collectx.env.wrappers import CHECKED, statistics_of
 from collectx.errors import CollectxError, ConfigError, ShapeError, SpaceError
 from collectx.state import ProcessState
 
@@ -163,7 +165,7 @@ class GymVectorEnv(Env):
     def _count(self, info: Mapping, ended: np.ndarray) -> None:
         assert self.metrics is not None
         if self._mode is AutoresetMode.SAME_STEP and ended.any():
-            self.metrics.add_same_step(info, ended)
+            self.metrics.add_same_step(info, ended, np.ones_like(ended))
         else:
             self.metrics.add_vector(info, ~self._ended if self.spec.ragged else np.ones_like(ended))
 
@@ -194,10 +196,13 @@ class GymVectorEnv(Env):
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         if self._mode is not AutoresetMode.DISABLED:
-            raise NotImplementedError(
-                f"this vector env resets itself without options (autoreset mode {self._mode.value}). Use one whose "
-                "autoreset mode is disabled"
-            )
+            vector: Any = self._env.unwrapped
+            if CHECKED not in vector.metadata:
+                raise NotImplementedError(
+                    f"this vector env resets itself without options (autoreset mode {self._mode.value}). Use one whose "
+                    "autoreset mode is disabled, or a SyncVectorEnv"
+                )
+            vector.set_attr("options_of_resets", [dict(options or {})] * vector.num_envs)
         self.reset_options = options or {}
 
     def close(self) -> None:
@@ -237,12 +242,18 @@ class CheckedEnv(gymnasium.Wrapper):
     Gymnasium's vector envs, which convert and store observations only after all envs have stepped, or after an ended
     env was reset. Until then, envs that share an array may have changed it.
 
+    Attributes:
+        options_of_resets: the options of resets without any, as those that a vector env makes within a step.
+
     Args:
         index: the env's index in a sync vector env; None: the index of the AsyncVectorEnv's process.
     """
 
+    options_of_resets: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(self, env: gymnasium.Env, exclude_keys: Sequence[str] = (), index: int | None = None):
         super().__init__(env)
+        self.metadata = {**env.metadata, CHECKED: True}
         number = multiprocessing.current_process().name.rpartition("-")[2]  # of an AsyncVectorEnv's process
         self._index = int(number) if index is None and number.isdigit() else index
         self._observation: ObservationLeaves | None = None
@@ -261,6 +272,8 @@ class CheckedEnv(gymnasium.Wrapper):
         return getattr(self.env, name)
 
     def reset(self, **kwargs: Any) -> Any:
+        if self.options_of_resets and not kwargs.get("options"):
+            kwargs["options"] = dict(self.options_of_resets)
         result = self.env.reset(**kwargs)
         try:
             observation, info = result
@@ -274,6 +287,10 @@ class CheckedEnv(gymnasium.Wrapper):
         if not isinstance(reward, float):
             reward = reward_number(reward, self._index)
         return self._checked(observation), reward, terminated, truncated, info
+
+    def normalizer_statistics(self) -> list[dict[str, Any]]:
+        """Returns the statistics of the wrappers around the env; called in its process."""
+        return statistics_of([self.env])
 
     def _checked(self, observation: Any) -> Any:
         if type(observation) is np.ndarray and (observation.shape, observation.dtype) == self._array:
@@ -298,6 +315,7 @@ def _check_envs(env: SyncVectorEnv, exclude_keys: Sequence[str]) -> None:
         each if isinstance(each, CheckedEnv) else CheckedEnv(each, exclude_keys, index)
         for index, each in enumerate(env.envs)
     ]
+    env.metadata[CHECKED] = True
 
 
 def _one_each(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -344,13 +362,18 @@ def _make_batched(cfg: GymVectorEnvConfig, numbers: EnvNumbers) -> VectorEnv:
     with numbers.explained():
         if entry_point is not None:
             arguments = numbers.arguments(entry_point, cfg.kwargs)
-            return as_vector_env(entry_point(num_envs=cfg.num_envs, **arguments), [*cfg.info_keys, *cfg.metrics])
-        return gymnasium.make_vec(
-            str(cfg.id),
-            cfg.num_envs,
-            vectorization_mode=cfg.vectorization_mode,
-            **numbers.arguments(constructor(cfg), cfg.kwargs),
-        )
+            made = as_vector_env(entry_point(num_envs=cfg.num_envs, **arguments), [*cfg.info_keys, *cfg.metrics])
+        else:
+            made = gymnasium.make_vec(
+                str(cfg.id),
+                cfg.num_envs,
+                vectorization_mode=cfg.vectorization_mode,
+                **numbers.arguments(constructor(cfg), cfg.kwargs),
+            )
+    # Only an evaluation adds wrappers here.
+    for wrap in cfg.wrappers:
+        made = wrap(made)
+    return made
 
 
 def _make_checked(

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
 
 from collectx.errors import ShapeError
 
@@ -55,14 +56,18 @@ class InfoMetrics:
             if mask.any():
                 self._add(i, name, np.asarray(value)[mask].tolist(), per_env=True)
 
-    def add_same_step(self, info: Mapping[str, Any], ended: np.ndarray) -> None:
+    def add_same_step(self, info: Mapping[str, Any], ended: np.ndarray, frames: np.ndarray) -> None:
         """Adds the info of a step of a vector env in SAME_STEP mode in which envs have ended, `[E]` bool. The entry of
         an ended env is in its final info; or in `info`, if a wrapper of the vector env has added it
-        (`InfoKeys.first_and_final_values`)."""
+        (`InfoKeys.first_and_final_values`).
+
+        Args:
+            frames: as for `add_vector`.
+        """
         final = info.get("final_info", {})
-        self.add_vector(final, ended)
+        self.add_vector(final, ended & frames)
         for i, (name, path) in enumerate(self._paths):
-            value, mask = _entry(info, path, np.ones_like(ended))
+            value, mask = _entry(info, path, frames)
             mask &= ~_entry(final, path, ended)[1]
             if mask.any():
                 self._add(i, name, np.asarray(value)[mask].tolist(), per_env=True)
@@ -107,6 +112,37 @@ class CountedEpisodes(gymnasium.Wrapper):
 
     def step(self, action: Any) -> Any:
         return self._metrics.step(self.env.step, action) if self._left > 0 else self.env.step(action)
+
+
+class CountedVector(VectorWrapper):
+    """`CountedEpisodes` for a vector env.
+
+    Args:
+        episodes: how many episodes of each env count, `[E]`.
+    """
+
+    def __init__(self, env: VectorEnv, metrics: InfoMetrics, episodes: np.ndarray):
+        super().__init__(env)
+        self._metrics, self._left = metrics, episodes + 1
+        # Whose episode has ended, so that it needs a reset.
+        self._ended = np.zeros(len(episodes), bool)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        chosen = (options or {}).get("reset_mask", np.ones_like(self._ended))
+        self._left -= chosen & ~self._ended
+        self._ended = self._ended & ~chosen
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        result = self.env.step(actions)
+        info, ended = result[-1], np.logical_or(result[2], result[3])
+        if "final_obs" in info:  # in SAME_STEP mode, the ended envs have begun their next episodes
+            self._metrics.add_same_step(info, ended, self._left > 0)
+        else:  # in NEXT_STEP mode, the step of an ended env is its reset
+            self._metrics.add_vector(info, (self._left > 0) & ~self._ended)
+            self._ended = ended
+        self._left -= ended
+        return result
 
 
 def _entry(info: Mapping[str, Any], path: Sequence[str], envs: np.ndarray) -> tuple[Any, np.ndarray]:

@@ -6,6 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+# The key by which the metadata of a vector env tell that its envs are `collectx.env.gym_vector.CheckedEnv`s.
+CHECKED = "collectx_checked"
 # Where wrappers of Gymnasium, TorchRL and Stable-Baselines3 keep what they wrap.
 _INNER = ("base_env", "env", "_env", "venv")
 # The classes of running normalisers there, and the options that replace them.
@@ -15,6 +20,8 @@ _INSTEAD = {
     "NormalizeReward": _REWARDS,
     **dict.fromkeys(("VecNorm", "VecNormV2", "VecNormalize"), f"{_OBSERVATIONS} and {_REWARDS}"),
 }
+# Where Gymnasium's normalisers, also those of vector envs, keep their statistics.
+_STATISTICS = {"NormalizeObservation": "obs_rms", "NormalizeReward": "return_rms"}
 
 
 def layers(env: Any) -> Iterator[Any]:
@@ -29,12 +36,51 @@ def layers(env: Any) -> Iterator[Any]:
 def normalizers_of(envs: Sequence[Any]) -> tuple[str, ...]:
     """Returns the classes of running normalisers around the first of a worker's envs, and in its TorchRL transforms."""
     found: dict[str, None] = {}
-    for layer in (each for env in envs[:1] for each in layers(env)):
+    for layer in (each for env in envs[:1] for each in _layers_of_each(env)[0]):
         transform = _own(layer, "transform")
         several = _own(transform, "transforms")
         for each in (layer, transform, *(several if isinstance(several, Iterable) else ())):
             found[type(each).__name__] = None
-    return tuple(name for name in found if name in _INSTEAD)
+    names = (*found, *(each["wrapper"] for each in statistics_of(envs)))
+    return tuple(dict.fromkeys(name for name in names if name in _INSTEAD))
+
+
+def statistics_of(envs: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns a copy of the statistics of Gymnasium's normalisers around the first of a worker's envs, the outermost
+    first, as plain data."""
+    statistics = []
+    for stack in (_layers_of_each(env)[0] for env in envs[:1]):
+        for layer, running in _running(stack):
+            mean, var = (np.asarray(value).tolist() for value in (running.mean, running.var))
+            name = type(layer).__name__
+            statistics.append({"wrapper": name, "mean": mean, "var": var, "count": float(running.count)})
+        if isinstance(stack[-1], AsyncVectorEnv) and CHECKED in stack[-1].metadata:
+            statistics += stack[-1].call("normalizer_statistics")[0]
+    return statistics
+
+
+def with_statistics(env: Any, statistics: Sequence[dict[str, Any]]) -> Any:
+    """Returns `env`, whose normalisers now have the statistics that `statistics_of` returned, and keep them."""
+    for stack in _layers_of_each(env):
+        for (layer, running), each in zip(_running(stack), statistics, strict=True):
+            running.mean, running.var = (np.array(each[name], running.mean.dtype) for name in ("mean", "var"))
+            running.count = each["count"]
+            layer.update_running_mean = False
+    return env
+
+
+def _layers_of_each(env: Any) -> list[list[Any]]:
+    """Returns the layers of an env; of a SyncVectorEnv, those around each of its envs."""
+    outer = [*layers(env)]
+    inner = outer[-1].envs if isinstance(outer[-1], SyncVectorEnv) else ()
+    return [[*outer, *layers(each)] for each in inner] or [outer]
+
+
+def _running(stack: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yields each of Gymnasium's normalisers, and its running mean and variance."""
+    for layer in stack:
+        if type(layer).__module__.startswith("gymnasium.wrappers.") and type(layer).__name__ in _STATISTICS:
+            yield layer, getattr(layer, _STATISTICS[type(layer).__name__])
 
 
 def _own(value: Any, name: str) -> Any:
@@ -50,9 +96,19 @@ def _own(value: Any, name: str) -> Any:
     return None
 
 
-def note_of(normalizer: str) -> str:
-    """Returns what a user should know about a running normaliser."""
+def note_of(normalizer: str, of_run: bool = True) -> str:
+    """Returns what a user should know about a running normaliser.
+
+    Args:
+        of_run: True: at the start of a run. False: at an evaluation that lacks the statistics.
+    """
+    instead = f"Use {_INSTEAD[normalizer]} instead."
+    if not of_run:
+        return (
+            f"collectx eval starts without the statistics of {normalizer}, which each env keeps for itself. {instead}"
+        )
+    takes = "; collectx eval takes those of one env" * (normalizer in _STATISTICS)
     return (
-        f"{normalizer} keeps statistics in each env. Workers that are replaced, collectx eval and load_policy start "
-        f"without them. Use {_INSTEAD[normalizer]} instead."
+        f"{normalizer} keeps statistics in each env. Workers that are replaced, evaluations and load_policy start "
+        f"without them{takes}. {instead}"
     )

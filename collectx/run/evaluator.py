@@ -145,7 +145,7 @@ def run_evaluations(cfg: RunConfig, connection: Connection) -> None:
             flat = torch.frombuffer(bytearray(connection.recv_bytes()) or bytearray(1), dtype=torch.uint8)
             weights.read(flat[: weights.nbytes])
             result = evaluate(cfg, policy, spec).as_json()
-            connection.send({name: result[name] for name in ("mean_return", "interval", "mean_length")})
+            connection.send({name: value for name, value in result.items() if name not in ("returns", "lengths")})
     except EOFError:
         return
     except Exception as error:

@@ -63,8 +63,9 @@ class LoggerThreads:
         if self._threads:
             scalars = {name: line[key] for key, name in _NAMES.items() if line.get(key) is not None}
             scalars |= {f"train/{name}": value for name, value in line.get("scalars", {}).items()}
-            results = {f"eval/{name}": value for name, value in line.get("eval", {}).items()}
-            scalars |= {name: value for name, value in results.items() if isinstance(value, (int, float))}
+            results = line.get("eval", {})
+            results = results.get("metrics", {}) | results
+            scalars |= {f"eval/{name}": value for name, value in results.items() if isinstance(value, (int, float))}
             for thread in self._threads:
                 thread.put(scalars, line["frames"])
 

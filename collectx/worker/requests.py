@@ -20,6 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
 
 from collectx.batch import Key, as_key, nest
+from collectx.env.wrappers import statistics_of
 from collectx.errors import NotRestorable, ShapeError, summary_of
 from collectx.rollout.loop import Rollout
 from collectx.state import dumps, loads
@@ -163,8 +164,10 @@ class RequestHandler:
 
     def state(self) -> dict[str, Any]:
         """Returns a copy of the worker's state for `load`: tensors and plain data; the envs are a pickle in a tensor.
-        If the envs cannot be saved, `["rollout"]["reason"]` says why."""
+        If the envs cannot be saved, `["rollout"]["reason"]` says why. `["normalizers"]` is for evaluations."""
         state: dict[str, Any] = {"rollout": self._rollout.state(), "generators": self._generators.state()}
+        if normalizers := statistics_of(self._envs):
+            state["normalizers"] = normalizers
         if self._has_state_dicts():
             # A TorchRL env returns the state of its transforms, which the pickled envs contain too. The key has
             # TorchRL's name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -28,6 +29,9 @@ class Arm(gymnasium.Env):
         end = self.t == 7
         info = {"height": [0.5, 1.5], "force": {"x": float(self.t)}}
         return np.zeros(2, np.float32), 1.0, end, False, info | ({"is_success": self.episodes % 2 == 0} if end else {})
+
+def arms(num_envs, mode):
+    return gymnasium.vector.SyncVectorEnv([Arm] * num_envs, autoreset_mode=mode)
 
 gymnasium.register("Arm-v0", Arm)
 '''
@@ -87,6 +91,27 @@ def test_eval_takes_the_means_of_the_episodes_that_it_counts(arm):
     assert "is_success 0.333333" in done.stdout.splitlines()
     metrics = json.loads((arm / "run/eval.json").read_text())["metrics"]
     assert metrics == {"is_success": pytest.approx(1 / 3), "height": 1.0}
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_eval_counts_the_same_episodes_where_one_call_makes_the_envs(arm, mode):
+    env = ["env=gym_vector", "env.entry_point=arm:arms", "env.num_envs=2", f"env.kwargs.mode={mode}"]
+    forked("run", *ARM, *env, "env.id=null", "env.metrics=[is_success,height,force.x]", cwd=arm)
+    forked("eval", "run", "episodes=3", cwd=arm)
+    metrics = json.loads((arm / "run/eval.json").read_text())["metrics"]
+    assert metrics == {"is_success": pytest.approx(1 / 3), "height": 1.0, "force.x": 4.0}
+
+
+def test_evaluations_during_the_run_have_means(arm):
+    words = ["eval.every_batches=1", "eval.episodes=3", "env.num_envs=2", "env.metrics=[is_success]", "logger=csv"]
+    done = forked("run", *ARM, *words, cwd=arm)
+    events = [json.loads(line) for line in (arm / "run/events.jsonl").read_text().splitlines()]
+    found = [each["metrics"]["is_success"] for each in events if each["event"] == "evaluated"]
+    assert found[0] == pytest.approx(1 / 3)
+    assert ", is_success 0.333333" in done.stdout + done.stderr
+    with open(arm / "run/progress.csv") as file:
+        logged = [row["eval/is_success"] for row in csv.DictReader(file) if row["eval/is_success"]]
+    assert float(logged[0]) == pytest.approx(1 / 3)
 
 
 def test_a_sweep_is_ranked_by_a_mean(arm):

@@ -1,5 +1,6 @@
 """Statistics that normalise observations and rewards are wherever the policy of a run acts. As typed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -96,4 +97,43 @@ def test_wrappers_whose_statistics_are_lost_are_named(tmp_path, monkeypatch):
     note = "NormalizeObservation keeps statistics in each env."
     assert note in told
     assert "after WorkerDied; the statistics of NormalizeObservation in its envs begin anew" in told
-    assert note in " ".join(forked("eval", "run", "episodes=1", cwd=tmp_path).stderr.split())
+    told = " ".join(forked("eval", "run", "episodes=1", cwd=tmp_path).stderr.split())
+    assert "the statistics of NormalizeObservation are those of the newest checkpoint" in told
+    # Of an env that has other wrappers than the run's, as of a run whose checkpoints were deleted.
+    other = ["episodes=1", "env.wrappers=[NormalizeReward]"]
+    told = " ".join(forked("eval", "run", *other, cwd=tmp_path).stderr.split())
+    assert "collectx eval starts without the statistics of NormalizeReward" in told
+
+
+VECTOR = ["env=gym_vector", "env.wrappers=[NormalizeReward]"]
+NORMALIZED = {
+    "gym": ["env=gym", "env.wrappers=[NormalizeReward]"],
+    "sync": VECTOR,
+    "async": [*VECTOR, "env.vectorization_mode=async"],
+    "vector wrapper": ["env=gym_vector", "env.entry_point=own:envs"],
+}
+OWN = """
+import gymnasium
+def envs(num_envs):
+    made = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync")
+    return gymnasium.wrappers.vector.NormalizeReward(made)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("way", NORMALIZED)
+def test_eval_takes_the_statistics_of_wrappers_from_the_checkpoint(tmp_path, way):
+    (tmp_path / "own.py").write_text(OWN)
+    words = [*NORMALIZED[way], "debug=tiny", "trainer=meter", "policy=random", "hydra.run.dir=run", "env.num_envs=2"]
+    words += ["env.id=null"] if way == "vector wrapper" else ["env.id=CartPole-v1"]
+    run = collectx if way == "async" else forked  # its processes import the main module
+    run("run", *words, "collector=multi_sync", cwd=tmp_path)
+    (folder,) = (tmp_path / "run/checkpoints").iterdir()
+    (saved,) = torch.load(folder / "state.pt")["collector"]["workers"][0]["normalizers"]
+    assert saved["wrapper"] == "NormalizeReward"
+    assert saved["count"] > 10
+    run("eval", "run", "episodes=3", cwd=tmp_path)
+    found = json.loads((tmp_path / "run/eval.json").read_text())
+    # Each reward is 1, divided by the same deviation.
+    expected = [length / (saved["var"] + 1e-8) ** 0.5 for length in found["lengths"]]
+    assert found["returns"] == pytest.approx(expected, rel=1e-5)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from commands import collectx
 from configurations import start
 from library_collectors import make
 from user_code.cartpoles import Argmax, cartpole
@@ -16,6 +17,7 @@ from user_code.customcollectors import Doubling
 from ways import RAY_SYNC
 
 from collectx.errors import ConfigError, LauncherError, WorkerTimeout
+from collectx.run import RunFolder
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.xdist_group("ray")
@@ -110,6 +112,33 @@ def test_a_cluster_that_has_ended_or_is_not_there():
     assert not ray.is_initialized()  # closing has started no other
     with pytest.raises(LauncherError, match=r"ray start --head"):
         start("ray", "ray", ray_init_config={"address": "127.0.0.1:9"})
+
+
+# A cluster of its own, as a run starts one, of more cores than this machine may have.
+RUN = ["collector=distributed_sync", "launcher=ray", "launcher.ray_init_config={address: local, num_cpus: 2}"]
+RUN += ["collector.num_workers=2", "env=gym", "env.num_envs=2", "collector.frames_per_batch=40"]
+RUN += ["collector.total_frames=480", "policy=random", "hydra.run.dir=run"]
+
+
+@pytest.mark.nightly
+def test_a_course_is_followed_by_actors(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    course = ["env.entry_point=worlds.levels:LevelEnv", "trainer=custom", "trainer.target=worlds.levels:Course"]
+    collectx("run", *RUN, *course, cwd=tmp_path)
+    levels = [line["scalars"]["level"] for line in RunFolder(tmp_path / "run").read_metrics()]
+    assert levels == [0] * 3 + [11] * 3 + [12] * 3 + [13] * 3
+
+
+@pytest.mark.nightly
+def test_each_env_of_an_actor_has_its_simulator_and_takes_it_along(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    folder = tmp_path / "simulators"
+    folder.mkdir()
+    kwargs = f"env.kwargs={{port: 21500, folder: {folder}, flags: [--daemon]}}"
+    collectx("run", *RUN, "env.entry_point=worlds.simulated:SimulatedEnv", "trainer=meter", kwargs, cwd=tmp_path)
+    # Two workers of two envs, and the one that shows the spaces.
+    assert {int(path.stem) for path in folder.glob("*.pid")} == {21500, 21501, 21502, 21503, 21504}
+    assert list(folder.glob("*.licence")) == []
 
 
 FORKED = """

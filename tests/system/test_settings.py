@@ -151,15 +151,54 @@ def test_a_script_changes_and_reads_envs(tmp_path, kind):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.ci
-def test_options_of_resets_are_an_option(tmp_path):
-    words = ["env=gym", "env.entry_point=worlds.levels:LevelEnv", "debug=tiny", "trainer=record", "hydra.run.dir=run"]
-    words += ["env.reset_options={speed: 9}"]
-    collectx("run", *words, cwd=tmp_path)
+LEVEL = ["env=gym_vector", "env.id=worlds.levels:Level-v0"]
+TAKING = {
+    "gym": ["env=gym", "env.entry_point=worlds.levels:LevelEnv"],
+    "same_step": [*LEVEL, "env.autoreset_mode=same_step"],
+    "next_step": [*LEVEL, "env.autoreset_mode=next_step"],
+    "same_step, processes": [*LEVEL, "env.autoreset_mode=same_step", "env.vectorization_mode=async"],
+    "next_step, processes": [*LEVEL, "env.autoreset_mode=next_step", "env.vectorization_mode=async"],
+    "torchrl": ["env=torchrl", "env.target=worlds.levels:torchrl_env"],
+    "torchrl, processes": ["env=torchrl", "env.target=worlds.levels:torchrl_processes"],
+}
+
+
+@pytest.mark.parametrize("way", ways(TAKING, ["gym", "same_step", "next_step, processes", "torchrl"]))
+def test_options_of_resets_are_an_option(tmp_path, way):
+    run = collectx if "processes" in way else forked  # they import the main module
+    words = [*TAKING[way], "env.num_envs=2", "policy=random", "env.reset_options={speed: 9}"]
+    run("run", *words, "debug=tiny", "trainer=record", "collector=single", "hydra.run.dir=run", cwd=tmp_path)
     from collectx.data import load
 
-    assert load(tmp_path / "run")["observation"][..., 1].unique().tolist() == [9.0]
-    vector = ["env=gym_vector", "env.id=worlds.levels:Level-v0", "env.autoreset_mode=same_step"]
-    done = forked("run", *vector, "env.reset_options={speed: 9}", cwd=tmp_path, status=2)
-    assert "env.reset_options" in done.stderr
-    assert "autoreset mode" in done.stderr
+    data = load(tmp_path / "run")
+    assert data["observation"][..., 1].unique().tolist() == [9.0]
+    assert data["next", "done"].sum() > 10
+
+
+@pytest.mark.ci
+def test_envs_that_reset_themselves_follow_a_course_through_a_resume(tmp_path):
+    course = [*COURSE, *LEVEL, "env.entry_point=null", "env.autoreset_mode=same_step"]
+    collectx("run", *course, cwd=tmp_path)
+    forked("run", *course, "run.max_batches=5", "hydra.run.dir=half", cwd=tmp_path)
+    forked("resume", "half", "run.max_batches=null", cwd=tmp_path)
+    assert digests(tmp_path / "half") == digests(tmp_path / "run")
+    # Episodes of five frames, in parts of ten.
+    assert [line["scalars"]["speed"] for line in lines(tmp_path / "half")] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+
+
+REFUSING = {
+    "batched": (
+        ["env=gym_vector", "env.id=CartPole-v1", "env.vectorization_mode=vector_entry_point"],
+        "autoreset mode",
+    ),
+    "torchrl": (["env=torchrl", "env.target=worlds.levels:torchrl_norm"], "TorchRL resets these envs, without options"),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("way", REFUSING)
+def test_envs_without_options_of_resets_say_so(tmp_path, way):
+    words, message = REFUSING[way]
+    done = forked("run", *words, "env.reset_options={speed: 9}", cwd=tmp_path, status=2)
+    assert "env.reset_options={'speed': 9}" in done.stderr
+    assert message in done.stderr

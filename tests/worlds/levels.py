@@ -47,6 +47,25 @@ class LevelEnv(gymnasium.Env):
 gymnasium.register("Level-v0", LevelEnv)
 
 
+def torchrl_env():
+    from torchrl.envs import GymWrapper
+
+    return GymWrapper(LevelEnv(), categorical_action_encoding=True)
+
+
+def torchrl_processes():
+    from torchrl.envs import ParallelEnv
+
+    return ParallelEnv(2, torchrl_env)
+
+
+def torchrl_norm():
+    """An env that TorchRL itself steps."""
+    from torchrl.envs import ObservationNorm, TransformedEnv
+
+    return TransformedEnv(torchrl_env(), ObservationNorm(0.0, 1.0, in_keys=["observation"]))
+
+
 class Course:
     """Raises the level after every third batch, by a method, and the speed by an option of resets.
 
@@ -61,10 +80,10 @@ class Course:
         for batch in collection:
             self.num_batches += 1
             # The first observation of a part is older than the settings of the part.
-            level = batch["next", "observation"][..., 0]
+            level, speed = batch["next", "observation"].unbind(-1)
             settings = batch.get(("collector", "settings_version"), None)
             version = 0 if settings is None else settings.max().item()
-            collection.log(level=level.max().item(), lowest=level.min().item(), settings=version)
+            collection.log(level=level.max(), lowest=level.min(), speed=speed.max(), settings=version)
             if self.num_batches % self.every == 0:
                 stage = self.num_batches // self.every
                 collection.call("set_level", stage, by=10)

@@ -116,6 +116,12 @@ class TorchrlEnvConfig(EnvConfig):
     num_envs: int = like(EnvConfig, "num_envs", "Envs per worker; for a batched env, its batch size.")
     target: str = required("`module:function` that creates one env, or a batched env such as a SerialEnv.")
     kwargs: dict[str, Any] = option({}, "Keyword arguments of the function: `env.kwargs.id=CartPole-v1`.")
+    reset_options: dict[str, Any] = like(
+        GymnasiumConfig,
+        "reset_options",
+        """The `options` of every reset of a Gymnasium env, such as {level: 3}. Trainers change them with
+        collection.set_reset_options. {}: resets get none.""",
+    )
     exclude_keys: list[str] = option(
         [], "Keys of the observation and state specs to leave out of the batch, such as text: [mission, inner.text]."
     )

@@ -130,6 +130,17 @@ class TorchrlEnv(Env):
             if ended[stepper.envs].any():
                 stepper.restart(ended[stepper.envs], out)
 
+    def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
+        for stepper in self._steppers:
+            if isinstance(stepper, EnvStepper):
+                reason = self.spec.path.removeprefix("torchrl: ")
+                raise NotImplementedError(
+                    f"TorchRL resets these envs, without options, as collectx cannot step Gymnasium envs below them "
+                    f"({reason}). Use set_attr or call"
+                )
+            stepper.reset_options = options or {}
+        self.reset_options = options or {}
+
     def close(self) -> None:
         self._close(self._parts)
         self._close(self._closed_with_group)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from collectx.env.torchrl.conversion import Conversion
 
 class GymStepper:
     """One env of a group; see `collectx.env.torchrl.stepper.EnvStepper` for the methods.
+
+    Attributes:
+        reset_options: the options of every reset; empty: none.
 
     Args:
         spec: the spec of the group.
@@ -39,9 +42,11 @@ class GymStepper:
         )
         self._steps = 0
         self._sum = np.float32(0)
+        self.reset_options: Mapping[str, Any] = {}
 
     def reset(self, seeds: list[int] | None, out: Sequence[np.ndarray]) -> None:
-        observation, _ = self._gym.reset(seed=None if seeds is None else seeds[0])
+        options = {"options": dict(self.reset_options)} if self.reset_options else {}
+        observation, _ = self._gym.reset(seed=None if seeds is None else seeds[0], **options)
         self._steps, self._sum = 0, np.float32(0)
         self._write(observation, out, True)
 

@@ -6,7 +6,7 @@ of bytes, which can contain leaves of any dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,6 +41,7 @@ class ProcessStepper:
     ):
         self.envs = slice(0, spec.num_envs)
         self._record = _record(spec.observation)
+        self.reset_options: Mapping[str, Any] = {}
         # Without the parts that cannot be sent to a process, which does not need them.
         conversion, spec = replace(conversion, env=None), replace(spec, draw=None)
         self._vector = AsyncVectorEnv(
@@ -55,10 +56,11 @@ class ProcessStepper:
         return self._vector.closed
 
     def reset(self, seeds: list[int] | None, out: Sequence[np.ndarray]) -> None:
-        self._write(self._vector.reset(seed=seeds)[0], out, ...)  # type: ignore[arg-type]
+        options = dict(self.reset_options)
+        self._write(self._vector.reset(seed=seeds, options=options)[0], out, ...)  # type: ignore[arg-type]
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        self._write(self._vector.reset(options={"reset_mask": ended.copy()})[0], out, ended)
+        self._write(self._vector.reset(options={**self.reset_options, "reset_mask": ended.copy()})[0], out, ended)
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:
         rows = np.ascontiguousarray(action[0]).reshape(self.envs.stop, -1).view(np.uint8)
@@ -88,6 +90,7 @@ class _ProcessEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         frame = np.empty(1, self._record)
+        self._stepper.reset_options = options or {}
         self._stepper.reset(None if seed is None else [seed], self._leaves(frame))
         return frame.view(np.uint8), {}
 

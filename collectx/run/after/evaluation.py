@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +25,9 @@ from collectx.config.registry import group_from_dict
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import EnvSpec
-from collectx.env.metrics import CountedEpisodes, InfoMetrics
+from collectx.env.metrics import CountedEpisodes, CountedVector, InfoMetrics
 from collectx.env.numbers import SPACES, of_evaluation
+from collectx.env.wrappers import with_statistics
 from collectx.errors import ConfigError, EpisodeTooLong, summary_of
 from collectx.policy.exploration import ExplorationType
 from collectx.random_state import single_threaded
@@ -142,20 +143,29 @@ def evaluate(
     return Evaluation(returned, counts, counted.means())
 
 
+def with_normalizers(cfg: RunConfig, statistics: Sequence[dict[str, Any]]) -> RunConfig:
+    """Returns the configuration whose envs' wrappers have these statistics, and keep them; see
+    `collectx.env.wrappers.statistics_of`. The envs are Gymnasium's."""
+    assert isinstance(cfg.env, GymnasiumConfig)
+    wrappers = [*cfg.env.wrappers, partial(with_statistics, statistics=statistics)]
+    return dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, wrappers=wrappers))
+
+
 def _with_metrics(env: EnvConfig, metrics: InfoMetrics, episodes: int) -> EnvConfig:
-    """Returns the configuration whose envs, in this process, add the infos of the evaluated episodes to `metrics`.
-    Vector envs that one call makes are left as they are."""
+    """Returns the configuration whose envs, in this process, add the infos of the evaluated episodes to `metrics`."""
     if not isinstance(env, GymnasiumConfig) or not env.metrics:
         return env
+    # Episode n of env e has the number e + n * num_envs.
+    of_each = -((np.arange(env.num_envs) - episodes) // env.num_envs)
     if isinstance(env, GymVectorEnvConfig):
         if env.is_batched:
-            return env
+            wrappers = [*env.wrappers, lambda made: CountedVector(made, metrics, of_each)]
+            return dataclasses.replace(env, wrappers=wrappers, metrics=[])
         env = dataclasses.replace(env, vectorization_mode="sync")
     index = itertools.count()
 
     def counted(one: Any) -> Any:
-        # Episode n of env e has the number e + n * num_envs.
-        return CountedEpisodes(one, metrics, -((next(index) - episodes) // env.num_envs))
+        return CountedEpisodes(one, metrics, int(of_each[next(index)]))
 
     return dataclasses.replace(env, wrappers=[*env.wrappers, counted], metrics=[])
 

@@ -296,6 +296,21 @@ def load_weights(files: RunFolder, module: Any, weights: str = "newest") -> None
     FlatWeights(module).read(flat)
 
 
+def statistics_of_normalizers(files: RunFolder, weights: str) -> list[dict[str, Any]]:
+    """Returns the statistics of the wrappers around an env of the run, the first one of its first worker, from the
+    newest checkpoint, or from the best one; see `collectx.env.wrappers.statistics_of`. Empty if there are none."""
+    checkpoints = Checkpoints(files.checkpoints)
+    if weights == "best":
+        best = checkpoints.best()
+        return [] if best is None else _normalizers(Checkpoint(best))
+    return checkpoints.newest(_normalizers)[0] or []
+
+
+def _normalizers(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    workers = checkpoint.load(mmap=True)["collector"]["workers"]
+    return next((workers[index].get("normalizers", []) for index in sorted(workers)), [])
+
+
 def _weights(checkpoint: Checkpoint) -> torch.Tensor:
     return checkpoint.load(mmap=True)["collector"]["weights"]
 

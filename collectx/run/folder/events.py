@@ -132,7 +132,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
     if name == "evaluated":
         low, high = fields["interval"] or (fields["mean_return"],) * 2
         where = f"evaluated after {fields['frames']:,} frames"
-        return f"{where}: mean return {fields['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g})"
+        means = "".join(f", {name} {value:.6g}" for name, value in fields.get("metrics", {}).items())
+        return f"{where}: mean return {fields['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g}){means}"
     return None
 
 

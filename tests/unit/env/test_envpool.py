@@ -16,6 +16,11 @@ def cartpoles(num_envs, **kwargs) -> Stepper:
     )
 
 
+def test_resets_without_options_are_refused():
+    with pytest.raises(NotImplementedError, match="the resets of EnvPool take no options"):
+        cartpoles(1).env.set_reset_options({"level": 1})
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("num_envs", "greedy"), [(1, False), (16, False), (16, True)])
 def test_every_frame_obeys_the_physics_of_cartpole(num_envs, greedy):

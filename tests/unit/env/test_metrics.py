@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from collectx.env.metrics import CountedEpisodes, InfoMetrics
+from collectx.env.metrics import CountedEpisodes, CountedVector, InfoMetrics
 from collectx.errors import ShapeError
 
 
@@ -34,7 +34,7 @@ def test_masks_of_vector_envs():
     assert metrics.take().tolist() == [[1, 8], [2, 1]]
     # In SAME_STEP mode, an ended env's entry is that of the final info, if this has one.
     final = {"won": np.array([0, 5, 0]), "_won": np.array([False, True, False])}
-    metrics.add_same_step(info | {"_episode": ended, "final_info": final}, ended)
+    metrics.add_same_step(info | {"_episode": ended, "final_info": final}, ended, np.ones(3, bool))
     assert metrics.take().tolist() == [[6, 8], [2, 1]]
     metrics.add_vector({"won": np.zeros((3, 0))}, np.ones(3, bool))
     assert not metrics.take().any()
@@ -43,6 +43,7 @@ def test_masks_of_vector_envs():
 class Numbered(gymnasium.Env):
     """Episodes of two steps, which say their number."""
 
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
     number = -1
 
     def reset(self, **kwargs):
@@ -62,6 +63,19 @@ def test_only_the_first_episodes_of_an_env_count():
         while not env.step(0)[2]:
             pass
     assert metrics.take().tolist() == [[0 + 0 + 1 + 1 + 2 + 2], [6]]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_only_the_first_episodes_of_each_env_of_a_vector_count(mode):
+    metrics = InfoMetrics(["number"])
+    made = gymnasium.vector.SyncVectorEnv([Numbered] * 2, autoreset_mode=mode)
+    env = CountedVector(made, metrics, np.array([3, 1]))
+    env.reset()
+    for _ in range(12):
+        ended = env.step(np.zeros(2, int))[2]
+        if mode == "Disabled" and ended.any():
+            env.reset(options={"reset_mask": ended})
+    assert metrics.take().tolist() == [[0 + 0 + 1 + 1 + 2 + 2], [6 + 2]]
 
 
 @pytest.mark.parametrize("value", ["yes", {"l": 1}, [[1], [1, 2]]])

@@ -9,7 +9,7 @@ from gymnasium import wrappers
 from gymnasium.wrappers import vector
 
 from collectx.env.sb3 import VecEnvAdapter
-from collectx.env.wrappers import layers, normalizers_of, note_of
+from collectx.env.wrappers import layers, normalizers_of, note_of, statistics_of, with_statistics
 
 
 def cartpole():
@@ -23,6 +23,23 @@ def test_of_gymnasium():
     envs = vector.NormalizeObservation(gymnasium.vector.SyncVectorEnv([cartpole]))
     assert normalizers_of([envs]) == ("NormalizeObservation",)
     assert [*layers(env)][-1] is env.unwrapped
+
+
+def test_statistics_of_one_env_are_those_of_another():
+    env = wrappers.NormalizeReward(wrappers.NormalizeObservation(cartpole()))
+    env.reset(seed=0)
+    for _ in range(5):
+        env.step(0)
+    saved = statistics_of([env])
+    assert [each["wrapper"] for each in saved] == ["NormalizeReward", "NormalizeObservation"]
+    assert saved[1]["count"] == pytest.approx(6, abs=0.01)
+    single = lambda: wrappers.NormalizeReward(wrappers.NormalizeObservation(cartpole()))  # noqa: E731
+    other = with_statistics(gymnasium.vector.SyncVectorEnv([single] * 2), saved)
+    other.reset(seed=1)
+    other.step(np.zeros(2, int))
+    assert statistics_of([other]) == statistics_of(other.envs[1:]) == saved
+    assert normalizers_of([other]) == ("NormalizeReward", "NormalizeObservation")
+    assert statistics_of([]) == statistics_of([3]) == []
 
 
 def test_of_stable_baselines3():

@@ -70,7 +70,8 @@ def _batch(rows: int, steps: int) -> TensorDict:
     following = TensorDict({"observation": normal(4), "reward": normal(1).abs(), **flags}, size)
     action = torch.randint(2, size, generator=generator)
     log_prob = torch.full(size, -0.7)
-    return TensorDict({"observation": normal(4), "action": action, "action_log_prob": log_prob, "next": following}, size)
+    frames = {"observation": normal(4), "action": action, "action_log_prob": log_prob, "next": following}
+    return TensorDict(frames, size)
 
 
 def _ppo_sides() -> dict[str, Callable[[], object]]:
@@ -158,7 +159,8 @@ class HandWritten:
             for step in reversed(range(steps)):
                 last = delta[:, step] + 0.99 * (1 - done[:, step]) * ratio[:, step] * last
                 target[:, step] = values[:, step] + last
-            advantage = ratio * (reward + 0.99 * torch.cat([target[:, 1:], following[:, None]], 1) * (1 - done) - values)
+            after = torch.cat([target[:, 1:], following[:, None]], 1)
+            advantage = ratio * (reward + 0.99 * after * (1 - done) - values)
         critic_loss = 0.5 * ((values - target) ** 2).mean()
         self._step(-(log_prob * advantage).mean() + critic_loss - 0.01 * distribution.entropy().mean())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import nn
 
@@ -98,10 +99,7 @@ class ActorCriticTrainer(ABC):
 
     def step(self, loss: torch.Tensor) -> None:
         """Takes one gradient step."""
-        self._optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self._parameters, self._cfg.max_grad_norm)
-        self._optimizer.step()
+        self._optimizer.minimize(loss, self._cfg.max_grad_norm)
 
     def state_dict(self) -> dict:
         """Tensors and plain data only."""
@@ -142,16 +140,19 @@ class PpoTrainer(ActorCriticTrainer):
         losses = []
         for _ in range(cfg.num_epochs):
             order = torch.randperm(frames, generator=self.generator).to(self.device)
-            for index in order.tensor_split(num_minibatches):
+            # One gather per epoch. Observations are gathered for each minibatch, as they may be large.
+            parts = [tensor[order] for tensor in (action, old_log_prob, advantage, target)]
+            minibatches = (tensor.tensor_split(num_minibatches) for tensor in (order, *parts))
+            for index, acted, old, gain, value_target in zip(*minibatches, strict=True):
                 x = [tensor[index] for tensor in observation]
-                log_prob, entropy = self.policy.evaluate(x, action[index])
-                gain = advantage[index]
+                log_prob, entropy = self.policy.evaluate(x, acted)
                 if cfg.normalize_advantage:
-                    gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
-                ratio = (log_prob - old_log_prob[index]).exp()
+                    std, mean = torch.std_mean(gain, correction=0)
+                    gain = (gain - mean) / (std + 1e-8)
+                ratio = (log_prob - old).exp()
                 clipped = ratio.clamp(1 - cfg.clip_epsilon, 1 + cfg.clip_epsilon)
                 actor_loss = -torch.minimum(ratio * gain, clipped * gain).mean()
-                critic_loss = (self.critic(x) - target[index]).square().mean()
+                critic_loss = F.mse_loss(self.critic(x), value_target)
                 entropy = entropy.mean()
                 self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
                 losses.append(torch.stack((actor_loss, critic_loss, entropy)).detach())
@@ -182,7 +183,7 @@ class ImpalaTrainer(ActorCriticTrainer):
             cfg.c_clip,
         )
         actor_loss = -(log_prob * advantage).mean()
-        critic_loss = (self.critic(observation) - target.flatten()).square().mean()
+        critic_loss = F.mse_loss(self.critic(observation), target.flatten())
         self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
         return torch.stack((actor_loss, critic_loss, entropy)).detach().unsqueeze(0)
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDict
-from torch import nn
 
 from collectx.batch import Key, as_key
 from collectx.config.schema.trainer import DqnTrainerConfig
@@ -135,10 +134,7 @@ class DqnTrainer:
             value = policy([part[i] for part in observation]).gather(-1, column[i]).squeeze(-1)
             distance = F.smooth_l1_loss(value, expected, reduction="none")
             loss = (distance if weight is None else distance * weight[i]).mean()
-            self._optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(self._parameters, cfg.max_grad_norm)
-            self._optimizer.step()
+            self._optimizer.minimize(loss, cfg.max_grad_norm)
             value = value.detach()
             errors.append((value - expected).abs())
             rows.append(torch.stack((loss.detach(), value.mean())))

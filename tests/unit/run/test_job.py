@@ -280,3 +280,26 @@ def test_the_trainers_threads(cfg, tmp_path, monkeypatch, within, launcher, grou
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
     cores.limit_threads(replace(cfg, launcher=replace(cfg.launcher, kind=launcher)))
     assert taken == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("place", "num_workers", "expected"),
+    [("local", 2, None), ("local", 6, "7 processes share 2 usable cores (affinity): use fewer"), ("slurm", 6, None)],
+)
+def test_too_many_workers_for_the_cores_of_this_machine_are_noted(
+    cfg, monkeypatch, within, place, num_workers, expected
+):
+    monkeypatch.setattr(cores, "_quotas", lambda: [])
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
+    within(cores, "os", sched_getaffinity=lambda pid: range(2))
+    noted = cores.note(configurations.config("multi_sync", place, num_workers=num_workers))
+    assert noted is None if expected is None else noted.startswith(expected)
+
+
+@pytest.mark.parametrize("names", [["episode.l"], ["episode.l", "nothing"]], ids=str)
+def test_metrics_that_no_frame_has_are_named(cfg, tmp_path, names):
+    env = replace(gym(entry_point="user_code.cartpoles:with_statistics"), metrics=names)
+    execute(replace(cfg, env=env, collector=replace(cfg.collector, total_frames=200)), tmp_path, [])
+    missing = [event["names"] for event in RunFolder(tmp_path).read_events() if event["event"] == "metrics_missing"]
+    assert missing == [["nothing"]] * ("nothing" in names)

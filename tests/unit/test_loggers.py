@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from composed_overrides import composed
 
-from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger
+from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger, WandbLogger
 from collectx.run import RunFolder
 from collectx.run.folder.saved_config import flat
 from collectx.run.logger_threads import LoggerThreads, factories
@@ -59,9 +59,9 @@ def read_mlflow(folder):
 KINDS = {"tensorboard": (tensorboard, read_tensorboard), "csv": (table, read_table), "mlflow": (in_mlflow, read_mlflow)}
 
 
-@pytest.mark.ci
-@pytest.mark.filterwarnings("ignore")  # of mlflow's and tensorboard's own imports
-@pytest.mark.parametrize("kind", KINDS)
+# The imports of mlflow and tensorboard take seconds, and warn.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "csv" else pytest.mark.ci) for kind in KINDS])
 def test_a_resumed_run_has_every_step_once(kind, tmp_path):
     make, read = KINDS[kind]
     logger = make(tmp_path)
@@ -137,6 +137,44 @@ def test_mlflow_gets_every_step_that_it_does_not_have(monkeypatch, runs, experim
     logger.close()
     assert (client.logged, client.ended, getattr(client, "created", None)) == (logged, [logged[0][0]], created)
     assert client.params == ([] if runs else [(f"option.{number}", str(number)) for number in range(250)])
+
+
+@pytest.mark.parametrize(("summary", "logged"), [({}, [0, 1, 31]), ({"frames": 30}, [31])])
+def test_wandb_gets_every_step_that_it_does_not_have(monkeypatch, summary, logged):
+    calls = []
+
+    class Run(SimpleNamespace):
+        def __getattr__(self, name):
+            return lambda *arguments, **keywords: calls.append((name, arguments, keywords))
+
+    def init(**keywords):
+        calls.append(("init", (), keywords))
+        return Run(summary=summary)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=lambda **keywords: keywords))
+    logger = WandbLogger("folder", CONFIG, "abc", project="mine")
+    for step in (0, 1, 31):
+        logger.log({NAME: 1.0}, step)
+    logger.close()
+    settings = {"console": "off", "silent": True}
+    assert calls == [
+        (
+            "init",
+            (),
+            {
+                "dir": "folder",
+                "config": CONFIG,
+                "id": "abc",
+                "resume": "allow",
+                "settings": settings,
+                "project": "mine",
+            },
+        ),
+        ("define_metric", ("frames",), {}),
+        ("define_metric", ("*",), {"step_metric": "frames"}),
+        *[("log", ({"frames": step, NAME: 1.0},), {}) for step in logged],
+        ("finish", (), {}),
+    ]
 
 
 class Recorder:

@@ -19,6 +19,9 @@ class Even(gym.Space):
     def __init__(self, shape):
         super().__init__(shape, np.int64)
 
+    def __repr__(self):
+        return "Even"
+
     def sample(self):
         return 2 * self.np_random.integers(0, 2, self.shape)
 

@@ -109,6 +109,8 @@ def test_points_are_named_by_what_varies():
     assert names([["++a.b=1", "c=x"], ["++a.b=2", "c=x"]]) == ["a.b=1", "a.b=2"]
     assert names([["a=1"]]) == ["0"]
     assert names([["a=x/y"], ["a=z"]]) == ["a=x_y", "a=z"]
+    (exact, longer), cut = names([[f"a={'x' * 118}"], [f"a={'y' * 119}"]]), f"a={'y' * 109}-"
+    assert (exact, longer[:-8], len(longer)) == (f"a={'x' * 118}", cut, 120)  # the longest name
     long = names([[f"a={'x' * 300}1"], [f"a={'x' * 300}2"]])
     assert len(set(long)) == 2
     assert max(map(len, long)) <= 120

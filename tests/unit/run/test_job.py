@@ -20,6 +20,7 @@ from collectx import trainer as trainers
 from collectx.checkpoints import Checkpoints
 from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
+from collectx.fork_server import start
 from collectx.run import RunFolder, Status, cores, execute, execution
 from collectx.run.folder.layout import locked
 
@@ -125,6 +126,44 @@ def test_what_a_failed_start_replaced_is_gone(cfg, tmp_path, monkeypatch):
     assert execute(replace(cfg, run=RunOptions(overwrite=True)), tmp_path, []).status is Status.FAILED
     assert not (tmp_path / ".replaced").exists()
     assert not [*RunFolder(tmp_path).read_metrics()]
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_start_that_is_refused_leaves_the_earlier_run(cfg, tmp_path, monkeypatch, overwrite):
+    def refuse(*arguments):
+        raise ConfigError("trainer.kind=meter: no such luck")
+
+    execute(cfg, tmp_path, [])
+    before = read(tmp_path)[1:]
+    saved = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(trainers, "build", refuse)
+    changed = RunOptions(overwrite=True) if overwrite else RunOptions(resume="auto")
+    longer = replace(cfg.collector, total_frames=200)
+    with pytest.raises(ConfigError, match="no such luck"):
+        execute(replace(cfg, run=changed, collector=longer), tmp_path, [])
+    assert read(tmp_path)[1:] == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == saved
+
+
+@pytest.mark.parametrize(
+    ("place", "evaluates", "expected"),
+    [("local", False, ["preload", signal.SIG_IGN]), ("inline", True, [signal.SIG_IGN]), ("inline", False, [])],
+)
+def test_the_fork_server_starts_before_all_else_and_ignores_ctrl_c(
+    cfg, tmp_path, monkeypatch, place, evaluates, expected
+):
+    calls = []
+
+    def refuse(*arguments):
+        raise ConfigError("no such luck")
+
+    monkeypatch.setattr(start, "preload", lambda: calls.append("preload"))
+    monkeypatch.setattr(start, "warm_up", lambda: calls.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(execution.snapshot, "write", refuse)
+    made = configurations.config("multi_sync" if place == "local" else "single", place)
+    made = replace(made, eval=replace(made.eval, every_batches=1 if evaluates else None))
+    assert execute(made, tmp_path, []).status is Status.FAILED
+    assert calls == expected
 
 
 def test_an_error_that_cannot_be_written_as_it_is(cfg, tmp_path, train_with):

@@ -280,6 +280,8 @@ def executed(root: Path, tier: str) -> Coverage:
     options = ["-n", str(os.cpu_count()), "--dist", "loadgroup", f"--tier={tier}", "-p", "line_coverage"]
     _, text = pytest(root, options, 3 * 3600, LINE_COVERAGE=str(folder))
     customize.unlink()
+    if not (folder / "seconds").exists():
+        raise RuntimeError(f"no test ran: {text[-2000:]}")
     seconds = dict(map(json.loads, (folder / "seconds").read_text().splitlines()))
     coverage = Coverage(sorted(seconds, key=seconds.__getitem__), collections.defaultdict(int))
     coverage.failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?:@\w+)?(?: - |$)", text, re.MULTILINE)

@@ -6,7 +6,7 @@ import resource
 import signal
 import time
 from dataclasses import replace
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 
 import psutil
 import pytest
@@ -360,3 +360,20 @@ def test_envs_that_reset_by_themselves_are_refused_before_anything_starts(way):
     starts = [problem.split(":")[0] for problem in raised.value.problems]
     assert starts == ["collector.max_frames_per_traj=5", "collector.reset_at_each_iter=true"]
     assert all("autoreset_mode=disabled or same_step" in problem for problem in raised.value.problems)
+
+
+def is_closed_with_python(finalizer):
+    """Before Python ends the processes that are still children of this one."""
+    early = [each for (priority, _), each in util._finalizer_registry.items() if priority is not None and priority >= 0]
+    return finalizer in early
+
+
+def test_a_collector_is_closed_before_python_ends_its_children_whoever_closes_it():
+    closed = []
+    with start("single", "inline") as collector:
+        assert is_closed_with_python(collector._finalizer)
+        collector.close_by(lambda close: (closed.append("by the caller"), close()))
+        assert is_closed_with_python(collector._finalizer)
+    assert closed == ["by the caller"]
+    collector.close()
+    assert closed == ["by the caller"]

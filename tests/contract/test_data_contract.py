@@ -100,6 +100,21 @@ def test_episodes_that_have_not_ended_are_recorded_on_request(tmp_path, format):
     assert len(collected(batches, partial=True)) > len(collected(batches))
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_episodes_longer_than_a_flush_wait_in_files(tmp_path, partial):
+    """Only until they are recorded; also of a run that is resumed within them."""
+    env = counting(2, episode_length=100)
+    with start("single", "inline", env, frames_per_batch=24, total_frames=720) as collector:
+        batches = list(collector)
+    first = trainer("memmap", tmp_path / "set", env, partial_episodes=partial)
+    first.train(Batches(batches[:7], tmp_path))
+    assert [*first.state_dict()["long_episodes"].values()] == [72, 72]
+    second = trainer("memmap", tmp_path / "set", env, partial_episodes=partial)
+    second.load_state_dict(through_a_file(first.state_dict()))
+    second.train(Batches(batches[7:], tmp_path))
+    check(tmp_path / "set", "memmap", batches, partial)
+
+
 @pytest.mark.sample(1)
 @over_formats
 @pytest.mark.parametrize("partial", [False, True])

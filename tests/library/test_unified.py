@@ -53,6 +53,7 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
         ({"backend": "thread"}, "backend='thread': must be one of direct"),
         ({"num_collectors": 0}, "num_collectors=0: must be a whole number"),
         ({"num_collectors": 2, "backend": "direct"}, "num_collectors=2: this collector collects in this process"),
+        ({"num_collectors": 0, "backend": "direct"}, "num_collectors=0: this collector collects in this process"),
         ({"sync": False}, "sync=False: this collector collects"),
         ({"create_env_fn": [cartpole] * 2, "num_collectors": 3}, "num_collectors=3, but create_env_fn has 2"),
         ({"backend": "process", "backend_options": {"sync": True}}, "backend_options has sync"),
@@ -63,6 +64,11 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
 def test_contradictions_are_refused_before_anything_starts(keywords, message):
     with pytest.raises(ConfigError, match=message):
         Collector(**{"create_env_fn": cartpole, **FRAMES, **keywords})
+
+
+def test_one_collector_in_this_process_may_be_asked_for():
+    with Collector(cartpole, num_collectors=1, backend="direct", **FRAMES) as collector:
+        assert type(collector) is Collector
 
 
 def test_the_one_constructor_collects_with_workers():

@@ -1,13 +1,15 @@
 """Loggers: what they write is read back with the readers of their tools."""
 
 import csv
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from composed_overrides import composed
 
-from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger
+from collectx.loggers import CsvLogger, MlflowLogger, TensorBoardLogger, WandbLogger
 from collectx.run import RunFolder
 from collectx.run.folder.saved_config import flat
 from collectx.run.logger_threads import LoggerThreads, factories
@@ -57,9 +59,9 @@ def read_mlflow(folder):
 KINDS = {"tensorboard": (tensorboard, read_tensorboard), "csv": (table, read_table), "mlflow": (in_mlflow, read_mlflow)}
 
 
-@pytest.mark.ci
-@pytest.mark.filterwarnings("ignore")  # of mlflow's and tensorboard's own imports
-@pytest.mark.parametrize("kind", KINDS)
+# The imports of mlflow and tensorboard take seconds, and warn.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "csv" else pytest.mark.ci) for kind in KINDS])
 def test_a_resumed_run_has_every_step_once(kind, tmp_path):
     make, read = KINDS[kind]
     logger = make(tmp_path)
@@ -74,6 +76,105 @@ def test_a_resumed_run_has_every_step_once(kind, tmp_path):
         logger.log({NAME: step / 10, "collector/policy_version": 1.0, "train/new": 1.0}, step)
     logger.close()
     assert read(tmp_path) == [(10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)]
+
+
+class StandIn(SimpleNamespace):
+    """The part of mlflow that the logger calls, which takes seconds to import."""
+
+    def __init__(self, *runs):
+        super().__init__(logged=[], params=[], ended=[])
+        self.runs = [SimpleNamespace(info=SimpleNamespace(run_id=run)) for run in runs]
+        self.history = [SimpleNamespace(step=20), SimpleNamespace(step=30), SimpleNamespace(step=10)] if runs else []
+        self.entities = SimpleNamespace(Metric=lambda *fields: fields, Param=lambda *fields: fields)
+
+    def MlflowClient(self, uri):
+        return self
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id="1") if name == "Default" else None
+
+    def create_experiment(self, name):
+        return f"new {name}"
+
+    def create_run(self, experiment, tags, run_name):
+        self.created = experiment, tags, run_name
+        return SimpleNamespace(info=SimpleNamespace(run_id="new"))
+
+    def search_runs(self, experiments, query):
+        return self.runs
+
+    def update_run(self, run, status):
+        pass
+
+    def get_metric_history(self, run, name):
+        return self.history
+
+    def log_batch(self, run, metrics=(), params=()):
+        assert len(params) <= 100  # MLflow's own limit
+        self.logged += [(run, step) for _, _, _, step in metrics]
+        self.params += params
+
+    def set_terminated(self, run):
+        self.ended.append(run)
+
+
+@pytest.mark.parametrize(
+    ("runs", "experiment", "created", "logged"),
+    [
+        ((), None, ("1", {"collectx": "abc"}, "one"), [("new", 0), ("new", 1), ("new", 31)]),
+        ((), "mine", ("new mine", {"collectx": "abc"}, "one"), [("new", 0), ("new", 1), ("new", 31)]),
+        (("old",), None, None, [("old", 31)]),
+    ],
+)
+def test_mlflow_gets_every_step_that_it_does_not_have(monkeypatch, runs, experiment, created, logged):
+    client = StandIn(*runs)
+    monkeypatch.setitem(sys.modules, "mlflow", client)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", client.entities)
+    config = {f"option.{number}": number for number in range(250)}
+    logger = MlflowLogger(experiment, "one", config=config, run_id="abc")
+    for step in (0, 1, 31):
+        logger.log({NAME: 1.0}, step)
+    logger.close()
+    assert (client.logged, client.ended, getattr(client, "created", None)) == (logged, [logged[0][0]], created)
+    assert client.params == ([] if runs else [(f"option.{number}", str(number)) for number in range(250)])
+
+
+@pytest.mark.parametrize(("summary", "logged"), [({}, [0, 1, 31]), ({"frames": 30}, [31])])
+def test_wandb_gets_every_step_that_it_does_not_have(monkeypatch, summary, logged):
+    calls = []
+
+    class Run(SimpleNamespace):
+        def __getattr__(self, name):
+            return lambda *arguments, **keywords: calls.append((name, arguments, keywords))
+
+    def init(**keywords):
+        calls.append(("init", (), keywords))
+        return Run(summary=summary)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=lambda **keywords: keywords))
+    logger = WandbLogger("folder", CONFIG, "abc", project="mine")
+    for step in (0, 1, 31):
+        logger.log({NAME: 1.0}, step)
+    logger.close()
+    settings = {"console": "off", "silent": True}
+    assert calls == [
+        (
+            "init",
+            (),
+            {
+                "dir": "folder",
+                "config": CONFIG,
+                "id": "abc",
+                "resume": "allow",
+                "settings": settings,
+                "project": "mine",
+            },
+        ),
+        ("define_metric", ("frames",), {}),
+        ("define_metric", ("*",), {"step_metric": "frames"}),
+        *[("log", ({"frames": step, NAME: 1.0},), {}) for step in logged],
+        ("finish", (), {}),
+    ]
 
 
 class Recorder:

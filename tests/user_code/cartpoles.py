@@ -33,6 +33,11 @@ def with_pid():
     return env
 
 
+def with_statistics():
+    """CartPole whose infos have the return and the length of an ended episode."""
+    return gymnasium.wrappers.RecordEpisodeStatistics(cartpole())
+
+
 class Argmax(nn.Module):
     def __init__(self):
         super().__init__()

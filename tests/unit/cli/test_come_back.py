@@ -82,16 +82,21 @@ def test_ctrl_c_leaves_a_watched_run(queue, job, capsys, monkeypatch):
 def test_a_job_is_cancelled_and_one_that_has_ended_is_left(queue, job, capsys):
     assert cancel.main(["sweep"]) == 0
     assert queue.states == {"7": "CANCELLED"}
-    assert "interrupted: job 7 ended as CANCELLED" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "interrupted: job 7 ended as CANCELLED" in out
+    assert "already finished" not in out
     assert cancel.main(["sweep"]) == 0
-    assert "already finished" in capsys.readouterr().out
+    assert "seed=0 has already finished; nothing to cancel\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "end"), [(["--now"], "CANCELLED"), ([], "COMPLETED")])
 def test_every_job_of_a_sweep_is_cancelled_in_whatever_state_it_is(queue, array, words, end, capsys):
     assert cancel.main(["sweep", *words]) == 0
     assert queue.states == {"8_0": "CANCELLED", "8_1": "CANCELLED", "8_2": end, "8_3": "CANCELLED"}
-    assert capsys.readouterr().err == ""
+    out, err = capsys.readouterr()
+    assert (err, "already finished" in out) == ("", False)
+    assert cancel.main(["sweep", *words]) == 0
+    assert "4 of 4 runs have already finished; nothing to cancel\n" in capsys.readouterr().out
 
 
 def test_jobs_that_wait_are_cancelled_before_others_end_and_make_place(queue, array, monkeypatch):

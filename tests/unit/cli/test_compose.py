@@ -1,5 +1,6 @@
 """Every packaged file composes; the user's own files; what `compose` returns."""
 
+import os
 from importlib import resources
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from composed_overrides import with_choices
 
 from collectx.cli.compose import Composer, compose, typed
-from collectx.cli.sweep import names
+from collectx.cli.sweep import names, run_folders
 from collectx.config.registry import GROUPS, KINDS
 from collectx.config.schema.env import CountingEnvConfig, GymEnvConfig
 from collectx.config.schema.run import RunConfig
@@ -108,6 +109,8 @@ def test_points_are_named_by_what_varies():
     assert names([["++a.b=1", "c=x"], ["++a.b=2", "c=x"]]) == ["a.b=1", "a.b=2"]
     assert names([["a=1"]]) == ["0"]
     assert names([["a=x/y"], ["a=z"]]) == ["a=x_y", "a=z"]
+    (exact, longer), cut = names([[f"a={'x' * 118}"], [f"a={'y' * 119}"]]), f"a={'y' * 109}-"
+    assert (exact, longer[:-8], len(longer)) == (f"a={'x' * 118}", cut, 120)  # the longest name
     long = names([[f"a={'x' * 300}1"], [f"a={'x' * 300}2"]])
     assert len(set(long)) == 2
     assert max(map(len, long)) <= 120
@@ -128,3 +131,34 @@ def test_total_frames_as_people_write_it(text, tmp_path):
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\ncollector:\n  total_frames: {text}\n")
     assert compose([f"collector.total_frames={text}"]).collector.total_frames == 1_000_000
     assert compose(["experiment=mine"], tmp_path).collector.total_frames == 1_000_000
+
+
+def _point(root, name, words, age_s=10):
+    """A run folder of a sweep; the result is that many seconds newer than what Hydra wrote before the run."""
+    for part in (".hydra", "snapshot"):
+        (root / name / part).mkdir(parents=True)
+    (root / name / ".hydra" / "overrides.yaml").write_text("\n".join(f"- {word}" for word in words))
+    (root / name / "result.json").write_text('{"status": "completed"}')
+    os.utime(root / name / ".hydra" / "overrides.yaml", (0, 100))
+    os.utime(root / name / "result.json", (0, 100 + age_s))
+
+
+def test_points_of_another_launcher_are_named_by_what_differs(tmp_path):
+    for number in (0, 1, 2, 10):
+        _point(tmp_path, f"{number}", ["env=counting", f"seed={number}"])
+    assert run_folders(tmp_path) == [(f"seed={number}", tmp_path / f"{number}") for number in (0, 1, 2, 10)]
+
+
+@pytest.mark.parametrize(
+    ("words", "age_s"),
+    [
+        (["seed=1", "env=counting"], 10),  # not as many as of the other
+        (["seed=1"], -10),  # a later point whose folder was refused
+        (["seed: [1"], 10),
+    ],
+    ids=str,
+)
+def test_points_whose_overrides_are_not_known_are_named_by_their_folders(tmp_path, words, age_s):
+    _point(tmp_path, "0", ["seed=0"])
+    _point(tmp_path, "part/1", words, age_s)
+    assert run_folders(tmp_path) == [("0", tmp_path / "0"), ("part/1", tmp_path / "part/1")]

@@ -8,9 +8,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
+from collectx import __version__
 from collectx.cli import completion, main, run, status
 from collectx.cli import eval as evaluation
 from collectx.cli import list as listing
+from collectx.config.registry import GROUPS
 from collectx.errors import ConfigError
 from collectx.jobs import status as jobs_status
 from collectx.run import RunFolder
@@ -191,6 +193,40 @@ def test_the_flags_of_a_subcommand_are_completed(monkeypatch, capsys, command, o
     monkeypatch.setenv("COMP_LINE", f"collectx {command} --tr")
     assert completion.main(["query=bash"], main.SUBCOMMANDS) == 0
     assert capsys.readouterr().out == offered
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("collectx re", {"report", "reproduce", "resume"}),
+        ("collectx schema ", {*GROUPS}),
+        ("collectx list ", {*GROUPS, "debug", "experiment", "logger"}),
+        ("collectx status outp", set()),
+        ("collectx run inference=", {"inference=local", "inference=server"}),
+        ("collectx run inference=server env=a,b inference.m", {"inference.max_batch=", "inference.min_batch="}),
+        ("collectx run --config-dir nowhere inference=l", {"inference=local"}),
+    ],
+)
+def test_words_are_completed(monkeypatch, capsys, line, offered):
+    monkeypatch.setenv("COMP_LINE", line)
+    assert completion.main(["query=bash"], main.SUBCOMMANDS) == 0
+    assert {*capsys.readouterr().out.split()} == offered
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        ([], 2, "collectx SUBCOMMAND --help"),
+        (["--help"], 0, "collectx SUBCOMMAND --help"),
+        (["--version"], 0, f"collectx {__version__}"),
+        (["rum"], 2, "collectx: rum: no such subcommand; did you mean run?"),
+    ],
+)
+def test_what_the_command_says_without_a_subcommand(capsys, words, status, text):
+    with pytest.raises(SystemExit) as ended:
+        main.main(words)
+    assert ended.value.code == status
+    assert text in "".join(capsys.readouterr())
 
 
 class Halving(Sweeper):

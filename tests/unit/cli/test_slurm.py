@@ -56,7 +56,6 @@ def test_a_job_continues_a_run_that_has_a_checkpoint(queue):
     assert not list(files.checkpoints.iterdir())
 
 
-@pytest.mark.ci
 def test_the_points_of_a_sweep_whose_folder_is_not_chosen_have_one_folder(queue, capsys):
     assert run.main(["launcher=slurm", "-m", "seed=0,4"]) == 0
     folder = capsys.readouterr().out.rpartition("sweep folder: ")[-1].strip()

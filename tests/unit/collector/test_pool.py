@@ -40,10 +40,16 @@ class Recorder:
         self.requests.append((worker, *request))
 
 
-def make_pool(mode, num_workers, schedule, first_requests=None, first_incarnations=(), endpoint=None, **limits):
+def make_pool(
+    mode, num_workers, schedule, first_requests=None, first_incarnations=(), endpoint=None, is_served=False, **limits
+):
     recorder, log = Recorder(), Log()
-    specs = SimpleNamespace(make=lambda *who: SimpleNamespace(to_json=lambda: who))
-    workers = Workers(recorder, recorder, specs, lambda spec: spec.to_json(), endpoint)
+    specs = SimpleNamespace(
+        make=lambda *who: SimpleNamespace(to_json=lambda: who),
+        make_server=lambda *who: SimpleNamespace(to_json=lambda: ("server", *who)),
+    )
+    entry = lambda spec: spec.to_json()  # noqa: E731
+    workers = Workers(recorder, recorder, specs, entry, endpoint, entry if is_served else None)
     policy = FailurePolicy(mode, 10, min_workers=2, **limits)
     pool = WorkerPool(workers, schedule, policy, log, num_workers, 2, dict(first_incarnations), first_requests)
     pool.start_all()
@@ -79,6 +85,19 @@ def test_all_workers_are_expected_before_one_can_find_the_trainer():
         ("announce", "here"),
         ("start", 0, (0, 0)),
     ]
+
+
+def test_the_inference_server_starts_last_and_is_asked_with_the_workers():
+    pool, recorder, _ = make_pool("restart", 2, SyncSchedule(2), is_served=True)
+    assert recorder.calls[-3:] == [
+        ("expect", 2, ("server", 2, 0)),
+        ("start", 2, ("server", 2, 0), 0, None),
+        ("attach", 2, "process 2.0"),
+    ]
+    assert (pool.ready, pool.askable, pool.num_alive) == ({0, 1}, {0, 1, 2}, 2)
+    assert list(pool.handle_departure(Departure(0, WorkerDied("killed")), is_final=False)) == []
+    with pytest.raises(WorkerDied):
+        pool.handle_departure(Departure(2, WorkerDied("killed")), is_final=False)
 
 
 def test_a_replacement_begins_the_next_incarnation_with_the_reset_of_its_worker():

@@ -90,3 +90,15 @@ def test_what_is_replaced_or_discarded_leaves_nothing(tmp_path, is_folder):
     writer.discard(tmp_path / "target")
     writer.close()
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_data_set_is_rewound_to_the_shards_of_a_checkpoint(tmp_path):
+    writer = MemmapWriter(tmp_path, RUN)
+    for number in range(4):
+        writer.publish(tmp_path / f"first-1-{number:06d}", lambda path: path.write_text("frames"))
+    writer.open()
+    assert writer.position == 4  # a run that goes on writes the next one
+    writer.rewind(2)
+    assert [path.name for path in sorted(tmp_path.glob("first-*"))] == ["first-1-000000", "first-1-000001"]
+    assert writer.position == 2
+    writer.close()

@@ -111,6 +111,39 @@ def test_infos_of_a_vector_env_may_be_lists():
     assert [values.tolist() for values in out.observation[1:]] == [[1, 2], [True] * 2]
 
 
+class Rewarding(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), np.zeros(2), False, False, {}
+
+
+class Behind(gymnasium.vector.VectorEnv):
+    """A user's vector env, with one of Gymnasium's behind it, which collectx does not see."""
+
+    def __init__(self, num_envs):
+        self._inner = gymnasium.vector.SyncVectorEnv([Rewarding] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+        self.num_envs, self.metadata, self.step = num_envs, self._inner.metadata, self._inner.step
+        self.single_observation_space, self.single_action_space = (
+            self._inner.single_observation_space,
+            self._inner.single_action_space,
+        )
+        self.observation_space, self.action_space = self._inner.observation_space, self._inner.action_space
+
+    def reset(self, *, seed=None, options=None):
+        return self._inner.reset(seed=seed, options=options)
+
+
+def test_rewards_that_gymnasium_cannot_store_are_named():
+    stepper = Stepper(build(replace(gym_vector(2), id=None, entry_point=Behind))).reset()
+    with pytest.raises(ShapeError, match=r"reward: expected one number from each env, .*\(.+\): return a float"):
+        stepper.step(np.zeros(2, np.int64))
+
+
 class Speaking(gymnasium.Env):
     observation_space = gymnasium.spaces.Dict(said=gymnasium.spaces.Text(6), t=gymnasium.spaces.Discrete(9))
     action_space = gymnasium.spaces.Discrete(2)

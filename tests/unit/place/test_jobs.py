@@ -1,6 +1,7 @@
 """Workers that are jobs: submitted together, watched, replaced, cancelled, over a scheduler that a test scripts."""
 
 import select
+import threading
 from contextlib import closing
 
 import pytest
@@ -161,6 +162,28 @@ def test_a_refused_first_submission_is_raised_and_a_refused_replacement_is_tried
     workers.scheduler.refusal = None
     wait_until(lambda: "job 2_0: " in handle.text, what="it is submitted in the end")
     assert workers.lines.count(refusal) == 1
+
+
+def test_slurm_is_asked_less_and_less_often_while_nothing_changes(tmp_path, monkeypatch, within, wait_until):
+    """Also while replacements are refused; at once again after a change."""
+    pauses = []
+
+    class Condition(threading.Condition):
+        def wait_for(self, predicate, timeout):
+            pauses.append(timeout)
+            return super().wait_for(predicate, 0.001)
+
+    within(job_watcher, "threading", Condition=Condition)
+    monkeypatch.setattr(job_watcher, "_FIRST_POLL_S", 1.0)
+    monkeypatch.setattr(job_watcher, "_LAST_POLL_S", 10.0)
+    with closing(Jobs(tmp_path)) as workers:
+        workers.start_all()
+        workers.scheduler.refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+        workers.start(0, NOTHING, 1)
+        wait_until(lambda: workers.scheduler.refusal in workers.lines and pauses[-1] == 10.0)
+        num_pauses = len(pauses)
+        workers.become(1, RUNNING)
+        wait_until(lambda: 1.0 in pauses[num_pauses:])
 
 
 @pytest.mark.parametrize(

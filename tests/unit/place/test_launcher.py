@@ -3,8 +3,12 @@
 import contextlib
 import os
 import signal
+import threading
+
+import pytest
 
 from collectx.place.launcher import RemoteHandle
+from collectx.place.slurm import job
 
 
 def test_a_handle_says_its_end_once_and_leaves_no_descriptor():
@@ -34,3 +38,60 @@ def test_a_handle_waits_only_for_an_end_that_is_known_at_once_and_then_frees_the
     handle.kill()
     assert stopped == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
     RemoteHandle().kill()  # ends with the trainer's connection
+
+
+class Process:
+    """What `subprocess.Popen` makes; a test says when it ends."""
+
+    def __init__(self, words, **options):
+        self.words, self.options, self.signals, self.ended = words, options, [], threading.Event()
+
+    def send_signal(self, signum):
+        self.signals.append(signum)
+
+    def wait(self):
+        assert self.ended.wait(60)
+        return 3
+
+
+def test_a_step_is_an_srun_that_ctrl_c_does_not_reach(within, tmp_path, wait_until):
+    """It is sent what the handle is told to send, and its output is in the log."""
+    started = []
+
+    def popen(words, **options):
+        started.append(Process(words, **options))
+        return started[-1]
+
+    within(job, "subprocess", Popen=popen)
+    handle = job.start_step(lambda: ["srun", "hostname"], tmp_path / "log")
+    wait_until(lambda: started)
+    (process,) = started
+    assert process.words == ["srun", "hostname"]
+    assert process.options["start_new_session"]
+    assert process.options["stdout"] is process.options["stderr"]
+    assert (process.options["stdout"].name, process.options["stdin"]) == (str(tmp_path / "log"), job.subprocess.DEVNULL)
+    assert handle.exitcode is None
+    handle.terminate()
+    process.ended.set()
+    wait_until(lambda: handle.exitcode is not None)
+    assert (process.signals, handle.exitcode, handle.text) == ([signal.SIGTERM], 3, "its srun ended with status 3")
+
+
+STEP = {"SLURM_STEP_NODELIST": "n1,n2", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+JOB = {"SLURM_JOB_NODELIST": "n1,n2,n3", "SLURM_TASKS_PER_NODE": "1,2,1"}
+PART = {"SLURM_JOB_NODELIST_HET_GROUP_1": "g1,g2", "SLURM_TASKS_PER_NODE_HET_GROUP_1": "1,3"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "part", "nodes"),
+    [
+        (JOB, "", ["n1", "n2", "n2", "n3"]),
+        (JOB | STEP, "", ["n1", "n1", "n2"]),
+        (JOB | STEP | PART, "_HET_GROUP_1", ["g1", "g2", "g2", "g2"]),
+        ({"SLURM_JOB_NODELIST": "n1,n2"}, "", ["n1"]),
+        ({"SLURM_JOB_NODELIST": "n1,n2", "SLURM_TASKS_PER_NODE": "0,0"}, "", ["n1", "n2"]),
+    ],
+)
+def test_the_node_of_each_task(monkeypatch, environment, part, nodes):
+    monkeypatch.setattr(job.commands, "hostnames", lambda names: names.split(","))
+    assert job.layout(environment, part) == nodes

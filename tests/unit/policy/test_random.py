@@ -1,5 +1,6 @@
 """The distributions of random actions: those of Gymnasium's `sample`, from torch's generator."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -10,6 +11,21 @@ from collectx.env.base import EnvSpec
 from collectx.policy.random import random_actor
 
 INF = np.inf
+
+
+class Even(gym.Space):
+    """A user's space, which only its own `sample` knows."""
+
+    def __init__(self, shape):
+        super().__init__(shape, np.int64)
+
+    def __repr__(self):
+        return "Even"
+
+    def sample(self):
+        return 2 * self.np_random.integers(0, 2, self.shape)
+
+
 FLOATS = spaces.Box(np.float32([-2, 1, -INF, -INF]), np.float32([3, INF, 4, INF]), dtype=np.float32)
 
 
@@ -40,6 +56,7 @@ def test_floats_between_bounds_from_a_bound_and_without_bounds():
         (spaces.MultiDiscrete([2, 3], start=[1, -1]), [1, -1], [2, 1]),
         (spaces.MultiBinary(2), [0, 0], [1, 1]),
         (spaces.Box(0, 255, (1,), np.uint8), [0], [255]),
+        (Even((1,)), [0], [2]),
     ],
     ids=str,
 )

@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 
 from collectx.errors import ConfigError
-from collectx.report.read import NUM_POINTS, Group, centre, common, differences, groups_of, interval, read_runs
-from collectx.run import Status
+from collectx.report.read import (
+    NUM_POINTS,
+    RETURN_WINDOW,
+    Group,
+    Run,
+    centre,
+    common,
+    differences,
+    groups_of,
+    interval,
+    read_runs,
+)
+from collectx.run import RunFolder, Status
 
 pytestmark = pytest.mark.xdist_group("report")  # one process makes the sweep
 
@@ -170,3 +181,40 @@ def test_failed_runs_are_no_part_of_a_groups_numbers(sweep):
     first, second, *_ = read_runs([sweep])
     first.status = type(first.status)(Status.FAILED)
     assert Group("both", (first, second)).values("mean_return").tolist() == [second.numbers["mean_return"]]
+
+
+@pytest.mark.parametrize(
+    ("means", "episodes", "best"),
+    [
+        ([], [], None),
+        ([np.nan, np.nan], [0, 0], None),
+        ([np.nan, 9.0, 3.0, np.nan], [0, 5, RETURN_WINDOW - 1, RETURN_WINDOW - 1], 3.0),
+        ([9.0, 1.0, 4.0, 2.0], [5, RETURN_WINDOW, 2 * RETURN_WINDOW, 3 * RETURN_WINDOW], 4.0),
+    ],
+)
+def test_the_best_return_is_of_a_whole_window(tmp_path, means, episodes, best):
+    run = Run(
+        "0", RunFolder(tmp_path), None, columns={"mean_return": np.array(means), "num_episodes": np.array(episodes)}
+    )
+    assert run.best_return() == best
+
+
+def test_the_time_of_a_run_is_told_by_part(tmp_path):
+    run = Run("0", RunFolder(tmp_path), None, {"start_s": 3.0, "checkpoint_s": 1.5})
+    assert run.parts_s() == (None,) * 4
+    run.columns = {"elapsed_s": np.array([5.0, 9.0, 17.0]), "waited_s": np.array([4.0, 1.0, np.nan])}
+    assert run.parts_s() == (3.0, 1.0, 17.0 - 5.0 - 1.0 - 1.5, 1.5)
+    run.numbers = None
+    assert run.parts_s() == (None, 1.0, 11.0, None)
+
+
+def test_rates_are_between_batches(tmp_path):
+    elapsed_s = np.array([1.0, 3.0, 3.0, 7.0])
+    run = Run("0", RunFolder(tmp_path), None, columns={"elapsed_s": elapsed_s, "frames": np.array([10.0, 30, 40, 80])})
+    places, rates = run.curve("frames_per_s", "elapsed_s")
+    assert places.tolist() == [3.0, 3.0, 7.0]
+    assert rates.tolist() == pytest.approx([10.0, np.nan, 10.0], nan_ok=True)
+    assert run.curve("frames_per_s", "frames")[0].tolist() == [30.0, 40.0, 80.0]
+    assert run.curve("lag", "frames") is None
+    run.columns = {name: column[:2] for name, column in run.columns.items()}
+    assert run.curve("frames_per_s", "frames") is None

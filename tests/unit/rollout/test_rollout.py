@@ -15,17 +15,20 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from user_code.faulty import telling_policy
 from user_code.spaceenv import SpaceEnv, read
+from user_code.tensorenv import TensorCountingEnv
 
 from collectx import policy as policies
 from collectx.batch import Layout, batch_leaves
 from collectx.env import build, read_spec
 from collectx.errors import ShapeError
 from collectx.policy import ExplorationType, make_actor
+from collectx.rollout import loop, one_env, segments, tensors
 from collectx.rollout.episodes import Episodes
 from collectx.rollout.loop import Rollout, RolloutStopped
 from collectx.rollout.one_env import OneEnvRollout
 from collectx.rollout.options import RolloutOptions
 from collectx.rollout.segments import RaggedRollout
+from collectx.rollout.tensors import TensorRollout
 from collectx.rollout.wrappers import wrapped
 from collectx.worker.rollout_source import rollout_class
 
@@ -87,6 +90,43 @@ def test_a_rollout_stops_between_two_steps(cfg):
     rollout, _, rows = make(cfg, None, 4, stop=b"\1")
     with pytest.raises(RolloutStopped):
         rollout.collect(rows, 0)
+    rollout.close()
+
+
+@pytest.mark.parametrize(
+    ("cfg", "kind"),
+    [
+        (gym(1), OneEnvRollout),
+        (gym(3), Rollout),
+        (RAGGED, RaggedRollout),
+        (replace(gym_vector(3), id=None, entry_point=TensorCountingEnv), TensorRollout),
+    ],
+    ids=["one env", "lockstep", "ragged", "tensors"],
+)
+def test_a_report_tells_how_long_env_and_policy_took(cfg, kind, monkeypatch):
+    """The clock: a step of the env takes 10, a call of the policy 1."""
+    now = [50_000.0]
+
+    def taking(seconds, call):
+        def called(*arguments):
+            now[0] += seconds
+            return call(*arguments)
+
+        return called
+
+    for module in (loop, one_env, segments, tensors):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    rollout, _, rows = make(cfg, None, 4)
+    assert type(rollout) is kind
+    infer = rollout._next_inference
+    monkeypatch.setattr(rollout, "_next_inference", lambda: taking(1, infer()))
+    monkeypatch.setattr(rollout._env, "step", taking(10, rollout._env.step))
+    for _ in range(2):
+        before_s = now[0]
+        report = rollout.collect(rows, 0)
+        num_steps = (now[0] - before_s) / 11
+        assert num_steps >= 4
+        assert (report.env_s, report.policy_s) == (10 * num_steps, num_steps)
     rollout.close()
 
 

@@ -20,6 +20,7 @@ from collectx import trainer as trainers
 from collectx.checkpoints import Checkpoints
 from collectx.config.schema.run import RunOptions
 from collectx.errors import ConfigError, SpaceError
+from collectx.fork_server import start
 from collectx.run import RunFolder, Status, cores, execute, execution
 from collectx.run.folder.layout import locked
 
@@ -125,6 +126,44 @@ def test_what_a_failed_start_replaced_is_gone(cfg, tmp_path, monkeypatch):
     assert execute(replace(cfg, run=RunOptions(overwrite=True)), tmp_path, []).status is Status.FAILED
     assert not (tmp_path / ".replaced").exists()
     assert not [*RunFolder(tmp_path).read_metrics()]
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_start_that_is_refused_leaves_the_earlier_run(cfg, tmp_path, monkeypatch, overwrite):
+    def refuse(*arguments):
+        raise ConfigError("trainer.kind=meter: no such luck")
+
+    execute(cfg, tmp_path, [])
+    before = read(tmp_path)[1:]
+    saved = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(trainers, "build", refuse)
+    changed = RunOptions(overwrite=True) if overwrite else RunOptions(resume="auto")
+    longer = replace(cfg.collector, total_frames=200)
+    with pytest.raises(ConfigError, match="no such luck"):
+        execute(replace(cfg, run=changed, collector=longer), tmp_path, [])
+    assert read(tmp_path)[1:] == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == saved
+
+
+@pytest.mark.parametrize(
+    ("place", "evaluates", "expected"),
+    [("local", False, ["preload", signal.SIG_IGN]), ("inline", True, [signal.SIG_IGN]), ("inline", False, [])],
+)
+def test_the_fork_server_starts_before_all_else_and_ignores_ctrl_c(
+    cfg, tmp_path, monkeypatch, place, evaluates, expected
+):
+    calls = []
+
+    def refuse(*arguments):
+        raise ConfigError("no such luck")
+
+    monkeypatch.setattr(start, "preload", lambda: calls.append("preload"))
+    monkeypatch.setattr(start, "warm_up", lambda: calls.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(execution.snapshot, "write", refuse)
+    made = configurations.config("multi_sync" if place == "local" else "single", place)
+    made = replace(made, eval=replace(made.eval, every_batches=1 if evaluates else None))
+    assert execute(made, tmp_path, []).status is Status.FAILED
+    assert calls == expected
 
 
 def test_an_error_that_cannot_be_written_as_it_is(cfg, tmp_path, train_with):
@@ -280,3 +319,26 @@ def test_the_trainers_threads(cfg, tmp_path, monkeypatch, within, launcher, grou
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
     cores.limit_threads(replace(cfg, launcher=replace(cfg.launcher, kind=launcher)))
     assert taken == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("place", "num_workers", "expected"),
+    [("local", 2, None), ("local", 6, "7 processes share 2 usable cores (affinity): use fewer"), ("slurm", 6, None)],
+)
+def test_too_many_workers_for_the_cores_of_this_machine_are_noted(
+    cfg, monkeypatch, within, place, num_workers, expected
+):
+    monkeypatch.setattr(cores, "_quotas", lambda: [])
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
+    within(cores, "os", sched_getaffinity=lambda pid: range(2))
+    noted = cores.note(configurations.config("multi_sync", place, num_workers=num_workers))
+    assert noted is None if expected is None else noted.startswith(expected)
+
+
+@pytest.mark.parametrize("names", [["episode.l"], ["episode.l", "nothing"]], ids=str)
+def test_metrics_that_no_frame_has_are_named(cfg, tmp_path, names):
+    env = replace(gym(entry_point="user_code.cartpoles:with_statistics"), metrics=names)
+    execute(replace(cfg, env=env, collector=replace(cfg.collector, total_frames=200)), tmp_path, [])
+    missing = [event["names"] for event in RunFolder(tmp_path).read_events() if event["event"] == "metrics_missing"]
+    assert missing == [["nothing"]] * ("nothing" in names)

@@ -67,6 +67,17 @@ def test_a_bounded_lag_counts_from_the_oldest_slot_that_is_out():
         assert list(schedule.released(parts)) == granted
 
 
+def test_a_replacement_fills_its_slots_with_the_newest_version():
+    schedule = BoundedLagSchedule(2, 1, None, wait_for_all=False, max_lag=3)
+    assert list(schedule.batch_awaited()) == [(0, 0), (1, 0)]
+    for version, granted in ((1, [(0, 0)]), (2, [(0, 0)]), (3, [])):
+        parts = arrive(schedule, 0)
+        schedule.published(version)
+        assert list(schedule.released(parts)) == granted
+    assert list(schedule.replaced(1)) == [(1, 0)]
+    assert list(schedule.batch_awaited()) == [(0, 0)]
+
+
 def test_async_does_not_grant_the_last_slot_of_a_dropped_worker_again():
     schedule = AsyncSchedule(2, 1, None)
     schedule.batch_awaited()

@@ -209,6 +209,19 @@ def test_the_trial_at_the_start_reads_what_it_has_written_and_changes_nothing():
     assert "could not be read back: ValueError" in reason_not_saved(_Unreadable(), "env")
 
 
+def test_deeply_nested_attributes_are_saved():
+    """The pickle exceeds Python's recursion limit."""
+    env = _Shared()
+    env.chain = []
+    for depth in range(5000):
+        env.chain = [env.chain, depth]
+    chain = loads(dumps(env, "env"), _Shared(), "env").chain
+    for depth in reversed(range(5000)):
+        chain, number = chain
+        assert number == depth
+    assert chain == []
+
+
 def test_generators_continue():
     saved = through_a_file(save_generators())
     expected = random.random(), np.random.rand(), torch.rand(()).item()

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, TrainingDiverged
 from collectx.trainer.actor_critic import Critic
 from collectx.trainer.base import load_moments
+from collectx.trainer.finite import check_finite
 from collectx.user_objects import UserPolicyConfig
 
 # On a busy machine threads wait for one another in every small operation.
@@ -217,6 +219,28 @@ def test_a_diverged_trainer_stops_before_it_publishes(name):
     if name != "dqn":  # a prioritised buffer refuses NaN
         made(name, **fields, check_finite=False)[0].train(collection)
         assert collection.version == 3
+
+
+def test_the_first_value_that_is_not_finite_is_named_with_its_step():
+    """Of modules one of which had gradients in fewer steps."""
+    cfg = config("ppo").trainer
+    modules = {"policy": torch.nn.Linear(1, 1), "critic": torch.nn.Linear(1, 1, bias=False)}
+    optimizer = torch.optim.Adam([weight for module in modules.values() for weight in module.parameters()])
+    for step in range(5):
+        optimizer.zero_grad()
+        modules["policy"](torch.ones(1)).sum().backward()
+        if step == 0:
+            modules["critic"](torch.ones(1)).sum().backward()
+        optimizer.step()
+    losses, check = torch.zeros(3, 2), partial(check_finite, cfg, ["actor_loss", "critic_loss"])
+    check(losses, modules, optimizer)
+    losses[1, 1] = losses[2, 0] = torch.nan
+    with pytest.raises(TrainingDiverged, match="critic_loss is nan in gradient step 4:"):
+        check(losses, modules, optimizer)
+    modules["critic"].weight.data[0] = torch.inf
+    check = partial(check, torch.zeros(3, 2), modules, optimizer)
+    with pytest.raises(TrainingDiverged, match=r"the weight critic\.weight contains inf in gradient step 5:"):
+        check()
 
 
 @pytest.mark.sample(2)

@@ -8,11 +8,13 @@ from multiprocessing.connection import Connection
 from socket import socketpair
 
 import pytest
+from user_code.toyworker import batch_spec
 
 from collectx.errors import WorkerDied, WorkerTimeout
 from collectx.progress import STEPS
 from collectx.transport.connections import set_receive_timeout, set_send_timeout
 from collectx.transport.peer import JoinState, Peer
+from collectx.transport.shared_memory import SharedMemoryTransport
 from collectx.transport.supervisor import Supervisor
 
 
@@ -279,3 +281,13 @@ def test_only_processes_in_the_chosen_state_that_have_not_ended_are_killed(super
 def test_more_steps_than_a_batch_has_are_told_without_those(steps, times):
     peer = Peer(0, progress=(steps, 0), began_s=10.0, progressed_s=10.0 + steps)
     assert peer.describe_progress(256) == f"It stepped {times} times, 1 s a step"
+
+
+def test_a_trainer_closes_the_ends_that_its_workers_have_inherited():
+    """Otherwise each process that is started later inherits them too, and a worker's death is no end of file."""
+    supervisor = Supervisor(60.0, 20.0, 60.0, lambda index, handle: f"worker {index}")
+    with contextlib.closing(SharedMemoryTransport(batch_spec(), supervisor)) as transport:
+        link = transport.link(0)
+        assert not link._connection.closed  # until the process has inherited it
+        transport.attach(0, Job())
+        assert link._connection.closed

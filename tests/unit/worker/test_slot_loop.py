@@ -1,9 +1,12 @@
 """What a worker tells the trainer about its end."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from collectx.rollout.loop import RolloutStopped
 from collectx.transport.base import Fill
+from collectx.worker import slot_loop
 from collectx.worker.slot_loop import run_until_stopped, run_worker_loop
 
 
@@ -73,3 +76,33 @@ def test_an_error_of_closing_at_the_end_is_raised_and_not_reported():
     with pytest.raises(OSError, match="not closed"):
         run_until_stopped(worker, worker.make)
     assert worker.calls == ["make", "fill", "close"]
+
+
+def test_a_report_tells_how_long_the_worker_waited_and_sent(monkeypatch):
+    """The clock: a grant takes 100, a refresh 10, a batch 1000, its sending 1."""
+    now, reports = [50_000.0], []
+
+    def takes(seconds):
+        now[0] += seconds
+
+    class Timed(Recorder):
+        def acquire(self):
+            takes(100)
+            return Fill(0) if len(reports) < 2 else None
+
+        def refresh(self):
+            takes(10)
+
+        def fill(self, grant):
+            takes(1000)
+            return SimpleNamespace()
+
+        def send(self, slot, report):
+            takes(1)
+            reports.append((report.wait_s, report.send_s))
+
+    worker = Timed()
+    monkeypatch.setattr(slot_loop, "perf_counter", lambda: now[0])
+    run_until_stopped(worker, worker.make)
+    # What a batch's sending took is known to the next one.
+    assert reports == [(100, 10), (100, 1 + 10)]

@@ -196,3 +196,18 @@ def test_a_worker_unpickles_a_state_that_the_trainer_has_signed(ends, tmp_path):
 @pytest.mark.parametrize("reset", [None, Reset(), Reset(0), Reset(2**31 - 1, True)])
 def test_a_grant_travels_with_its_reset(reset):
     assert messages.unpack_grant(messages.pack_grant(3, reset, 7)) == (Fill(3, reset), 7)
+
+
+def test_a_worker_without_a_grant_sleeps_until_the_trainer_writes(ends):
+    link, trainers = ends
+    poll, limits = link._poller.poll, []
+
+    def polled(limit):
+        limits.append(limit)
+        if len(limits) == 1:
+            trainers.send_bytes(messages.pack_grant(0, None))
+        return poll(limit)
+
+    link._poller = Mock(poll=polled)
+    assert link.acquire() == Fill(0)
+    assert limits[0] is None

@@ -7,7 +7,7 @@ import pytest
 
 from collectx.errors import LauncherError
 from collectx.place import local_launcher
-from collectx.place.local_launcher import allow_descriptors, check_descriptors, descriptors
+from collectx.place.local_launcher import allow_descriptors, check_descriptors
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,9 @@ def open_files(within):
 def test_too_many_workers_for_the_limit_are_refused_with_a_number_that_fits(monkeypatch, options, each, advice):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
     check_descriptors(100, **options)
-    with pytest.raises(LauncherError, match=rf"\({each} per worker\), but the limit is 4096") as error:
+    with pytest.raises(
+        LauncherError, match=rf"needs {200 + 32 + each * 10_000} open files \({each} per worker\), but"
+    ) as error:
         check_descriptors(10_000, **options)
     assert advice in str(error.value)
     fitting = int(str(error.value).partition("or use ")[2].split()[0])
@@ -43,8 +45,8 @@ def test_too_many_workers_for_the_limit_are_refused_with_a_number_that_fits(monk
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        ((10, 4096), [(200 + descriptors(10), 4096)]),
-        ((10, resource.RLIM_INFINITY), [(200 + descriptors(10), resource.RLIM_INFINITY)]),
+        ((10, 4096), [(200 + 296, 4096)]),
+        ((10, resource.RLIM_INFINITY), [(200 + 296, resource.RLIM_INFINITY)]),
         ((10, 300), [(300, 300)]),
         ((4096, 4096), []),
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), []),

@@ -207,6 +207,24 @@ def test_a_run_ends_after_so_many_batches_as_it_would_have_gone_on(cfg, tmp_path
     assert part == whole[:3]
 
 
+def test_the_order_of_a_recorded_run_is_followed_also_by_a_resumed_run(cfg, tmp_path):
+    def start(name, **knobs):
+        size = {"num_workers": 2, "frames_per_batch": 10, "total_frames": 100, "device": "cpu"}
+        made = configurations.config("multi_async", "inline", cfg.env, seed=3, **size | knobs)
+        return replace(made, trainer=cfg.trainer), tmp_path / name
+
+    def digests(name):
+        return [line["digest"] for line in read(tmp_path / name)[2]]
+
+    made, folder = start("recorded")
+    execute(made, folder, [])
+    made, folder = start("repeated", order_of=str(tmp_path / "recorded"))
+    assert execute(replace(made, run=RunOptions(max_batches=3)), folder, []).status is Status.COMPLETED
+    assert digests("repeated") == digests("recorded")[:3]
+    assert execute(replace(made, run=RunOptions(resume="auto")), folder, []).status is Status.COMPLETED
+    assert digests("repeated") == digests("recorded")
+
+
 def test_losses_that_a_run_survives_are_among_its_failures(cfg, tmp_path):
     env, collector = configurations.faulty("raises", 50), replace(cfg.collector, on_worker_failure="restart")
     assert execute(replace(cfg, env=env, collector=collector), tmp_path, []).status is Status.COMPLETED

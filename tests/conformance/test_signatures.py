@@ -69,6 +69,20 @@ def test_a_keyword_has_the_default_and_the_text_of_its_option():
     assert "None: the run starts with all workers" in text
 
 
+def test_what_is_ignored_has_the_default_of_theirs():
+    """So that a script that passes it as it is says nothing new."""
+    theirs = {"env_exchange": "auto", "transition_chunk_size": "auto", "weight_sync_model_id": "policy"}
+    theirs |= {"policy_version_key": "policy_version", "no_cuda_sync": False, "use_buffers": None}
+    theirs |= {"verbose": False, "use_env_creator": False}
+    found = {}
+    for name in THEIRS:
+        documented = getattr(collectx, name).__init__.__doc__
+        for keyword, parameter in inspect.signature(getattr(collectx, name)).parameters.items():
+            if f"\n    {keyword}: ignored" in inspect.cleandoc(documented):
+                found.setdefault(keyword, set()).add(parameter.default)
+    assert found == {keyword: {default} for keyword, default in theirs.items()}
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in golden.LOCAL else pytest.mark.nightly) for name in ATTRIBUTES]
 )

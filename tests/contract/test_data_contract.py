@@ -115,6 +115,23 @@ def test_episodes_longer_than_a_flush_wait_in_files(tmp_path, partial):
     check(tmp_path / "set", "memmap", batches, partial)
 
 
+def test_the_files_of_lerobot_are_numbered_from_zero(tmp_path):
+    """One for each flush; also of a run that is resumed."""
+    batches = collect(8)
+    first = trainer("lerobot", tmp_path / "set")
+    first.train(Batches(batches[:4], tmp_path))
+    second = trainer("lerobot", tmp_path / "set")
+    second.load_state_dict(through_a_file(first.state_dict()))
+    second.train(Batches(batches[4:], tmp_path))
+    check(tmp_path / "set", "lerobot", batches)
+    for part in ("data", "meta/episodes"):
+        files = sorted(
+            path.relative_to(tmp_path / "set" / part) for path in (tmp_path / "set" / part).rglob("*.parquet")
+        )
+        assert [str(file) for file in files] == [f"chunk-000/file-{number:03d}.parquet" for number in range(len(files))]
+        assert len(files) > 2
+
+
 @pytest.mark.sample(1)
 @over_formats
 @pytest.mark.parametrize("partial", [False, True])

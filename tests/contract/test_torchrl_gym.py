@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import MultiDiscrete
+from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from user_code import torchrlenvs
 
 from collectx.env.base import StepArrays
 from collectx.env.spaces import numpy_dtype
+from collectx.env.torchrl import process_stepper
 from collectx.env.torchrl.conversion import Conversion, Unrecognised
 from collectx.env.torchrl.group import TorchrlEnv
 
@@ -106,6 +108,32 @@ def test_frames_of_processes_are_those_of_the_envs_own_step(cases):
 
     compare()
     assert not multiprocessing.active_children()
+
+
+class _InThisProcess(SyncVectorEnv):
+    """What Gymnasium's AsyncVectorEnv does, without its processes."""
+
+    def __init__(self, makers, context, **options):
+        super().__init__(makers, **options)
+
+    def close(self, timeout):
+        super().close()
+
+
+@pytest.mark.parametrize("base", ["categorical", "box", "dict"])
+def test_frames_of_processes_are_those_of_one_process(base, monkeypatch):
+    """The rows of bytes between processes, which are left out here."""
+    monkeypatch.setattr(process_stepper, "AsyncVectorEnv", _InThisProcess)
+    monkeypatch.setattr(Conversion, "is_light", False)
+    both = []
+    for vectorize in (envs.ParallelEnv, envs.SerialEnv):
+        group = TorchrlEnv([_transformed(vectorize(2, partial(_one, base, ["StepCounter(4)"])), ["RewardSum"])])
+        both.append((group.spec.path, _frames(group, 15)))
+    (path, frames), (other, expected) = both
+    assert (path, other) == ("gymnasium, in a process for each env", "gymnasium")
+    for ours, theirs in zip(frames, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.tobytes() == theirs.tobytes()
 
 
 def _compare(base, layout, *parts):

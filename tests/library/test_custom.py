@@ -46,6 +46,22 @@ def test_what_it_yields_arrives_complete(way, cls):
     assert not batches[0]["done"].any()
 
 
+def test_it_gets_what_the_keywords_of_the_collector_say():
+    made = []
+
+    class Told(Doubling):
+        def __init__(self, *arguments, **keywords):
+            made.append(keywords)
+            super().__init__(*arguments, **keywords)
+
+    told = {"init_random_frames": 121, "max_frames_per_traj": 7, "set_truncated": True}
+    own = {"exploration_type": "mode"}
+    with start(Told, **told, collector_kwargs=own) as collector:
+        next(collector)
+    # The random frames are shared by the two workers.
+    assert made == [told | {"frames_per_batch": 40, "total_frames": -1, "init_random_frames": 61} | own] * 2
+
+
 def test_its_seeds_are_the_workers_own_and_orders_and_keywords_reach_it():
     with start(Doubling, max_frames_per_traj=7, collector_kwargs={"reset_at_each_iter": True}) as collector:
         collector.set_seed(5)

@@ -78,6 +78,22 @@ def test_a_resumed_run_has_every_step_once(kind, tmp_path):
     assert read(tmp_path) == [(10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)]
 
 
+def test_a_table_gets_its_folder_and_a_column_for_each_new_scalar(tmp_path):
+    file = tmp_path / "new" / "folder" / "progress.csv"
+    logger = CsvLogger(file)
+    logger.log({"a": 1.0}, 1)
+    logger.log({"b": 2.0, "a": 3.0}, 2)
+    assert file.read_text() == "step,a,b\n1,1.0,\n2,3.0,2.0\n"  # each row at once
+    logger.log({"b": 4.0}, 3)
+    logger.close()
+    resumed = CsvLogger(file, 1)
+    resumed.close()
+    assert file.read_text() == "step,a,b\n1,1.0,\n"
+    CsvLogger(file).close()
+    assert file.read_text() == "step\n"
+    assert [path.name for path in file.parent.iterdir()] == ["progress.csv"]
+
+
 class StandIn(SimpleNamespace):
     """The part of mlflow that the logger calls, which takes seconds to import."""
 

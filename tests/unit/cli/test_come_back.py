@@ -217,6 +217,18 @@ def test_wrong_usage(job, capsys, main, argv, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_jobs_of_workers_whose_trainer_is_gone_are_cancelled(queue, job, capsys, monkeypatch, is_known):
+    queue.states = {"7": "COMPLETED", "9_0": "RUNNING", "9_1": "COMPLETED"}
+    queue.write_result(job.path, "completed")
+    workers = {"9_0": commands.JobState("RUNNING", False, True), "9_1": commands.JobState("COMPLETED", True, True)}
+    unknown = LauncherError("squeue: Unable to contact slurm controller")
+    monkeypatch.setattr(jobs_cancel, "query_workers", lambda run: workers if is_known else unknown)
+    assert cancel.main(["sweep"]) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert queue.states == {"7": "COMPLETED", "9_0": "CANCELLED" if is_known else "RUNNING", "9_1": "COMPLETED"}
+
+
 def test_a_run_that_ends_before_its_process_is_looked_for_has_ended(job, capsys, monkeypatch):
     def end(files):
         files.result.write_text('{"status": "interrupted", "exit_reason": "interrupted by SIGINT"}')

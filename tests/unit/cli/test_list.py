@@ -10,6 +10,7 @@ import pytest
 from collectx.cli import list as listing
 from collectx.cli import run
 from collectx.config.registry import KINDS
+from collectx.config.schema.run import COMMAND_SECTIONS, SECTIONS
 
 
 def test_every_group_in_the_order_of_the_data_path(capsys):
@@ -42,6 +43,14 @@ def test_the_keys_of_a_group_with_defaults_and_documentation(capsys, show):
     assert "trainer.target must be given (custom). `module:Class` with train(collection)." in out
     keys = {f"trainer.{field.name}" for kind in KINDS["trainer"].values() for field in fields(kind.schema)}
     assert [key for key in keys - {"trainer.kind"} if f" {key} " not in out] == []
+
+
+@pytest.mark.parametrize("section", ["run", "checkpoint", "eval", *COMMAND_SECTIONS])
+def test_the_keys_of_what_has_no_choices(capsys, section):
+    assert listing.main([section]) == 0
+    keys = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith(f"  {section}.")]
+    options = (SECTIONS | COMMAND_SECTIONS)[section]
+    assert keys == [f"{section}.{field.name}" for field in fields(options)]
 
 
 @pytest.mark.ci

@@ -1,11 +1,14 @@
 """Frames of long episodes in files, and how a data set's files are replaced."""
 
+from contextlib import closing
+from dataclasses import replace
+
 import pytest
 import torch
 from gymnasium import spaces
 
 from collectx.batch import TRAJ_IDS, Leaf, to_tensordict
-from collectx.data.folder import RecordedRun
+from collectx.data.folder import RecordedRun, SequentialWriter, begin
 from collectx.data.shard_writers import MemmapWriter
 from collectx.data.unfinished import UnfinishedEpisodes
 from collectx.errors import ConfigError
@@ -102,3 +105,41 @@ def test_a_data_set_is_rewound_to_the_shards_of_a_checkpoint(tmp_path):
     assert [path.name for path in sorted(tmp_path.glob("first-*"))] == ["first-1-000000", "first-1-000001"]
     assert writer.position == 2
     writer.close()
+
+
+class Counting(SequentialWriter):
+    """Keeps the number of a data set's episodes in a file."""
+
+    def open(self):
+        super().open()
+        file = self.path / "data"
+        self.position = int(file.read_text()) if file.exists() else 0
+
+    def write(self, episodes):
+        self.rewind(self.position + len(episodes))
+
+    def rewind(self, position):
+        self.position = position
+        (self.path / "data").write_text(str(position))
+
+
+def record(path, name, position, count):
+    with closing(begin(Counting, path, replace(RUN, name=name, folder=name), position)) as writer:
+        writer.write([None] * count)
+        return writer.run.first, writer.position
+
+
+def test_a_run_of_a_shared_data_set_can_be_replaced_only_if_it_is_the_last(tmp_path):
+    assert record(tmp_path, "a", None, 3) == (0, 3)
+    assert record(tmp_path, "a", 2, 2) == (0, 4)  # resumed
+    assert record(tmp_path, "b", None, 5) == (4, 9)
+    assert record(tmp_path, "b", 6, 1) == (4, 7)
+    assert record(tmp_path, "b", None, 1) == (4, 5)  # begun again
+    rule = "contains later episodes of b, so those of a cannot be replaced"
+    with pytest.raises(ConfigError, match=f"{rule}: choose another folder for the data set"):
+        record(tmp_path, "a", None, 1)
+    with pytest.raises(ConfigError, match=f"{rule}: record another run instead"):
+        record(tmp_path, "a", 4, 1)
+    assert record(tmp_path, "a", 5, 0) == (0, 5)
+    with pytest.raises(ConfigError, match="6 were recorded before the checkpoint, but the data set contains 5"):
+        record(tmp_path, "b", 6, 1)

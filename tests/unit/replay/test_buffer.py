@@ -114,6 +114,36 @@ def test_threads():
     assert buffer.write_count == 16 * 151
 
 
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (3, [3]),
+        (12, [12]),
+        (-1, [12]),
+        (-10, [3]),
+        (2, None),
+        (13, None),
+        (-11, None),
+        (slice(None), [*range(3, 13)]),
+        (slice(0, 5), [3, 4]),
+        (slice(-2, None), [11, 12]),
+        (slice(12, 4, -3), [12, 9, 6]),
+        ([4, 3, 4], [4, 3, 4]),
+        (range(5, 7), [5, 6]),
+        ([12, 13], None),
+    ],
+)
+def test_frames_are_read_by_number(index, expected):
+    buffer = ReplayBuffer(10)
+    buffer.extend(numbered(0, [13]))
+    if expected is None:
+        with pytest.raises(IndexError, match="is not in the buffer, which contains 3 to 12"):
+            buffer[index]
+        return
+    assert clocks(buffer[index]) == expected
+    assert buffer[index].batch_size == (() if isinstance(index, int) else (len(expected),))
+
+
 def test_frame_by_frame_on_a_disk(tmp_path):
     buffer = ReplayBuffer(10, scratch_dir=tmp_path)
     assert [buffer.add(frame) for frame in numbered(0, [13])] == list(range(13))

@@ -66,11 +66,12 @@ def test_the_interval_is_that_of_the_bootstrap():
 
 
 def test_curves_of_several_runs_are_taken_where_all_have_them():
-    one = np.array([0.0, 10.0]), np.array([0.0, 10.0])
+    one = np.array([0.0, 10.0]), np.array([0.0, 40.0])
     other = np.array([5.0, 20.0]), np.array([0.0, 15.0])
     places, values = common([one, other])
     assert (places[0], places[-1], values.shape) == (5.0, 10.0, (2, NUM_POINTS))
-    assert values[:, 0].tolist() == [5.0, 0.0]
+    assert values[:, 0].tolist() == [20.0, 0.0]
+    assert values[:, -1].tolist() == pytest.approx([40.0, 5.0])
     assert common([one, (np.array([11.0]), np.array([0.0]))]) is None
 
 

@@ -19,7 +19,19 @@ from collectx.collector.stream import Stream
 from collectx.run import RunFolder, execute
 from collectx.run.collection import RunCollection
 from collectx.run.digest import Digest
-from collectx.run.statistics import MetricsTail, Sampler, Statistics
+from collectx.run.statistics import MetricsTail, PartTotals, Sampler, Statistics
+
+
+def test_the_totals_of_a_worker():
+    totals = PartTotals()
+    assert (totals.frames, totals.lag, totals.episodes, totals.total_return) == (0, 0, 0, 0.0)
+    assert totals.shares(PartTotals()) == (0.0,) * 4
+    totals.add((1.0, 2.0, 0.0, 0.5), 10, 3, 2, 5.0)
+    before = replace(totals)
+    totals.add((2.0, 0.0, 1.0, 1.0), 20, 1, 0, 0.0)
+    assert totals == PartTotals((3.0, 2.0, 1.0, 1.5), 30, 1, 2, 5.0)
+    assert totals.spent_since(before) == [2.0, 0.0, 1.0, 1.0]
+    assert totals.shares(before) == (0.5, 0.0, 0.25, 0.25)
 
 
 class FakeCollector:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
@@ -23,6 +24,7 @@ from collectx.errors import ConfigError, SpaceError
 from collectx.fork_server import start
 from collectx.run import RunFolder, Status, cores, execute, execution
 from collectx.run.folder.layout import locked
+from collectx.run.statistics import TIMES
 
 
 def read(folder):
@@ -52,6 +54,22 @@ def test_a_completed_run(cfg, tmp_path, train_with, capsys):
     assert out.splitlines()[-1] == str(tmp_path / "run")
     assert "completed" in out
     assert not err
+
+
+def test_times_are_parts_of_the_time_that_passed(cfg, tmp_path):
+    began_s = time.monotonic()
+    execute(replace(cfg, checkpoint=replace(cfg.checkpoint, every_min=0.0)), tmp_path, [])
+    passed_s = time.monotonic() - began_s
+    files, saved, lines = read(tmp_path)
+    workers = [worker for line in lines for worker in line["workers"]]
+    times = [line["waited_s"] for line in lines], *([each.get(name, 0) for each in workers] for name in TIMES)
+    assert all(value >= 0 for values in times for value in values)
+    assert all(sum(values) <= passed_s for values in times)
+    assert 0 < sum(sum(values) for values in times[1:]) <= passed_s
+    written = [event["seconds"] for event in files.read_events() if event["event"] == "checkpoint"]
+    assert 0 < sum(written) <= saved["checkpoint_s"] + 0.01
+    assert saved["checkpoint_s"] <= passed_s
+    assert saved["wall_s"] - passed_s <= saved["start_s"] + 0.01 <= saved["wall_s"] + 0.01  # from the process's start
 
 
 def test_the_screen_tells_the_trainers_share_and_the_return_that_may_end_the_run(cfg, tmp_path, train_with, capsys):
@@ -187,6 +205,24 @@ def test_a_run_ends_after_so_many_batches_as_it_would_have_gone_on(cfg, tmp_path
     assert result.exit_reason == "3 batches delivered (run.max_batches=3)"
     whole, part = ([line["digest"] for line in read(tmp_path / name)[2]] for name in ("whole", "part"))
     assert part == whole[:3]
+
+
+def test_the_order_of_a_recorded_run_is_followed_also_by_a_resumed_run(cfg, tmp_path):
+    def start(name, **knobs):
+        size = {"num_workers": 2, "frames_per_batch": 10, "total_frames": 100, "device": "cpu"}
+        made = configurations.config("multi_async", "inline", cfg.env, seed=3, **size | knobs)
+        return replace(made, trainer=cfg.trainer), tmp_path / name
+
+    def digests(name):
+        return [line["digest"] for line in read(tmp_path / name)[2]]
+
+    made, folder = start("recorded")
+    execute(made, folder, [])
+    made, folder = start("repeated", order_of=str(tmp_path / "recorded"))
+    assert execute(replace(made, run=RunOptions(max_batches=3)), folder, []).status is Status.COMPLETED
+    assert digests("repeated") == digests("recorded")[:3]
+    assert execute(replace(made, run=RunOptions(resume="auto")), folder, []).status is Status.COMPLETED
+    assert digests("repeated") == digests("recorded")
 
 
 def test_losses_that_a_run_survives_are_among_its_failures(cfg, tmp_path):

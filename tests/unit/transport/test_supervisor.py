@@ -6,6 +6,7 @@ import struct
 from array import array
 from multiprocessing.connection import Connection
 from socket import socketpair
+from types import SimpleNamespace
 
 import pytest
 from user_code.toyworker import batch_spec
@@ -291,3 +292,26 @@ def test_a_trainer_closes_the_ends_that_its_workers_have_inherited():
         assert not link._connection.closed  # until the process has inherited it
         transport.attach(0, Job())
         assert link._connection.closed
+
+
+@pytest.mark.parametrize(
+    ("described", "host", "text"),
+    [
+        ("worker 1", None, "worker 1"),
+        ("worker 1", "gpu7", "worker 1 on gpu7"),
+        ("worker 1 (job 3: RUNNING on gpu7)", "gpu7", "worker 1 (job 3: RUNNING on gpu7)"),
+    ],
+)
+def test_a_worker_is_named_with_its_host_once(described, host, text):
+    with contextlib.closing(Supervisor(60.0, 20.0, 60.0, lambda index, handle: described)) as supervisor:
+        peer = Peer(1)
+        peer.host = host
+        assert supervisor.describe(peer) == text
+
+
+def test_a_handle_without_a_sentinel_is_not_watched(supervisor):
+    made, handle = supervisor(), SimpleNamespace(sentinel=-1)
+    made.attach(made.worker(0), handle)
+    assert made.worker(0).handle is handle
+    assert made.poll() == []
+    made.worker(0).handle = None

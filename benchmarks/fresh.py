@@ -129,7 +129,11 @@ def serve_turns(measuring: Callable[..., Generator[dict[str, Any], float, None]]
     Args:
         measuring: yields once when it is ready; then receives seconds and yields the measurement.
     """
-    turns = measuring(**arguments())
+    answer(measuring(**arguments()))
+
+
+def answer(turns: Generator[dict[str, Any], float, None]) -> None:
+    """Answers the requests of a `Session` for measurements; see `serve_turns`."""
     out = sys.__stdout__  # `sys.stdout` may be a terminal
     print(_RESULT + json.dumps(next(turns)), file=out, flush=True)
     for line in sys.stdin:

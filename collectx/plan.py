@@ -120,7 +120,12 @@ def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: 
     if place.network is None:
         slab = SlabLayout(batch)
         # Two versions; separate weights of single workers exist only with Python's `update_policy_weights_`.
-        counted = {"slots_bytes": slab.nbytes - slab.regions_start, "weights_bytes": 2 * slab.weights_nbytes}
+        leased = batch.num_spare * slab.region_nbytes
+        counted = {
+            "slots_bytes": slab.nbytes - slab.regions_start - leased,
+            "weights_bytes": 2 * slab.weights_nbytes,
+            "leased_batches_bytes": leased,
+        }
     else:
         counted["slots_of_workers_bytes"] = counted["slots_bytes"]
     acting = processes["inference_server"] or processes["processes_in_workers"] or batch.num_workers

@@ -34,9 +34,9 @@ def test_shared_memory_is_what_a_slab_maps(line, tmp_path):
     slab = Slab(batch, shared=False)
     assert memory["mapped_shared_memory_bytes"] == slab.region(0).untyped_storage().nbytes()
     slots = {slab.region_of(worker, slot) for worker in range(2) for slot in range(batch.num_slots)}
-    assert memory["slots_bytes"] == (len(slots) + batch.num_spare) * (
-        slab.region(1).data_ptr() - slab.region(0).data_ptr()
-    )
+    region_nbytes = slab.region(1).data_ptr() - slab.region(0).data_ptr()
+    assert memory["slots_bytes"] == len(slots) * region_nbytes
+    assert memory["leased_batches_bytes"] == batch.num_spare * region_nbytes > 0
     assert memory["weights_of_the_policy_bytes"] == batch.weights_nbytes > 0
     assert memory["weights_of_trainer_and_workers_bytes"] == 3 * batch.weights_nbytes
 

@@ -228,19 +228,19 @@ class Slot:
         return {key: as_array(tensor) for key, tensor in self.tensors.items()}
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class PerSlot(dict[int, T]):
+class PerSlot(dict[int, _T]):
     """What a worker needs for each slot that it fills, by slot number: made when it is first needed, and kept for the
     last `LIMIT` slots."""
 
     LIMIT = 64
 
-    def __init__(self, make: Callable[[int], T]):
+    def __init__(self, make: Callable[[int], _T]):
         self._make = make
 
-    def __missing__(self, slot: int) -> T:
+    def __missing__(self, slot: int) -> _T:
         if len(self) == self.LIMIT:
             del self[next(iter(self))]
         self[slot] = value = self._make(slot)

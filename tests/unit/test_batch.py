@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collectx.batch import ALIGNMENT_BYTES, Layout, Leaf, batch_leaves, same_size_integer, to_tensordict
+from collectx.batch import ALIGNMENT_BYTES, Layout, Leaf, PerSlot, batch_leaves, same_size_integer, to_tensordict
 
 OBSERVATION = Leaf(("observation",), (3,), torch.float32)
 ACTION = Leaf(("action",), (), torch.int64)
@@ -64,3 +64,15 @@ def test_a_tensordict_is_a_view_of_leaves_that_lie_aligned_and_apart(leaves, dev
 )
 def test_a_dtype_that_numpy_lacks_is_an_integer_of_its_size(dtype, integer):
     assert same_size_integer(dtype) is integer
+
+
+def test_what_belongs_to_a_slot_is_made_once_and_kept_for_the_last_slots():
+    made = []
+    views = PerSlot(lambda slot: made.append(slot) or -slot)
+    assert [views[slot] for slot in (3, 5, 3)] == [-3, -5, -3]
+    assert made == [3, 5]
+    for slot in range(100, 100 + PerSlot.LIMIT - 1):
+        assert views[slot] == -slot
+    assert len(views) == PerSlot.LIMIT
+    assert (views[5], views[3]) == (-5, -3)
+    assert made[-1] == 3

@@ -364,9 +364,10 @@ def _print_table(result: Result) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """Returns the text of an error: type, message, where it was raised, and the remote traceback of a worker's
-    error."""
-    text = f"{type_name(error)}: {text_of(error)}"
+    """Returns the text of an error: type, without its module if it is collectx's, message, where it was raised, and the
+    remote traceback of a worker's error."""
+    name = type(error).__name__ if isinstance(error, CollectxError) else type_name(error)
+    text = f"{name}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not notes and not isinstance(error, CollectxError):
         frames = traceback.extract_tb(error.__traceback__)

@@ -14,6 +14,8 @@ limited = timeout $(if $(CI),,--foreground) --signal=ABRT --kill-after=30 $(or $
 # What `make gpu-bundle` gets: the machine has torch, NumPy and pytest.
 GPU_PACKAGES := ale-py farama-notifications gymnasium hoptorch hydra-core hydra-submitit-launcher importlib_metadata \
 	omegaconf orjson pyvers submitit tensordict torchrl
+# The folder of the documentation's site; what it contained is deleted.
+SITE ?= site
 # More arguments for pytest, as in `make test ARGS="-k replay"`.
 ARGS ?=
 
@@ -84,9 +86,9 @@ learning: install  ## Train the learning curves of the documentation, five seeds
 	$(BIN)/python -m benchmarks.learning $(ARGS)
 	$(BIN)/python -m benchmarks.tables
 
-docs: install  ## Build the site of the documentation in site/, with warnings as errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	@echo "Open site/index.html in a browser"
+docs: install  ## Build the site of the documentation in SITE (site/), with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir $(SITE)
+	@echo "Open $(SITE)/index.html in a browser"
 
 config: install  ## Write the options in conf/ from the dataclasses, and the tables of docs/reference/network.md from the rules
 	$(BIN)/python .ci/conf.py

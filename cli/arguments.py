@@ -6,6 +6,7 @@ Hydra's parser does not accept overrides on both sides of a flag, so it gets the
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -99,8 +100,11 @@ class _Blocked(argparse.Action):
         raise UsageError(f"{name}: {_BLOCKED[name]}")
 
 
-def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
+def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Arguments:
     """Returns the words and flags in `argv`, the command line after the name of the subcommand.
+
+    Args:
+        usage: see `subcommand`.
 
     Raises:
         UsageError: a flag is unknown, lacks its value or is blocked; the message says why.
@@ -110,10 +114,20 @@ def split(argv: Sequence[str], subcommand: str = "run") -> Arguments:
         word = unknown[0].lstrip("-")
         if "=" in word:
             raise UsageError(f"{unknown[0]}: options are written without dashes: {word}")
-        hint = "no such flag (options are written without dashes, as in key=value)"
-        raise UsageError(f"{unknown[0]}: {hint}{did_you_mean(unknown[0], names(subcommand))}")
+        raise UsageError(f"{unknown[0]}: no such flag{_instead(unknown[0], argv, subcommand, usage)}")
     values = vars(flags)
     return Arguments(tuple(values.pop("words")), values, ("collectx", subcommand, *argv))
+
+
+def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str:
+    """Returns the end of a sentence about an unknown flag, with what to type."""
+    if near := difflib.get_close_matches(flag, names(subcommand), n=1, cutoff=0.75):
+        return f"; did you mean {near[0]}?"
+    if subcommand not in COMPOSING or not flag.startswith("--"):
+        return f". Usage: {usage.partition(': ')[0]}" if usage else f": see collectx {subcommand} --help."
+    # The words after the flag include its value, if it has one.
+    value = next(iter([*argv, ""][argv.index(flag) + 1 :]))
+    return f"; options are written without dashes: {flag.lstrip('-')}={value if value[:1] not in ('', '-') else 'true'}"
 
 
 def names(subcommand: str) -> list[str]:
@@ -140,7 +154,7 @@ def subcommand(
 
     def main(argv: Sequence[str]) -> int:
         try:
-            arguments = split(argv, name)
+            arguments = split(argv, name, usage)
             if usage and "help" in arguments.flags:
                 print(usage)
                 return 0

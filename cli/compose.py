@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationType
@@ -180,6 +181,12 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
         raise
     except expected as error:
         text = str(error).strip()
+        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
+            text = f"{mark.name}, line {mark.line + 1}: not valid YAML: "
+            text += ", ".join(filter(None, (error.context, error.problem)))
+        if isinstance(error, MissingConfigException) and text.startswith("Cannot find primary config"):
+            name = error.missing_cfg_file
+            text = f"--config-name {name}: no such file. Name the folder that contains {name}.yaml with --config-dir."
         if "'hydra.launcher." in text:
             key = text.partition("'hydra.launcher.")[2].partition("'")[0]
             text = (
@@ -201,8 +208,27 @@ def examine(node: DictConfig, broken: Collection[str] = ()) -> Composed:
     names."""
     with _resolving_hydra(node):
         cfg, problems, note = typed(node, node.hydra, broken)
+    problems = [_with_file(problem, node.hydra) for problem in problems]
     problems = [*_launcher_problems(problems, node.hydra, cfg), *preflight.rule_problems(cfg)]
     return Composed(node, cfg, problems, note)
+
+
+def _with_file(problem: str, hydra: DictConfig) -> str:
+    """Returns a problem that the file of a user's choice causes with the name of this file."""
+    path = re.split("[:= ]", problem)[0]
+    group, _, key = path.partition(".")
+    choice = hydra.runtime.choices.get(group)
+    if group not in GROUPS or choice is None or choice in KINDS[group]:
+        return problem
+    if key == "kind" and " is not set" in problem:
+        bases = ", ".join(KINDS[group])
+        return (
+            f"{group}={choice}: {group}/{choice}.yaml does not begin with `defaults: [BASE, _self_]` (BASE: {bases})."
+        )
+    is_elsewhere = hydra.runtime.choices.get("experiment") is not None or any(
+        word.lstrip("+").startswith(path) for word in overrides_of(hydra)
+    )
+    return problem if is_elsewhere or "no such key" not in problem else f"{group}/{choice}.yaml: {problem}"
 
 
 def _launcher_problems(problems: Sequence[str], hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:

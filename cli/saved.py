@@ -26,7 +26,8 @@ def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[Run
     """
     folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
     if len(folders) != 1:
-        raise UsageError(f"takes one run folder, got {len(folders)}.\n{usage}")
+        problem = f"one run folder at a time, not {len(folders)}: {', '.join(folders)}" if folders else "which run?"
+        raise UsageError(f"{problem}\n{usage}")
     if arguments.is_multirun:
         raise UsageError(why_no_sweep)
     return RunFolder(folders[0]), tuple(word for word in arguments.words if word not in folders)

@@ -113,6 +113,8 @@ def prepare(
         raise ConfigError(*problems)
     for text in dict.fromkeys(point.note for point in points if point.note):
         printing.note(text)
+    if is_multirun and is_basic and not swept:
+        printing.note("-m: no option has several values, so this is a sweep of one run. To sweep, write seed=0,1,2.")
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
     return Sweep(folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words)

@@ -5,6 +5,7 @@ collectors themselves: they are pickled by value (cloudpickle) when a worker sta
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import io
 import pickle
@@ -48,8 +49,10 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         module = getattr(error, "obj", None)
         if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
-            names = ", ".join(each for each in dir(module) if not each.startswith("_"))
-            raise ConfigError(f"{where}={name}: {module.__name__} lacks {error.name!r}; it defines {names}.") from error
+            names = [key for key, each in vars(module).items() if key[0] != "_" and callable(each)]
+            near = difflib.get_close_matches(str(error.name), names, n=1)
+            hint = f"did you mean {module.__name__}:{near[0]}?" if near else f"it defines {', '.join(names)}."
+            raise ConfigError(f"{where}={name}: {module.__name__} does not define {error.name}; {hint}") from error
         missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{where}={name}: cannot be imported: {error}{extra_advice(error) or missing}") from error
     if not callable(target):

@@ -2,7 +2,8 @@
 
 `reference/configuration.md` has every option with type, range, default and meaning, from the dataclasses of
 `collectx/config/schema`. `reference/commands.md` has the help of every subcommand. Drawings
-become part of their page, so that their lines and texts have its colour (`currentColor`).
+become part of their page, so that their lines and texts have its colour (`currentColor`). The foot of every page names
+the version that the site documents.
 """
 
 import inspect
@@ -10,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import griffe
 from mkdocs.structure.files import File, Files
 
+from collectx import __version__
 from collectx.cli.main import SUBCOMMANDS
 from collectx.config.json_schema import group_schema, run_schema
 from collectx.config.registry import GROUPS, KEPT_GROUPS, marked
@@ -34,8 +37,18 @@ class KeywordTexts(griffe.Extension):
 
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:\.\./)*images/([\w-]+\.svg)" ?/?>')
 _CONSOLE = re.compile(r'(<div class="highlight")>(<pre>.*?</code></pre>)', re.DOTALL)
-_CONF = Path(__file__).parents[1] / "conf"
+_ROOT = Path(__file__).parents[1]
+_CONF = _ROOT / "conf"
 _NAMES = {"integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "mapping"}
+
+
+def on_config(config: Any) -> None:
+    """Sets the version at the foot of the pages, and the link to the repository."""
+    is_released = "\n## Unreleased\n" not in (_ROOT / "CHANGELOG.md").read_text()
+    config.copyright = f"collectx {__version__}{'' if is_released else ' and the unreleased changes since'}"
+    url = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    if ".example/" not in url:  # a placeholder leads nowhere
+        config.repo_url = url
 
 
 def on_files(files: Files, config: Any) -> Files:

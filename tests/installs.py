@@ -3,11 +3,12 @@ collected by pytest.
 
     python tests/installs.py [--python 3.12 3.13]
 
-For each Python that is on the path or that pyenv has: `make test` in an environment of its own. In one that has no
-extra: the command works, and what needs an extra gives one message that names it; then Stable-Baselines3 is installed,
-and its models act in a collector; then the wheel, with which the README's loop passes `mypy --strict`. With the newest
-Hydra 1.4, also a pre-release, which `pyproject.toml` does not allow yet: Hydra's features, and a sweep. With LeRobot,
-whose requirements exclude the versions of constraints.txt: its reader of data sets.
+For each Python that is on the path or that pyenv has: the wheel in an environment of its own, and `make test` in
+another. In one that has no extra: the command works, and what needs an extra gives one message that names it; then
+Stable-Baselines3 is installed, and its models act in a collector; then the wheel, with which the README's loop passes
+`mypy --strict`. With the newest Hydra 1.4, also a pre-release, which `pyproject.toml` does not allow yet: Hydra's
+features, and a sweep. With LeRobot, whose requirements exclude the versions of constraints.txt: its reader of data
+sets.
 """
 
 import argparse
@@ -48,6 +49,7 @@ LEROBOT_NEEDS = [
 ]
 # Hydra 1.4 refuses `hydra.mode` in an experiment file, and warns of each `_target_` in a configuration.
 CHANGED = ["-k", "not sweeping", "-W", "ignore:hydra.utils.instantiate:UserWarning"]
+PPO = "run experiment=cartpole_ppo run.max_batches=2 hydra.run.dir=run"
 TINY = "debug=tiny trainer=meter policy=random hydra.run.dir=run"
 
 
@@ -61,7 +63,7 @@ def runs(python: Path, words: str) -> tuple[int, str]:
 
 def works(python: Path) -> list[str]:
     """What fails of that which needs no extra."""
-    outcomes = {words: runs(python, words) for words in ("list", "--version", f"run {TINY} env=cartpole")}
+    outcomes = {words: runs(python, words) for words in ("list", "--version", f"run {TINY} env=cartpole", PPO)}
     return [f"collectx {words}: exit status {status}\n{text}" for words, (status, text) in outcomes.items() if status]
 
 
@@ -83,6 +85,14 @@ def fails(python: Path, *words: str | Path, cwd: Path = ROOT, env: Mapping[str, 
     """What is wrong if `python` with these arguments fails."""
     done = subprocess.run([python, *words], cwd=cwd, env=env, stdout=PIPE, stderr=subprocess.STDOUT, text=True)
     return [f"{' '.join(map(str, words))}: exit status {done.returncode}\n{done.stdout}"] if done.returncode else []
+
+
+def works_as_a_wheel(base: str, folder: Path) -> list[str]:
+    """Installs the wheel into a new environment of the Python `base`. What fails of that which needs no extra."""
+    subprocess.run([base, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    install(python, ".")
+    return works(python)
 
 
 def acts_for_stable_baselines3(python: Path) -> list[str]:
@@ -162,7 +172,7 @@ def main() -> int:
         refused = [text for extra, words in NEEDS for text in refuses(python, extra, words)]
         report("a fresh environment without extras", works(python) + refused)
         report("Stable-Baselines3", acts_for_stable_baselines3(python))
-        report("mypy --strict with the wheel", is_typed(python))
+        report("mypy --strict with the wheel", is_typed(python) + works(python))
         report("Hydra 1.4", works_with_hydra_1_4(folder / "hydra"))
         report("LeRobot", is_read_by_lerobot(folder / "lerobot"))
         for version in options.python:
@@ -170,6 +180,7 @@ def main() -> int:
             if path is None:
                 print(f"Python {version}: not on this machine, skipped")
                 continue
+            report(f"the wheel in Python {version}", works_as_a_wheel(path, folder / f"wheel-{version}"))
             variables = [f"PYTHON={path}", f"VENV={folder / version}"]
             status = subprocess.run(["make", "--silent", "test", *variables], cwd=ROOT).returncode
             report(f"Python {version}", [f"make test: exit status {status}"] if status else [])

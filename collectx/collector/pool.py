@@ -168,6 +168,13 @@ class WorkerPool:
         return None if self.num_ready == num_started else (self.num_ready, num_started)
 
     @property
+    def stepping_of_started(self) -> tuple[int, int] | None:
+        """Number of workers that have stepped their envs, and number of started ones; None for workers in the trainer's
+        process. Any thread may read it."""
+        num_stepping = self._workers.transport.num_stepping
+        return None if num_stepping is None else (num_stepping, len(self.records) - (self.server is not None))
+
+    @property
     def must_wait_for_workers(self) -> bool:
         """Whether the next batch must wait for workers that are starting."""
         return self.num_starting > 0 and self.num_ready < self._min_workers

@@ -4,6 +4,7 @@ problems at once."""
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import typing
 from collections.abc import Collection, Iterator, Mapping
@@ -134,7 +135,7 @@ def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
     names = [field.name for field in dataclasses.fields(cls)]
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)
-        advice = f"set one of them, such as {path}.{names[0]}=VALUE."
+        advice = f"set one of them, such as {path}.{_example(cls)}."
         wrong = Problem(path, "must be a mapping of options", value, advice) if is_resolved else None
         problems.append(wrong or Problem(path, value.reason))
         return incomplete(cls)
@@ -142,6 +143,15 @@ def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
         if key not in names:
             problems.append(Problem(f"{path}.{key}", f"no such key{did_you_mean(str(key), names, prefix=f'{path}.')}"))
     return incomplete(cls, **_options(f"{path}.", cls, value, problems))
+
+
+def _example(cls: Any) -> str:
+    """Returns an option of a section, with a value: null for one that is on by default."""
+    fields = dataclasses.fields(cls)
+    for field in fields:
+        if type(None) in members(_hints(cls)[field.name]) and default_of(field) not in (None, ABSENT):
+            return f"{field.name}=null"
+    return f"{fields[0].name}=VALUE"
 
 
 def _options(prefix: str, cls: Any, values: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
@@ -172,6 +182,8 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
     try:
         converted = convert(value, hint, language)
     except (TypeError, ValueError, OverflowError):
+        if value == "":
+            return Problem(path, "is empty", advice=f"it must be {describe(hint, language)}.")
         rule = "choices" in limits and out_of_range(str(value), limits)
         return Problem(path, f"must be {rule or describe(hint, language) + '.'}", value)
     if violated := out_of_range(converted, limits):
@@ -193,6 +205,8 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
     # The same key in a group is the likeliest meaning, then the nearest group.
     last = path.rpartition(".")[2]
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
+    if "." not in path:
+        same[:0] = [f"{group}=NAME" for group in difflib.get_close_matches(path, GROUPS, n=1, cutoff=0.9)]
     if len(same) == 1 or (same and "." not in path):
         return Problem(path, f"no such key; did you mean {' or '.join(same[:3])}?")
     return Problem(path, f"no such key{did_you_mean(path.partition('.')[0], _TOP_LEVEL)}")

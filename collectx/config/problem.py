@@ -120,6 +120,7 @@ def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: s
     """
     candidates = list(names)
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    near = near or [each for each in candidates if len(name) > 2 and each.startswith(name)]
     if not listed or not candidates:
         return f"; did you mean {prefix}{near[0]}?" if near else "."
     if near:

@@ -26,7 +26,7 @@ from collectx.env.numbers import EnvNumbers
 from collectx.env.observation import ObservationLeaves
 from collectx.env.old_api import refuse
 from collectx.env.spaces import SpaceLeaves, write_env, write_leaf
-from collectx.errors import ShapeError
+from collectx.errors import ConfigError, ShapeError
 
 # float32, the dtype of rewards, contains all integers up to this one.
 _EXACT = 2**24
@@ -43,6 +43,15 @@ def build(cfg: GymEnvConfig, first_index: int, incarnation: int, numbers: EnvNum
 def group_class(num_envs: int) -> type[GymEnv]:
     """Returns the class for a group of `num_envs` envs."""
     return OneGymEnv if num_envs == 1 else GymEnv
+
+
+def _check_spaces(env: Any) -> None:
+    """Raises `ConfigError` if an env lacks a space."""
+    for name in ("observation_space", "action_space"):
+        if getattr(env, name, None) is None:
+            made = type(getattr(env, "unwrapped", env)).__name__
+            rule = "A Gymnasium env sets observation_space and action_space in its constructor."
+            raise ConfigError(f"{made} has no {name}. {rule}")
 
 
 class GymEnv(Env):
@@ -68,6 +77,7 @@ class GymEnv(Env):
                 self.user_envs.append(env)
                 progress.one_more()
             first = self.user_envs[0]
+            _check_spaces(first)
             self._observation = ObservationLeaves(first.observation_space, exclude_keys, info_keys)
             action = SpaceLeaves(first.action_space, ("action",))
             self._infos = InfoKeys(info_keys, first)

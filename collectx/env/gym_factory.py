@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -113,7 +114,7 @@ def _wrap(
 @contextlib.contextmanager
 def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
     """Raises `ConfigError` if the block, which makes envs, fails because a package (the message names the extra to
-    install) or an argument of the env's constructor is missing."""
+    install) or an argument of the env's constructor is missing or unknown."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:
@@ -124,6 +125,10 @@ def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
     except TypeError as error:
         made_by, passed = _call_of(cfg)
         raise_missing(error, made_by, passed, "env.kwargs")
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unexpected and unexpected[1] in cfg.kwargs:
+            name = cfg.id or cfg.entry_point
+            raise ConfigError(f"env.kwargs.{unexpected[1]}: {name} has no such argument. Leave it out.") from error
         raise
 
 

@@ -71,7 +71,7 @@ class EnvNumbers:
         except CollectxError:
             raise
         except Exception as error:
-            shown = "the env that shows its spaces, with number -1"
+            shown = "an env to read its spaces, in the trainer's process (env_index -1)"
             which = shown if self == SPACES else f"env {self.env_index} of worker {self.worker_index}"
             error.add_note(f"raised while making {which}")
             raise

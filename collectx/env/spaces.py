@@ -51,7 +51,9 @@ class Leaves:
                 for step in path:
                     part = part[step]
             except (KeyError, IndexError, TypeError) as error:
-                raise ShapeError(f"{'.'.join(leaf.key)}: required by the space, but got {value!r:.200}") from error
+                raise ShapeError(
+                    f"{'.'.join(leaf.key)}: the space contains it, but the env returned {value!r:.200}"
+                ) from error
             flat.append(part)
         return flat
 
@@ -196,10 +198,10 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
         if array.shape == leaf.shape and array.dtype.kind in "iu" and dtype.kind in "iu":
             limits = np.iinfo(dtype)
             got += f" with values from {array.min()} to {array.max()}, where {limits.min} to {limits.max} are possible"
-    where = "" if e is None else f" from env {e} of the group"
+    where = "the env" if e is None else f"env {e} of the group"
     raise ShapeError(
-        f"{'.'.join(leaf.key)}: expected shape {leaf.shape}, dtype {str(leaf.dtype).removeprefix('torch.')}, got "
-        f"{got}{where}: the env must return what its space says"
+        f"{'.'.join(leaf.key)}: {where} returned {got}, but its space has shape {leaf.shape}, dtype "
+        f"{str(leaf.dtype).removeprefix('torch.')}"
     )
 
 

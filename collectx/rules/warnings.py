@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from collectx.config.derived import num_workers_of, surplus_note
+from collectx.config.registry import field_of
 from collectx.config.schema.env import GymnasiumConfig
+from collectx.config.schema.fields import default_of
 from collectx.config.schema.run import RunConfig
+from collectx.config.schema.trainer import PpoTrainerConfig
 from collectx.place import place_of
 from collectx.user_objects import named_call
 
@@ -25,6 +28,13 @@ def warnings_of(cfg: RunConfig) -> list[str]:
         notes.append(
             f"trainer=impala collector={collector.kind}: no batch lags, so V-trace corrects nothing. Try multi_async."
         )
+    if isinstance(cfg.trainer, PpoTrainerConfig):
+        size, batch = cfg.trainer.minibatch_size, collector.frames_per_batch
+        if size > max(batch, default_of(field_of("trainer.minibatch_size"))):
+            notes.append(
+                f"trainer.minibatch_size={size} is more than collector.frames_per_batch={batch}: each epoch is one "
+                "gradient step."
+            )
     if collector.min_workers is not None and collector.on_worker_failure != "drop":
         notes.append(
             f"collector.min_workers={collector.min_workers} collector.on_worker_failure={collector.on_worker_failure}: "

@@ -153,6 +153,7 @@ def _run(
             except (ConfigError, LauncherError, SpaceError) as error:
                 raise record.misconfigured(error) from error
             with workers as collector:
+                progress.count_ready = lambda: collector.pool.stepping_of_started
                 files.forget_replaced()
                 if point is not None:
                     point.rewind(files)

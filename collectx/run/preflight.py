@@ -65,7 +65,7 @@ def device_problems(cfg: RunConfig) -> list[str]:
     if not chosen:
         return []
     missing = {name: missing_device(value) for name, value in chosen.items()}
-    return [f"devices.{name}={chosen[name]}: {reason}" for name, reason in missing.items() if reason]
+    return [f"devices.{name}={chosen[name]}: {reason} Use devices=cpu." for name, reason in missing.items() if reason]
 
 
 def missing_device(device: str) -> str | None:
@@ -77,6 +77,9 @@ def missing_device(device: str) -> str | None:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) < {"cpu": 1, "cuda": gpus}.get(kind, 0):
         return None
+    if kind == "cuda" and not gpus:
+        why = "this build of torch is for the CPU alone" if torch.version.cuda is None else "torch sees no GPU here"
+        return f"{why}."
     return f"no such device; torch sees {', '.join(['cpu', *(f'cuda:{each}' for each in range(gpus))])}."
 
 

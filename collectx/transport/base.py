@@ -216,6 +216,11 @@ class Transport(Protocol):
 
     carries_objects: bool
 
+    @property
+    def num_stepping(self) -> int | None:
+        """Number of workers that have stepped their envs; None for workers in the trainer's process. Any thread may
+        read it."""
+
     def expect(self, worker: int, make_spec: Callable[[], dict[str, Any]]) -> None:
         """Allows one process of a worker to connect over a network. Must be called before the process is started.
 

@@ -34,6 +34,10 @@ class InlineTransport(SlabTransport):
         self._links: dict[int, InlineLink] = {}
         self._workers: dict[int, Iterator[None]] = {}
 
+    @property
+    def num_stepping(self) -> None:
+        return None
+
     def link(self, worker: int) -> InlineLink:
         self._links[worker] = InlineLink(self.slab, worker, self._events)
         return self._links[worker]

@@ -65,6 +65,12 @@ class Peer:
         """Returns the counts in shared memory; None if the worker sends them in messages."""
         return None if self.counts is None else (self.counts[STEPS], self.counts[OTHERS])
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the worker has stepped its envs more than once."""
+        counts = self.read_counts() or self.progress
+        return self.has_delivered or (counts is not None and counts[STEPS] > 0)
+
     def describe_progress(self, num_steps: int) -> str:
         """Returns a sentence about the progress of the current task, a batch of `num_steps` steps; "" without
         progress."""

@@ -43,6 +43,10 @@ class SharedMemoryTransport(SlabTransport):
         self._events: deque[Arrival | Departure | Reply] = deque()
         self._closed = False
 
+    @property
+    def num_stepping(self) -> int:
+        return self._supervisor.num_stepping
+
     def link(self, worker: int, incarnation: int | None = None) -> SharedMemoryLink:
         """Returns a new worker's end, to be pickled as an argument of the worker's process; call it once per process.
         The index after the last worker's means the inference server.

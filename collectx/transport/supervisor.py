@@ -96,6 +96,11 @@ class Supervisor(Generic[AnyPeer]):
         self._selector.register(descriptor, selectors.EVENT_READ, callback)
 
     @property
+    def num_stepping(self) -> int:
+        """Number of workers that have stepped their envs. Any thread may read it."""
+        return sum(peer.has_stepped for peer in list(self.workers.values()))
+
+    @property
     def has_outstanding(self) -> bool:
         """Whether any worker owes a batch or a reply."""
         return self._timers.are_running

@@ -150,6 +150,15 @@ def test_a_refused_submission_has_slurms_words_and_what_to_change(command, tmp_p
     assert advice in str(caught.value)
 
 
+def test_of_several_lines_of_slurm_the_fatal_one_is_shown(command, tmp_path):
+    fatal = "sbatch: fatal: Could not establish a configuration source"
+    command("sbatch", f'echo "sbatch: error: DNS SRV lookup failed" >&2; echo "{fatal}" >&2; exit 1')
+    (tmp_path / "script.sh").touch()
+    with pytest.raises(LauncherError) as caught:
+        commands.submit(tmp_path / "script.sh")
+    assert str(caught.value).startswith(f"{fatal}: this machine is in no SLURM cluster: use launcher=local")
+
+
 def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
     lines = {
         "17_0|RUNNING|None|n1": "RUNNING on n1",

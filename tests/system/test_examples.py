@@ -77,8 +77,7 @@ def test_without_hindsight_bits_are_not_flipped_to_the_goal(tmp_path):
     assert outcome("her_post_traj", tmp_path, "--no-her")[1] < 10
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["quickstart", "sweep_report"])
+@pytest.mark.parametrize("name", ["quickstart", pytest.param("sweep_report", marks=pytest.mark.nightly)])
 def test_a_notebook_has_the_outputs_of_its_execution(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", environment()["PATH"])
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", 4)

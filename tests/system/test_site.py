@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import importlib.util
 import os
 import re
 import subprocess
@@ -9,9 +10,12 @@ import sys
 import threading
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import debian
+
+from collectx import __version__
 
 pytestmark = [pytest.mark.ci, pytest.mark.xdist_group("site")]
 ROOT = Path(__file__).parents[2]
@@ -99,3 +103,31 @@ def test_the_extras_are_documented():
     for name, packages in rows[:-1]:
         needed = [re.split(r"[>=<]", each)[0].replace("minari[arrow]", "minari") for each in extras[name]]
         assert re.findall(r"`(.*?)`", packages) == needed
+
+
+def test_every_page_names_the_version_that_it_documents(site):
+    for path in site.rglob("*.html"):
+        foot = re.search(r'md-copyright__highlight">\s*(.*?)\s*</div>', path.read_text())
+        assert foot, path
+        assert re.fullmatch(rf"collectx {re.escape(__version__)}( and the unreleased changes since)?", foot[1])
+
+
+@pytest.mark.parametrize(("heading", "since"), [("Unreleased", " and the unreleased changes since"), ("0.2.0", "")])
+@pytest.mark.parametrize(
+    ("url", "link"), [("https://lab.example/x", None), ("https://lab.test/x", "https://lab.test/x")]
+)
+def test_the_site_takes_version_and_repository_from_the_package(tmp_path, monkeypatch, heading, since, url, link):
+    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
+    generated = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generated)
+    monkeypatch.setattr(generated, "_ROOT", tmp_path)
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n")
+    (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{url}"\n')
+    config = SimpleNamespace(repo_url=None)
+    generated.on_config(config)
+    assert (config.copyright, config.repo_url) == (f"collectx {__version__}{since}", link)
+
+
+def test_placeholders_of_addresses_are_in_one_file():
+    tracked = subprocess.run(["git", "grep", "-l", r"collectx\.example"], cwd=ROOT, capture_output=True, text=True)
+    assert tracked.stdout.split() == ["pyproject.toml"]

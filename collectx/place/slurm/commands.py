@@ -386,7 +386,8 @@ def _run(command: Sequence[str]) -> str:
     except OSError as error:
         raise LauncherError(f"{name} cannot be called on this machine: {error}") from error
     if done.returncode:
-        message = "; ".join(line.strip() for line in done.stderr.splitlines())
+        lines = [line.strip() for line in done.stderr.splitlines()]
+        message = "; ".join([line for line in lines if ": fatal: " in line] or lines)
         if not message:
             raise NoMessage(f"{name}: exit status {done.returncode}")
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)

@@ -166,7 +166,10 @@ def check_folder(files: RunFolder) -> None:
         ConfigError: there is no run, or a newer version wrote it.
     """
     if not files.config.is_file():
-        raise ConfigError(f"{files.path} is not a run folder: {files.config} does not exist.")
+        if not files.path.exists():
+            raise ConfigError(f"{files.path}: no such folder. `collectx status` lists the runs below a folder.")
+        lacks = f"it does not contain {files.config.relative_to(files.path)}"
+        raise ConfigError(f"{files.path} is not a run folder: {lacks if files.path.is_dir() else 'it is a file'}.")
     snapshot.check_format(files)
 
 

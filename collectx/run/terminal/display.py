@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,7 +53,11 @@ _DOMINATES = 0.6
 
 class Progress:
     """Shows a run during the `with` block; the last state stays on the screen. The end of the block waits up to 2 s for
-    the thread, which may hang on a pipe that no process reads, and then ends with the process."""
+    the thread, which may hang on a pipe that no process reads, and then ends with the process.
+
+    Attributes:
+        count_ready: returns how many workers are ready, and how many were started; None while unknown.
+    """
 
     def __init__(
         self, statistics: Statistics, title: str = "", console: Console | None = None, start_s: float | None = None
@@ -72,6 +76,7 @@ class Progress:
         self._lines = Lines(self._console)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collectx-progress", daemon=True)
+        self.count_ready: Callable[[], tuple[int, int] | None] = lambda: None
         self._live: Live | None = None
         self._cell: Any = None
         if self._console.is_jupyter:
@@ -118,16 +123,18 @@ class Progress:
     def _draw(self, is_last: bool = False) -> None:
         view = self._sampler.view(time.monotonic())
         self._curve.add(view.numbers)
+        ready = self.count_ready() if view.numbers.started is None else None
+        starting = _STARTING if ready is None else f"{_STARTING} ({ready[0]} of {ready[1]} ready)"
         if self._live is not None:
             foot = "" if is_last else "Ctrl-C saves and stops"
             charts = charts_of(self._curve, self._console, view)
-            self._live.update(render_panel(view, self._title, charts, foot), refresh=True)
+            self._live.update(render_panel(view, self._title, charts, foot, starting), refresh=True)
         elif self._cell is not None:
             foot = "" if is_last else "Interrupt the kernel to save and stop"
-            drawn = render_panel(view, self._title, charts_of(self._curve, _notebook(), view), foot)
+            drawn = render_panel(view, self._title, charts_of(self._curve, _notebook(), view), foot, starting)
             self._cell.update(_html(drawn))
         else:
-            self._lines.print(view, is_last)
+            self._lines.print(view, is_last, starting)
 
 
 class Lines:
@@ -137,11 +144,11 @@ class Lines:
         self._console = console
         self._num_printed = 0
 
-    def print(self, view: View, is_last: bool = False) -> None:
+    def print(self, view: View, is_last: bool = False, starting: str = _STARTING) -> None:
         """Prints a line; after the last one, and every `DETAILS_EVERY`, the details too."""
         self._num_printed += 1
         has_details = is_last or self._num_printed % DETAILS_EVERY == 0
-        for line in (format_line(view), *(format_details(view) if has_details else ())):
+        for line in (format_line(view, starting), *(format_details(view) if has_details else ())):
             print_line(self._console, line)
 
 
@@ -177,11 +184,11 @@ def _html(panel: RenderableType) -> Any:
     return HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
-def format_line(view: View) -> str:
+def format_line(view: View, starting: str = _STARTING) -> str:
     """One short line for logs and pipes."""
     now = view.numbers
     if now.started is None:
-        return f"[{clock(view.elapsed_s)}] {_STARTING}"
+        return f"[{clock(view.elapsed_s)}] {starting}"
     parts = [
         f"[{clock(view.elapsed_s)}] {_frames(now, '/')}",
         f"{number(view.now_per_s)}/s",
@@ -211,14 +218,16 @@ def format_details(view: View) -> list[str]:
     return [f"  {' | '.join(texts)}" for texts in (parts, scalars) if texts]
 
 
-def render_panel(view: View, title: str = "", charts: RenderableType | None = None, foot: str = "") -> RenderableType:
+def render_panel(
+    view: View, title: str = "", charts: RenderableType | None = None, foot: str = "", starting: str = _STARTING
+) -> RenderableType:
     """The live display: `title`, a bar, the sums, `charts`, a row for each worker and one for the trainer, its scalars,
-    and `foot`. Fits in 80 columns."""
+    and `foot`; before the first batch, `starting`. Fits in 80 columns."""
     now = view.numbers
     rows: list[RenderableType] = [_one_line(title, "bold")] if title else []
     dim_foot = [_one_line(foot, "dim")] if foot else []
     if now.started is None:
-        return Group(*rows, Text(f"{_STARTING}, {clock(view.elapsed_s)}", style="dim"), *dim_foot)
+        return Group(*rows, Text(f"{starting}, {clock(view.elapsed_s)}", style="dim"), *dim_foot)
     head = Table.grid(padding=(0, 2))
     has_total = now.expected_frames >= 0
     if has_total:
@@ -355,9 +364,10 @@ def _print_table(result: Result) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """Returns the text of an error: type, message, where it was raised, and the remote traceback of a worker's
-    error."""
-    text = f"{type_name(error)}: {text_of(error)}"
+    """Returns the text of an error: type, without its module if it is collectx's, message, where it was raised, and the
+    remote traceback of a worker's error."""
+    name = type(error).__name__ if isinstance(error, CollectxError) else type_name(error)
+    text = f"{name}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not notes and not isinstance(error, CollectxError):
         frames = traceback.extract_tb(error.__traceback__)

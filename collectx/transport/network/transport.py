@@ -95,6 +95,10 @@ class NetworkTransport:
         supervisor.watch(self._admission.readable, self._add_worker)
         self.endpoint = self._admission.endpoint
 
+    @property
+    def num_stepping(self) -> int:
+        return self._supervisor.num_stepping
+
     def expect(self, worker: int, make_spec: Callable[[], dict[str, Any]]) -> None:
         self._admission.expect(worker, make_spec)
 

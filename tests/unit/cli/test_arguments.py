@@ -45,11 +45,21 @@ def test_options_of_other_formats_are_refused(capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--collector.num_workers=3"], ["run", "--video"]])
-def test_dashes_before_an_option_are_named(words):
-    with pytest.raises(ConfigError, match="options are written without dashes") as raised:
-        split(words, "eval")
-    assert str(raised.value).endswith(": collector.num_workers=3") == ("=" in words[0])
+@pytest.mark.parametrize(
+    ("subcommand", "words", "end"),
+    [
+        ("eval", ["--collector.num_workers=3"], "options are written without dashes: collector.num_workers=3"),
+        ("eval", ["run", "--episodes", "3"], "options are written without dashes: episodes=3"),
+        ("eval", ["run", "--video"], "options are written without dashes: video=true"),
+        ("eval", ["run", "--config-dr", "conf"], "did you mean --config-dir?"),
+        ("logs", ["run", "--role", "trainer"], "see collectx logs --help."),
+        ("logs", ["run", "--folow"], "did you mean --follow?"),
+    ],
+)
+def test_an_unknown_flag_is_answered_with_what_to_type(subcommand, words, end):
+    with pytest.raises(ConfigError) as raised:
+        split(words, subcommand)
+    assert str(raised.value).endswith(end)
 
 
 def test_only_subcommands_that_compose_have_hydras_flags():

@@ -205,7 +205,7 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
     ("main", "argv", "message"),
     [
         (logs.main, ["sweep", "wroker-0"], "did you mean worker-0?"),
-        (logs.main, ["sweep", "-x"], "no such flag"),
+        (logs.main, ["sweep", "-x"], "-x: no such flag. Usage: collectx logs DIR [ROLE] [-f]"),
         (logs.main, ["sweep", "job", "trainer"], "logs takes one role, got 2: job, trainer"),
         (watch.main, [], "takes one folder"),
         (cancel.main, ["nowhere"], "contains neither a run nor a sweep"),

@@ -162,3 +162,26 @@ def test_points_whose_overrides_are_not_known_are_named_by_their_folders(tmp_pat
     _point(tmp_path, "0", ["seed=0"])
     _point(tmp_path, "part/1", words, age_s)
     assert run_folders(tmp_path) == [("0", tmp_path / "0"), ("part/1", tmp_path / "part/1")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "problem"),
+    [
+        ("id: CartPole-v1", "env=mine", "env=mine: env/mine.yaml does not begin with `defaults: [BASE, _self_]`"),
+        ("defaults: [gym, _self_]\nnum_env: 4", "env=mine", "env/mine.yaml: env.num_env: env=gym has no such key"),
+        ("defaults: [gym, _self_]", "env=mine env.num_env=4", "env.num_env: env=gym has no such key"),
+        ("defaults: [gym\nid: x", "env=mine", "mine.yaml, line 2: not valid YAML: while parsing a flow sequence, "),
+    ],
+)
+def test_a_problem_of_a_file_of_the_user_names_it(tmp_path, text, words, problem):
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        compose(words.split(), tmp_path)
+    assert any(problem in each for each in raised.value.problems)
+    assert all(each.startswith("env.num_env") == (" " in words) for each in raised.value.problems if "num_env:" in each)
+
+
+def test_a_primary_file_that_does_not_exist(tmp_path):
+    with pytest.raises(ConfigError, match=r"--config-name mine: no such file\. Name the folder .* with --config-dir"):
+        Composer(tmp_path, "mine").load([])

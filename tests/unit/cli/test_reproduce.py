@@ -257,8 +257,9 @@ def test_a_damaged_folder_is_one_message_before_anything_starts(stub, old, capsy
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["nowhere"], "is not a run folder"),
-        ([], "takes one run folder"),
+        (["nowhere"], "nowhere: no such folder"),
+        ([], "which run?"),
+        (["old", "nowhere"], "one run folder at a time, not 2: old, nowhere"),
         (["old", "-m"], "collectx run -m"),
         (["old", "hydra.run.dir=old", "run.overwrite=true"], "this folder contains the run to reproduce"),
         (["old", "trainer.gama=1"], "did you mean trainer.gamma?"),

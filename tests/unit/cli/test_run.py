@@ -117,6 +117,14 @@ def test_the_points_of_a_sweep_whose_folder_is_not_chosen_have_one_folder(stub, 
     assert capsys.readouterr().out.count("  completed") == 2
 
 
+def test_a_sweep_without_several_values_is_noted(stub, capsys):
+    assert run.main([*SWEEP]) == 0
+    note = "note: -m: no option has several values, so this is a sweep of one run."
+    assert note in "".join(capsys.readouterr())
+    assert run.main([*SWEEP, "seed=0,1"]) == 0
+    assert note not in "".join(capsys.readouterr())
+
+
 @pytest.mark.ci
 def test_a_second_start_runs_only_what_is_missing(stub, capsys):
     stub.status = lambda cfg: "failed" if cfg.seed == 0 else "completed"

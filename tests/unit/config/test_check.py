@@ -18,7 +18,7 @@ from collectx.errors import ConfigError
 AN_INTEGER = "must be an integer"
 # An override -> a part of its only message, which names the key.
 WRONG_VALUES = {
-    "checkpoint=none": "set one of them, such as checkpoint.every_batches=VALUE.",
+    "checkpoint=none": "set one of them, such as checkpoint.every_min=null.",
     "trainer=custom": "set trainer.target=MODULE:NAME.",
     "env.num_envs=2.5": AN_INTEGER,
     "env.num_envs=null": AN_INTEGER,
@@ -46,6 +46,7 @@ WRONG_VALUES = {
     "seed=-1": "at least 0 and below 2**61.",
     "seed=1e30": "at least 0 and below 2**61.",
     "run.overwrite=1": "true or false",
+    "collector.num_slots=": "is empty: it must be an integer.",
     "run.resume=true": "must be one of never, auto.",
     "env=envpool": "env.id=VALUE",
     "env=counting env.observation_size=2": "at least 3.",
@@ -84,6 +85,8 @@ def test_all_problems_come_at_once():
         "enb=pendulum": ["enb: no such key; did you mean env?"],
         "colector.x=3": ["colector.x: no such key; did you mean collector?"],
         "colector.num_workers=3": ["colector.num_workers: ", "did you mean collector.num_workers?"],
+        "device=cuda": ["device: no such key; did you mean devices=NAME or devices.device?"],
+        "eval.every=3": ["eval.every: no such key; did you mean eval.every_batches?"],
         "num_workers=3": ["num_workers: no such key; did you mean collector.num_workers?"],
         "run.overwrit=true": ["run.overwrit: no such key; did you mean run.overwrite?"],
         "sed=1": ["sed: no such key; did you mean seed?"],

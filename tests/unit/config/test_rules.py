@@ -195,7 +195,10 @@ def test_a_backend_that_does_not_work_here_is_a_problem_unless_the_trainer_runs_
         ("collector=distributed backend.interface=loo", "backend.interface=loo: .*did you mean lo?"),
         ("collector=distributed backend.interface=lo", None),
         ("backend.interface=loo", None),
-        ("devices=cuda devices.device=cuda:99", "devices.device=cuda:99: no such device"),
+        (
+            "devices=cuda devices.device=cuda:99",
+            "devices.device=cuda:99: (no such device; |this build of torch |torch sees no GPU ).* Use devices=cpu.$",
+        ),
         ("", None),
     ],
 )
@@ -213,6 +216,8 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("experiment=cartpole_impala", []),
         ("collector.total_frames=1000", ["(1000 / 512 = 1.95), rounded up to 2 batches (1024 frames)"]),
         ("collector.total_frames=100", ["(100 / 512 = 0.20), rounded up to 1 batch (512 frames)."]),
+        ("trainer.minibatch_size=600", ["more than collector.frames_per_batch=512: each epoch is one gradient step"]),
+        ("debug=tiny", []),
         ("collector.min_workers=1 collector.on_worker_failure=restart", ["the run needs all workers"]),
         ("collector.min_workers=1 collector.on_worker_failure=drop", []),
         ("collector.init_random_frames=192000", ["log-probability", "the policy never acts"]),

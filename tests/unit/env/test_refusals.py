@@ -36,6 +36,12 @@ TORCHRL = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the tor
 IN_ENVPOOL = pytest.mark.xdist_group("envpool")  # it takes two seconds to import
 REFUSED = [
     (gym(entry_point="no.such:thing"), "env.entry_point=no.such:thing: cannot be imported"),
+    (
+        gym(entry_point="user_code.cartpoles:cartpol"),
+        "does not define cartpol; did you mean user_code.cartpoles:cartpole",
+    ),
+    (gym(entry_point="types:SimpleNamespace"), "SimpleNamespace has no observation_space. A Gymnasium env sets"),
+    (gym(id="CartPole-v1", foo=1), r"env.kwargs.foo: CartPole-v1 has no such argument"),
     (gym(entry_point="os:sep"), "env.entry_point=os:sep: is str, expected a class or function"),
     (wrapped({"a": 1}), r"env.wrappers\[0\]=.*expected a name"),
     (wrapped({"_target_": "gymnasium.wrappers.Nope"}), r"env.wrappers\[0\]=gymnasium.wrappers.Nope"),

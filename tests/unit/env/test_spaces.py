@@ -37,7 +37,7 @@ def test_spaces_without_a_fixed_shape(space, message):
 @pytest.mark.parametrize(("size", "dtype"), [(3, np.uint8), (1, np.uint8), (4, np.float32)])
 def test_values_of_one_env_that_do_not_fit(size, dtype):
     (leaf,) = ObservationLeaves(spaces.Box(0, 255, (4,), np.uint8)).leaves
-    with pytest.raises(ShapeError, match=rf"expected shape \(4,\), dtype uint8, got shape \({size},\).* from env 0"):
+    with pytest.raises(ShapeError, match=rf"env 0 .* returned shape \({size},\).* space has shape \(4,\), dtype uint8"):
         write_env([leaf], [np.zeros((1, 4), np.uint8)], 0, [np.zeros(size, dtype)])
 
 
@@ -64,7 +64,7 @@ def test_texts_are_their_code_points():
 
 
 def test_a_missing_part():
-    with pytest.raises(ShapeError, match="b: required by the space"):
+    with pytest.raises(ShapeError, match=r"b: the space contains it, but the env returned .'a': 1.$"):
         ObservationLeaves(PAIR).flatten({"a": 1})
 
 

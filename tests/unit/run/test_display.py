@@ -9,6 +9,7 @@ from composed_overrides import composed
 from rich.console import Console
 
 from collectx.config.derived import expected_frames
+from collectx.errors import ShapeError
 from collectx.run.statistics import Curve, Sampler, Statistics
 from collectx.run.terminal import display
 from collectx.run.terminal.display import (
@@ -17,6 +18,7 @@ from collectx.run.terminal.display import (
     Progress,
     charts_of,
     format_details,
+    format_error,
     format_line,
     render_panel,
     title_of,
@@ -192,6 +194,15 @@ def test_a_resumed_run_starts_its_workers_before_it_shows_numbers(statistics):
         assert "100" not in text
 
 
+@pytest.mark.parametrize(("ready", "words"), [(None, "workers\n"), ((1, 2), "workers (1 of 2 ready)\n")])
+def test_how_many_workers_are_ready_before_the_first_batch(ready, words):
+    out = io.StringIO()
+    progress = Progress(Statistics(1000), console=Console(file=out, width=80))
+    progress.count_ready = lambda: ready
+    progress._draw()
+    assert out.getvalue().endswith(f"starting the {words}")
+
+
 WAITING, WORKING = (1.0, 1.0, 8.0, 0.0), (9.0, 0.0, 1.0, 0.0)
 
 
@@ -275,3 +286,8 @@ def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, 
 
     with Progress(statistics, console=Console(file=Closed(), width=100)):
         wait_until(lambda: "progress display stopped" in capsys.readouterr().err)
+
+
+def test_errors_of_collectx_are_named_without_their_module():
+    assert format_error(ShapeError("3 numbers")) == "ShapeError: 3 numbers"
+    assert format_error(io.UnsupportedOperation("no pipe")) == "io.UnsupportedOperation: no pipe"

@@ -197,9 +197,11 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
             limits = np.iinfo(dtype)
             got += f" with values from {array.min()} to {array.max()}, where {limits.min} to {limits.max} are possible"
     where = "" if e is None else f" from env {e} of the group"
+    is_info = leaf.key[0] == "info"
+    says = "info_keys declares, or the same form as at first" if is_info else "its space says"
     raise ShapeError(
         f"{'.'.join(leaf.key)}: expected shape {leaf.shape}, dtype {str(leaf.dtype).removeprefix('torch.')}, got "
-        f"{got}{where}: the env must return what its space says"
+        f"{got}{where}: the env must return what {says}"
     )
 
 

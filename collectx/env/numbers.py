@@ -2,12 +2,13 @@
 
 A parameter named `env_index` or `worker_index` gets the number, unless the user passes a value. In strings of a
 configuration, the number replaces the name in braces: "videos/{env_index}". The string "{env_index}" alone becomes the
-number.
+number. The braces may contain one `*` or `%` and one `+` or `-` with an integer: "{env_index * 2 + 5002}".
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from functools import partial
 from typing import Any
 
 from collectx.errors import CollectxError
+
+_NAME = re.compile(r"\{ *(env_index|worker_index)(?: *([*%]) *([1-9]\d*))?(?: *([+-]) *(\d+))? *\}")
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,18 @@ class EnvNumbers:
         if isinstance(value, list):
             return [self.filled(each) for each in value]
         if isinstance(value, str):
-            for name, number in vars(self).items():
-                if value == f"{{{name}}}":
-                    return number
-                value = value.replace(f"{{{name}}}", str(number))
+            if alone := _NAME.fullmatch(value):
+                return self._number(alone)
+            return _NAME.sub(lambda match: str(self._number(match)), value)
         return value
+
+    def _number(self, match: re.Match[str]) -> int:
+        """Returns the number that braces stand for."""
+        name, operator, factor, sign, offset = match.groups()
+        number = getattr(self, name)
+        if operator:
+            number = number * int(factor) if operator == "*" else number % int(factor)
+        return number + int(f"{sign}{offset}") if sign else number
 
     def named_by(self, target: Callable[..., Any]) -> dict[str, int]:
         """Returns the numbers that are parameters of `target`, and that no `functools.partial` has set."""

@@ -62,6 +62,15 @@ def warnings_of(cfg: RunConfig) -> list[str]:
 _OUTPUTS = ("video_folder", "filename")
 
 
+def _num_filled(path: str, count: int, num_envs: int) -> int:
+    """Returns how many different paths `count` envs, `num_envs` in each worker, make of `path`."""
+    if "{" not in path:
+        return 1
+    from collectx.env.numbers import EnvNumbers  # imports torch
+
+    return len({EnvNumbers(index, index // num_envs).filled(path) for index in range(count)})
+
+
 def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
     """Yields a warning if several envs write to one path, where each overwrites what the others wrote."""
     env, collector = cfg.env, cfg.collector
@@ -73,7 +82,7 @@ def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
     for where, arguments in calls:
         for name in _OUTPUTS if isinstance(arguments, Mapping) else ():
             value = arguments.get(name)
-            if isinstance(value, str) and "{env_index}" not in value:
+            if isinstance(value, str) and _num_filled(value, count, env.num_envs) < count:
                 yield (
                     f"{where}: all {count} envs write to {name}={value}, and overwrite each other's files. Use a path "
                     f"for each, such as {value}/{{env_index}}."

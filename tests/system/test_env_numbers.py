@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from commands import collectx, result
 
-ENV = ["env.entry_point=user_code.numbered:Numbered", "env.id=null", "env.num_envs=2", "env.kwargs.label='{env_index}'"]
+LABEL = "env.kwargs.label='{env_index * 2 + 1}'"
+ENV = ["env.entry_point=user_code.numbered:Numbered", "env.id=null", "env.num_envs=2", LABEL]
 WRAPPED = ["env.wrappers=[{user_code.numbered.Checked: {also: '{env_index}'}}]"]
 RUN = ["trainer=record", "trainer.format=parquet", "collector.total_frames=128", "collector.frames_per_batch=64"]
 
@@ -28,4 +29,4 @@ def test_a_configuration_names_the_numbers(words, tmp_path, monkeypatch):
     from collectx.data import load
 
     observed = load(tmp_path / "run")["observation"].reshape(-1, 3)
-    assert {tuple(row) for row in observed.tolist()} == {(e, e // 2, e) for e in range(4)}
+    assert {tuple(row) for row in observed.tolist()} == {(e, e // 2, 2 * e + 1) for e in range(4)}

@@ -25,7 +25,11 @@ class GymnasiumConfig(EnvConfig):
         entry_point.""",
     )
     entry_point: str | None = option(None, "`module:Class` or `module:function` that creates one env. `null`: use id.")
-    kwargs: dict[str, Any] = option({}, "Keyword arguments of the env: `env.kwargs.sutton_barto_reward=true`.")
+    kwargs: dict[str, Any] = option(
+        {},
+        """Keyword arguments of the env: `env.kwargs.sutton_barto_reward=true`. Strings here and in wrappers may contain
+        {env_index}, the env's number over all workers, and {worker_index}: {port: "{env_index + 5001}"}.""",
+    )
     wrappers: list[Any] = option(
         [],
         """Wrappers, innermost first: the import path of a class, or a mapping of that path (_target_) and keyword

@@ -119,7 +119,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
             f"({', '.join(fields['names'])}). To avoid this, declare them: '{fields['declared']}'"
         )
     if name == "metrics_missing":
-        return f"env.metrics: no frame had {' or '.join(fields['names'])} in its info. Check the names"
+        names = " or ".join(fields["names"])
+        return f"env.metrics: no step returned {names} in its info. Check the names; infos of resets do not count"
     if name == "resumed":
         workers: dict[str, list[str]] = {}
         for worker, reason in fields["new_episodes"].items():

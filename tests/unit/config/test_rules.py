@@ -225,6 +225,9 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("collector=distributed_sync backend.port=7000", ["gloo"]),
         ("env.wrappers=[{RecordVideo:{video_folder:v}}]", ["all 16 envs write to video_folder=v"]),
         ("env.wrappers=[{RecordVideo:{video_folder:'v{env_index}'}}]", []),
+        ("env.num_envs=1 env.wrappers=[{RecordVideo:{video_folder:'v{worker_index}'}}]", []),
+        ("env.wrappers=[{RecordVideo:{video_folder:'v{worker_index}'}}]", ["all 16 envs write to"]),
+        ("env.wrappers=[{Monitor:{filename:'{env_index%4}'}}]", ["all 16 envs write to"]),
         # Keys that need no reset of single envs are allowed where there is none.
         (f"{NEXT_STEP} trainer=meter collector.init_random_frames=9 collector.set_truncated=true", []),
     ],

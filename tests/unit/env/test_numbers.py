@@ -1,6 +1,7 @@
 """The numbers that envs are made with, where no worker makes them."""
 
 import gymnasium
+import pytest
 from configurations import gym
 
 from collectx.env import read_spec
@@ -27,3 +28,24 @@ def test_the_env_that_shows_its_spaces_has_number_minus_one():
 def test_envs_of_an_evaluation_have_numbers_below_those():
     numbers = of_evaluation(3)
     assert [numbers.of(e) for e in range(3)] == [EnvNumbers(index, -2) for index in (-4, -3, -2)]
+
+
+@pytest.mark.parametrize(
+    ("string", "filled"),
+    [
+        ("{env_index}", 5),
+        ("{env_index + 5001}", 5006),
+        ("{env_index*2-1}", 9),
+        ("{worker_index % 2}", 1),
+        ("cuda:{ worker_index%2 }", "cuda:1"),
+        ("{env_index * 2 + 5001}/{worker_index}", "5011/3"),
+        ("{env_index % 0}", "{env_index % 0}"),
+        ("{env_index:03d} {step}", "{env_index:03d} {step}"),
+    ],
+)
+def test_braces_of_a_string_compute_ports_and_devices(string, filled):
+    assert EnvNumbers(5, 3).filled({"of": [string]}) == {"of": [filled]}
+
+
+def test_the_env_that_shows_its_spaces_has_a_device_too():
+    assert SPACES.filled("cuda:{worker_index % 4}") == "cuda:3"

@@ -41,6 +41,13 @@ def test_values_of_one_env_that_do_not_fit(size, dtype):
         write_env([leaf], [np.zeros((1, 4), np.uint8)], 0, [np.zeros(size, dtype)])
 
 
+@pytest.mark.parametrize(("root", "named"), [("pose", "its space"), ("info", "info_keys")])
+def test_the_error_names_what_declares_the_form(root, named):
+    (leaf,) = ObservationLeaves(spaces.Dict({root: spaces.Dict(x=spaces.Box(0, 1, (2,)))})).leaves
+    with pytest.raises(ShapeError, match=rf"{root}\.x: .* must return what {named}"):
+        write_env([leaf], [np.zeros((1, 2), np.float32)], 0, [np.zeros(3, np.float32)])
+
+
 def test_what_is_left_out_of_a_tuple_leaves_the_others_their_names():
     space = spaces.Tuple([spaces.Text(5), spaces.Dict(a=PAIR, b=spaces.Text(5)), PAIR])
     leaves = ObservationLeaves(space, ["0", "1.b", "2.a"]).leaves

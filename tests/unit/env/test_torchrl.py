@@ -334,7 +334,7 @@ class Misfit(torchrlenvs.ManyKeys):
         (
             partial(Misfit, torch.ones(1)),
             ShapeError,
-            r"pixels: .*\(2, 2, 3\), .* got shape \(1,\).*step 2 of the batch",
+            r"pixels: .* returned shape \(1,\), .* space has shape \(2, 2, 3\), dtype uint8.*step 2 of the batch",
         ),
         (partial(Misfit, torch.full((2, 2, 3), 300)), ShapeError, "pixels: .*values from 300 to 300, where 0 to 255"),
     ],

@@ -65,7 +65,7 @@ def device_problems(cfg: RunConfig) -> list[str]:
     if not chosen:
         return []
     missing = {name: missing_device(value) for name, value in chosen.items()}
-    return [f"devices.{name}={chosen[name]}: {reason} Use devices=cpu." for name, reason in missing.items() if reason]
+    return [f"devices.{name}={chosen[name]}: {reason}" for name, reason in missing.items() if reason]
 
 
 def missing_device(device: str) -> str | None:
@@ -79,7 +79,7 @@ def missing_device(device: str) -> str | None:
         return None
     if kind == "cuda" and not gpus:
         why = "this build of torch is for the CPU alone" if torch.version.cuda is None else "torch sees no GPU here"
-        return f"{why}."
+        return f"{why}. Use cpu."
     return f"no such device; torch sees {', '.join(['cpu', *(f'cuda:{each}' for each in range(gpus))])}."
 
 

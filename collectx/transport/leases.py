@@ -145,6 +145,7 @@ def _make_private(address: int, nbytes: int) -> None:
     if not sys.platform.startswith("linux"):
         return
     libc, size = _libc(), ctypes.c_size_t(_pages(nbytes))
+    libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
     access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     copy = libc.mmap(None, size, access, kind, -1, ctypes.c_long(0))
     if copy != _FAILED:
@@ -156,9 +157,7 @@ def _make_private(address: int, nbytes: int) -> None:
 
 @cache
 def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
-    return libc
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _pages(nbytes: int) -> int:

@@ -21,7 +21,8 @@ from collectx.cli import run
 from collectx.cli.arguments import Arguments, UsageError, subcommand
 from collectx.cli.compose import Composed, Composer, parsed
 from collectx.config.check import check_section
-from collectx.config.schema.run import TuneConfig
+from collectx.config.schema.run import RunConfig, TuneConfig
+from collectx.errors import CollectxError, ConfigError
 from collectx.run import cores
 from collectx.run.folder.layout import folder_errors
 from collectx.run.terminal import printing
@@ -69,6 +70,7 @@ def _tune(arguments: Arguments) -> int:
     flags = [*_flag(arguments, "config-dir"), *_flag(arguments, "config-name")]
     with tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True) as folder:
         measure = tune.RunMeasure(cfg, [*flags, *words], options, Path(folder))
+        _say_batch_time(cfg, measure.limit_s)
         result = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
     print()
     printing.print_table([_row(point, result) for point in result.points], _HEAD)
@@ -85,6 +87,20 @@ def _tune(arguments: Arguments) -> int:
     command = ["collectx", "run", *named, *rest]
     printing.say(f"written to {os.path.relpath(file)}; run it: {shlex.join(command)}")
     return 0
+
+
+def _say_batch_time(cfg: RunConfig, limit_s: float) -> None:
+    """Prints how long a batch takes, if the envs are slow."""
+    from collectx import plan
+
+    try:
+        seconds = plan.batch_s(cfg)
+    except CollectxError as error:
+        raise ConfigError(str(error)) from error
+    if seconds is not None and seconds >= 1:
+        printing.say(
+            f"a batch takes about {seconds:,.3g} s with your settings; measurements wait {limit_s:g} s for two batches"
+        )
 
 
 def _flag(arguments: Arguments, name: str) -> list[str]:

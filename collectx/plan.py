@@ -67,6 +67,17 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
     return {"runs": plans, "slurm": scripts, "totals": totals}
 
 
+def batch_s(cfg: RunConfig) -> float | None:
+    """Returns how many seconds a worker needs at least for its part of a batch, from some steps of an env, which this
+    process makes; None if unknown.
+
+    Raises:
+        ConfigError, SpaceError, ShapeError: as `collectx run` would raise with this configuration.
+    """
+    seconds: float | None = _plan(NamedRun("", Path(), cfg), {})["time"].get("part_of_a_worker_s")
+    return seconds
+
+
 def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict[str, Section]:
     cfg = run.cfg
     is_users = policy.is_user_policy(cfg.policy)

@@ -258,6 +258,9 @@ class RunMeasure:
     Args:
         words: the user's arguments; overrides are added for options that would end or disturb a measurement.
         folder: the folder for the run folders, which are not removed.
+
+    Attributes:
+        limit_s: how many seconds a measurement waits for two batches.
     """
 
     def __init__(self, cfg: RunConfig, words: Sequence[str], options: TuneConfig, folder: Path):
@@ -265,7 +268,7 @@ class RunMeasure:
         self._options = options
         self._folder = folder
         self._numbers = itertools.count()
-        self._limit_s = cfg.collector.start_timeout_s + options.warmup_s + max(_PATIENCE_S, 20 * options.seconds)
+        self.limit_s = cfg.collector.start_timeout_s + options.warmup_s + max(_PATIENCE_S, 20 * options.seconds)
         is_learning = isinstance(cfg.trainer, LearningTrainerConfig)
         self._last = [*_ENDLESS, *(["trainer.target_return=null"] if is_learning else [])]
 
@@ -295,7 +298,7 @@ class RunMeasure:
     def _wait(self, process: subprocess.Popen[bytes], run: RunFolder) -> float | None:
         """Returns frames/s; None if the process ended before they could be measured."""
         warmup_s, seconds = self._options.warmup_s, self._options.seconds
-        deadline = time.monotonic() + self._limit_s
+        deadline = time.monotonic() + self.limit_s
         # Reading the metrics takes time from the run, so they are read only from this time on.
         ready = math.inf
         while (now := time.monotonic()) < deadline:
@@ -307,7 +310,9 @@ class RunMeasure:
             if is_over:
                 return None
             time.sleep(_POLL_S)
-        raise Failed(f"fewer than two batches in {self._limit_s:g} s: use a higher tune.seconds")
+        raise Failed(
+            f"fewer than two batches in {self.limit_s:g} s: raise tune.seconds, or lower collector.frames_per_batch"
+        )
 
 
 def window_rate(lines: Iterable[Mapping[str, Any]], warmup_s: float, seconds: float) -> float | None:

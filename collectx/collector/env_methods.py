@@ -63,7 +63,10 @@ class EnvMethods(ABC):
             each = [(False, values)]
             if isinstance(values, list | tuple):
                 if len(values) != core.num_envs:
-                    raise ValueError(f"set_attr({name!r}): got {len(values)} values for {core.num_envs} envs")
+                    raise ValueError(
+                        f"set_attr({name!r}): got {len(values)} values for {core.num_envs} envs. To set this list in "
+                        f"each env, pass [values] * {core.num_envs}"
+                    )
                 each = contents_of_each(values, core.rows_per_worker)
             core.change("set_attr", name, each)
 

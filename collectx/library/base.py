@@ -370,7 +370,7 @@ class BaseCollector(ReadableCollector):
     ) -> list[Any]:
         """Calls `env.NAME`, a method of the envs of each worker, with that worker's entry of the lists, or without
         arguments. Returns a result per worker; a list of results if a worker steps several envs. The call is a setting,
-        see `EnvMethods`.
+        see `EnvMethods`. Without workers, the lists are calls one after another.
 
         Any other method is this collector's, which is called once per entry of the lists. Without workers, and without
         lists, it is called once.
@@ -383,7 +383,7 @@ class BaseCollector(ReadableCollector):
             ValueError: the lists have different lengths, or not one entry per worker; or there are workers, the method
                 is this collector's, and no lists are passed.
         """
-        if self._keywords.has_workers and method_name.startswith("env."):
+        if method_name.startswith("env."):
             return self._map_envs(method_name.removeprefix("env."), list_of_args, list_of_kwargs)
         if list_of_args is None and list_of_kwargs is None:
             if self._keywords.has_workers:
@@ -401,14 +401,16 @@ class BaseCollector(ReadableCollector):
         return [resolve(self, method_name)(*args, **kwargs) for args, kwargs in calls]
 
     def _map_envs(self, path: str, list_of_args: Any, list_of_kwargs: Any) -> list[Any]:
-        count = self._cfg.collector.num_workers
+        has_workers = self._keywords.has_workers
+        count = self._cfg.collector.num_workers if has_workers else len(list_of_args or list_of_kwargs or [()])
         positional, named = list_of_args or [()] * count, list_of_kwargs or [{}] * count
         if (len(positional), len(named)) != (count, count):
             given = f"{len(positional)} and {len(named)}"
             raise ValueError(f"map_fn('env.{path}'): got lists of {given} entries: each worker, of {count}, takes one")
         contents = [*zip(map(tuple, positional), named, strict=True)]
-        results = self._with_core(lambda core: core.change("call", path, contents))
-        return [each[0] if len(each) == 1 else each for each in results.values()]
+        calls = [contents] if has_workers else [[each] for each in contents]
+        replies = self._with_core(lambda core: [core.change("call", path, each) for each in calls])
+        return [each[0] if len(each) == 1 else each for reply in replies for each in reply.values()]
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:

@@ -134,6 +134,12 @@ if __name__ == "__main__":
         if count > 1:
             assert collector.map_fn("env.set_level", [(1,), (2,)], [{"by": 20}, {"by": 30}]) == [None, None]
             assert collector.get_attr("level") == (21, 32)
+        else:
+            assert collector.map_fn("env.set_level", [(1,), (2,)], [{"by": 20}, {"by": 30}]) == [None, None]
+            assert collector.get_attr("level") == (32,)
+        collector.set_attr("level", [[1, 2, 3]] * count)
+        assert collector.get_attr("level")[0] == [1, 2, 3]
+        collector.set_attr("level", 4)
         assert "has no attribute 'levle'" in refused(lambda: collector.set_attr("levle", 1))
         assert "has no attribute 'nope'" in refused(lambda: collector.get_attr("nope"))
         assert "TypeError: " in refused(lambda: collector.call("set_level", object()))

@@ -1,5 +1,6 @@
 """`collectx tune` around its search, with rates by a function. The search: tests/unit/test_tune.py."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def measured(monkeypatch, within, tmp_path):
         made = []
 
         class Measure:
+            limit_s = 101.0
+
             def __init__(self, cfg, words, options, folder):
                 assert folder.is_dir()
                 made.append((words, folder, options))
@@ -100,6 +103,15 @@ def test_your_settings_are_kept_unless_another_point_is_faster(measured, capsys,
     assert "num_workers: 2\n" in text
 
 
+def test_it_says_how_long_a_batch_of_a_slow_env_takes(measured, capsys):
+    measured(lambda values: 1.0)
+    words = ["env.num_envs=1", "env.step_s=0.05", "collector.frames_per_batch=512", "collector.num_workers=2"]
+    assert command.main([*LINE, *words]) == 0
+    second = capsys.readouterr().out.splitlines()[1]
+    seconds = re.fullmatch(r"a batch takes about (.*) s with your settings; .* wait 101 s for two batches", second)
+    assert 12 < float(seconds[1]) < 60
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -145,7 +157,7 @@ class Process:
         (1000.0, 100, "", 100.0),
         (1.0, 0, "collectx: failed\n  the last line \n", "the last line"),
         (1.0, 0, "", "the run ended with status 3"),
-        (1000.0, 0, "", "fewer than two batches in 144 s: use a higher tune.seconds"),
+        (1000.0, 0, "", "fewer than two batches in 144 s: raise tune.seconds, or lower collector.frames_per_batch"),
     ],
 )
 @pytest.mark.parametrize("is_deaf", [False, True])

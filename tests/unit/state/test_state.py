@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import zlib
 
 import gymnasium as gym
 import numpy as np
@@ -207,6 +208,14 @@ def test_the_trial_at_the_start_reads_what_it_has_written_and_changes_nothing():
     env.load_state_dict = None
     assert reason_not_saved(env, "env") is None
     assert "could not be read back: ValueError" in reason_not_saved(_Unreadable(), "env")
+
+
+def test_the_trial_does_not_spend_time_on_compression(monkeypatch):
+    compress, levels = zlib.compress, []
+    monkeypatch.setattr(zlib, "compress", lambda data, level: levels.append(level) or compress(data, level))
+    assert reason_not_saved([1], "list") is None
+    dumps([1], "list")
+    assert levels == [0, 1]
 
 
 def test_deeply_nested_attributes_are_saved():

@@ -7,8 +7,10 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import signal
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -68,7 +70,8 @@ def _tune(arguments: Arguments) -> int:
         return not tried.problems and not composer.examine(tried.overrides).problems
 
     flags = [*_flag(arguments, "config-dir"), *_flag(arguments, "config-name")]
-    with tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True) as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="collectx-tune-", ignore_cleanup_errors=True)
+    with _exit_at_signals(), temporary as folder:
         measure = tune.RunMeasure(cfg, [*flags, *words], options, Path(folder))
         _say_batch_time(cfg, measure.limit_s)
         result = tune.search(points, is_valid, measure, options, printing.say, seed=cfg.seed)
@@ -87,6 +90,21 @@ def _tune(arguments: Arguments) -> int:
     command = ["collectx", "run", *named, *rest]
     printing.say(f"written to {os.path.relpath(file)}; run it: {shlex.join(command)}")
     return 0
+
+
+@contextmanager
+def _exit_at_signals() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP an exit, at which the run that is measured ends too."""
+
+    def leave(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    earlier = {signum: signal.signal(signum, leave) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in earlier.items():
+            signal.signal(signum, handler)
 
 
 def _say_batch_time(cfg: RunConfig, limit_s: float) -> None:

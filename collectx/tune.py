@@ -10,6 +10,7 @@ measurement is `collectx run` in a new process group.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import os
@@ -279,7 +280,12 @@ class RunMeasure:
         command = [*self._command, *words(values), *self._last, f"hydra.run.dir={folder}"]
         with open(output, "wb") as file:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=_ends_with_parent(),
             )
         try:
             if (rate := self._wait(process, RunFolder(folder))) is not None:
@@ -313,6 +319,14 @@ class RunMeasure:
         raise Failed(
             f"fewer than two batches in {self.limit_s:g} s: raise tune.seconds, or lower collector.frames_per_batch"
         )
+
+
+def _ends_with_parent() -> Callable[[], None] | None:
+    """Returns what a new process calls so that Linux ends it with this one, also if this one is killed."""
+    if sys.platform != "linux":
+        return None
+    pr_set_pdeathsig, libc = 1, ctypes.CDLL(None)
+    return lambda: libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def window_rate(lines: Iterable[Mapping[str, Any]], warmup_s: float, seconds: float) -> float | None:

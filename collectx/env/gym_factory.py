@@ -6,15 +6,16 @@ import contextlib
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium
 
-from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
+from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymVectorEnvConfig
 from collectx.env.mujoco_warnings import show_once
-from collectx.env.numbers import EnvNumbers
+from collectx.env.numbers import SPACES, EnvNumbers
+from collectx.env.wrappers import outputs_of
 from collectx.errors import ConfigError
 from collectx.user_objects import extra_advice, named_call, place_of, raise_missing, resolve
 
@@ -74,6 +75,18 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
     except (ImportError, gymnasium.error.Error) as error:
         raise ConfigError(f"env.id={cfg.id}: {error}") from error
     return None
+
+
+def common_outputs(cfg: EnvConfig, envs: Sequence[Any]) -> list[str]:
+    """Returns the paths to which each env of the run writes, as an entry point without an env number chose them. Those
+    that the configuration itself names are known before the run (`collectx.rules.warnings`)."""
+    if not isinstance(cfg, GymEnvConfig) or cfg.entry_point is None:
+        return []
+    words = f"{cfg.kwargs} {cfg.wrappers}"
+    named = ("{env_index", "{worker_index", "video_folder", "filename")
+    if any(name in words for name in named) or SPACES.named_by(resolve(cfg.entry_point, "env.entry_point")):
+        return []
+    return [path for env in envs[:1] for path in outputs_of(env)]
 
 
 def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env, EnvNumbers], gymnasium.Env]:

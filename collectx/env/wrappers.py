@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ _INSTEAD = {
 # Where Gymnasium's normalisers, also those of vector envs, keep their statistics.
 _STATISTICS = {"NormalizeObservation": "obs_rms", "NormalizeReward": "return_rms"}
 
+# Wrappers of Gymnasium and Stable-Baselines3 that write files, and where they keep the path.
+_OUTPUTS = {"RecordVideo": "video_folder", "Monitor": "results_writer.file_handler.name"}
+
 
 def layers(env: Any) -> Iterator[Any]:
     """Yields the outermost wrapper of an env, the one within, and so on; the env itself is the last."""
@@ -31,6 +35,13 @@ def layers(env: Any) -> Iterator[Any]:
         yield env
         seen.add(id(env))
         env = next((inner for name in _INNER if (inner := _own(env, name)) is not None), None)
+
+
+def outputs_of(env: Any) -> Iterator[str]:
+    """Yields the paths to which the wrappers of an env write."""
+    for layer in layers(env):
+        with suppress(KeyError, AttributeError):
+            yield str(attrgetter(_OUTPUTS[type(layer).__name__])(layer))
 
 
 def normalizers_of(envs: Sequence[Any]) -> tuple[str, ...]:

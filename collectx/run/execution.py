@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from collectx import signal_handlers
-from collectx.config.derived import env_option
+from collectx.config.derived import env_option, num_workers_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.limits import limited
@@ -39,6 +39,7 @@ from collectx.run.terminal import display, printing
 if TYPE_CHECKING:
     from collectx.collector import CollectorCore
     from collectx.collector.stream import Stream
+    from collectx.env.base import Env
     from collectx.loggers import Logger
     from collectx.place.launcher import Launcher
     from collectx.run.checkpointer import Checkpointer
@@ -197,7 +198,6 @@ class _Execution:
         from collectx.env.infos import declare, shown, undeclared
         from collectx.env.wrappers import note_of
         from collectx.run import logger_threads
-        from collectx.run.checkpointer import announce_unsaved
         from collectx.trainer.base import replay_overrides
 
         cfg = self._cfg
@@ -210,7 +210,7 @@ class _Execution:
         frames = None if self._point is None else self._record.statistics.frames
         self._make_loggers = logger_threads.factories(cfg, self._files, frames)
         with self._limited(f"making the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
-            spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), announce_unsaved(cfg, self._add_event))
+            spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
         if spec.normalizers:
             self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
         if names := undeclared(getattr(cfg.env, "info_keys", ())):
@@ -243,6 +243,17 @@ class _Execution:
         return collector.build(
             cfg, module, spec, self._add_event, self._files.logs, starter, overrides, recorded, resume
         )
+
+    def _examine(self, group: Env) -> None:
+        """Says what a user should know about the env that shows its spaces."""
+        from collectx.env.gym_factory import common_outputs
+        from collectx.run.checkpointer import announce_unsaved
+
+        announce_unsaved(self._cfg, self._add_event)(group)
+        collector = self._cfg.collector
+        count = num_workers_of(collector) * collector.num_workers_per_collector * self._cfg.env.num_envs
+        for path in common_outputs(self._cfg.env, group.user_envs) if count > 1 else ():
+            self._add_event("outputs_shared", count=count, path=path)
 
     def _limited(self, what: str, option: str) -> AbstractContextManager[None]:
         """Limits the time of a block (`limited`) to that of a collector option; a block that takes longer ends the

@@ -129,6 +129,18 @@ def test_tune_refuses(words, said, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_measured_run_ends_with_tune(tmp_path, wait_until, number):
+    tune = start("tune", "env=counting", "policy=random", "trainer=meter", cwd=tmp_path)
+    # The run, its fork server, and what multiprocessing starts beside it.
+    measured = psutil.Process(tune.pid).children
+    wait_until(lambda: len(measured(recursive=True)) > 2)
+    processes = measured(recursive=True)
+    tune.send_signal(number)
+    assert tune.wait(30) == (128 + number if number == signal.SIGTERM else -number)
+    assert psutil.wait_procs(processes, timeout=40)[1] == []
+
+
 @pytest.mark.nightly
 def test_tune_with_a_configuration_that_fails(tmp_path):
     (tmp_path / "bad.py").write_text("def make(**kwargs):\n    raise OSError('no licence')\n")

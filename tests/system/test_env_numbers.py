@@ -30,3 +30,24 @@ def test_a_configuration_names_the_numbers(words, tmp_path, monkeypatch):
 
     observed = load(tmp_path / "run")["observation"].reshape(-1, 3)
     assert {tuple(row) for row in observed.tolist()} == {(e, e // 2, 2 * e + 1) for e in range(4)}
+
+
+RECORDED = """
+import gymnasium
+from gymnasium.wrappers import RecordVideo
+
+def make(folder="videos"):
+    return RecordVideo(gymnasium.make("CartPole-v1", render_mode="rgb_array"), folder, lambda episode: False)
+
+def numbered(env_index):
+    return make(f"videos/{env_index}")
+"""
+
+
+@pytest.mark.parametrize(("entry_point", "is_said"), [("make", True), ("numbered", False)])
+def test_a_note_says_that_an_entry_point_gives_all_envs_one_folder(tmp_path, entry_point, is_said):
+    (tmp_path / "recorded.py").write_text(RECORDED)
+    words = ["env=gym", f"env.entry_point=recorded:{entry_point}", "policy=random", "trainer=meter", "debug=tiny"]
+    done = collectx("run", *words, "hydra.run.dir=run", cwd=tmp_path)
+    said = f"all 4 envs write to {tmp_path}/videos, and overwrite each other's files"
+    assert (said in done.stdout + done.stderr) == is_said

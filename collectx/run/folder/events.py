@@ -78,6 +78,8 @@ _MESSAGES = {
     "clone of that part",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",
+    "outputs_shared": "all {count} envs write to {path}, and overwrite each other's files. Give env.entry_point a "
+    "parameter env_index, and use it in the path",
     "peer_refused": "refused a connection from {address}: {reason}",
 }
 

@@ -199,9 +199,10 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
             limits = np.iinfo(dtype)
             got += f" with values from {array.min()} to {array.max()}, where {limits.min} to {limits.max} are possible"
     where = "the env" if e is None else f"env {e} of the group"
-    says = "info_keys declares, or the first info had," if leaf.key[0] == "info" else "its space has"
+    is_info = leaf.key[0] == "info"
+    says = "but info_keys declares, or the first info had, shape" if is_info else "but its space has shape"
     raise ShapeError(
-        f"{'.'.join(leaf.key)}: {where} returned {got}, but {says} shape {leaf.shape}, dtype "
+        f"{'.'.join(leaf.key)}: {where} returned {got}, {says} {leaf.shape}, dtype "
         f"{str(leaf.dtype).removeprefix('torch.')}"
     )
 

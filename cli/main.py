@@ -135,7 +135,7 @@ def _dispatch(argv: list[str]) -> int:
     try:
         sys.path.insert(0, os.getcwd())
     except FileNotFoundError:
-        print(f"collectx {name}: the working directory was deleted: change to another one.", file=sys.stderr)
+        print(f"collectx {name}: the working directory was deleted. Change to another one.", file=sys.stderr)
         return 2
     subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
     return subcommand(rest)

@@ -129,7 +129,7 @@ def _sweeper_problems(point: Composed) -> list[str]:
         messages.append("sweep.objective is not set: set sweep.objective=mean_return.")
     elif count != len(names):
         messages.append(
-            f"sweep.objective names {', '.join(names)}, but hydra.sweeper.direction has {count}: name one objective "
+            f"sweep.objective names {', '.join(names)}, but hydra.sweeper.direction has {count}. Name one objective "
             "per direction, as in sweep.objective=[mean_return,wall_s] with "
             "hydra.sweeper.direction=[maximize,minimize]."
         )

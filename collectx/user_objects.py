@@ -105,7 +105,7 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
     needed = (name for name, each in parameters.items() if each.default is each.empty and each.kind not in variable)
     if missing := [name for name in needed if name not in kwargs]:
         name = getattr(target, "__qualname__", repr(target))
-        problems = [f"{where}.{each}: {name} requires it: set {where}.{each}=VALUE." for each in missing]
+        problems = [f"{where}.{each}: {name} requires it. Set {where}.{each}=VALUE." for each in missing]
         raise ConfigError(*problems) from error
 
 

@@ -124,7 +124,7 @@ def _class_of(group: str, section: Any) -> Any:
     if isinstance(kind, Unresolved):
         return Problem(path, kind.reason)
     if kind is None or kind == UNSET:
-        return Problem(path, f"is not set: choose one of {', '.join(KINDS[group])}.")
+        return Problem(path, "is not set", advice=f"choose one of {', '.join(KINDS[group])}.")
     if not isinstance(kind, str) or kind not in KINDS[group]:
         return Problem(path, f"is not known{did_you_mean(str(kind), KINDS[group])}", kind)
     return KINDS[group][kind].schema
@@ -202,11 +202,15 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
     if section is not None:
         group, key = path.split(".", 1)
         return Problem(path, f"{section} has no such key{did_you_mean(key, names, prefix=f'{group}.')}")
-    # The same key in a group is the likeliest meaning, then the nearest group.
+    # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
     last = path.rpartition(".")[2]
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
     if "." not in path:
         same[:0] = [f"{group}=NAME" for group in difflib.get_close_matches(path, GROUPS, n=1, cutoff=0.9)]
+        leaves = {known.rpartition(".")[2] for known in known_paths()}
+        is_group = same or difflib.get_close_matches(path, _TOP_LEVEL, n=1)
+        near = [] if is_group else difflib.get_close_matches(path, leaves, n=1, cutoff=0.85)
+        same += [known for known in known_paths() if known.rpartition(".")[2] in near]
     if len(same) == 1 or (same and "." not in path):
         return Problem(path, f"no such key; did you mean {' or '.join(same[:3])}?")
     return Problem(path, f"no such key{did_you_mean(path.partition('.')[0], _TOP_LEVEL)}")

@@ -69,7 +69,7 @@ class Problem:
         rule: what the value must be, with the arithmetic; or a predicate of the option, which begins with "is ", "has "
             or "cannot ". Options in it stand between backticks, as each `Language` names them in its own way.
         value: what the option was set to; ABSENT: the message names the option alone.
-        advice: what to do. Begins with a small letter and ends with a full stop, as does a rule without advice.
+        advice: what to do, a sentence that begins with a verb. Ends with a full stop, as does a rule without advice.
     """
 
     path: str
@@ -78,14 +78,16 @@ class Problem:
     advice: str = ""
 
     def text(self, language: Language = YAML) -> str:
-        """Returns the message to the user, one sentence."""
+        """Returns the message to the user: what is wrong, then what to do."""
         name = language.name(self.path) or self.path
         subject = name if self.value is ABSENT else f"{name}={language.show(self.value)}"
         is_sentence = self.rule.startswith(("is ", "has ", "cannot "))
-        advice = f": {language.words(self.advice)}" if self.advice else ""
-        if None in map(language.name, _WORD.findall(self.advice)):
-            advice = ": leave it out."
-        return f"{subject}{' ' if is_sentence else ': '}{language.words(self.rule)}{advice}"
+        text = f"{subject}{' ' if is_sentence else ': '}{language.words(self.rule)}"
+        if not self.advice:
+            return text
+        is_known = None not in map(language.name, _WORD.findall(self.advice))
+        advice = language.words(self.advice) if is_known else "leave it out."
+        return f"{text.removesuffix('.')}. {advice[0].upper()}{advice[1:]}"
 
 
 class Refusal(ConfigError):

@@ -213,8 +213,8 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
             start = first if position is None else position
             if later and start < end:
                 rule = f"contains later episodes of {later[-1].folder}, so those of {run.folder} cannot be replaced"
-                advice = "choose another folder for the data set" if position is None else "record another run instead"
-                raise ConfigError(f"{path}: {rule}: {advice}.")
+                advice = "Choose another folder for the data set" if position is None else "Record another run instead"
+                raise ConfigError(f"{path}: {rule}. {advice}.")
         else:
             first, start = 0, position or 0
         if start > end:

@@ -52,7 +52,7 @@ class LeRobotWriter(SequentialWriter):
         for leaf in (*run.observation, *run.action):
             if len(leaf.shape) > 1:
                 rule = f"{'.'.join(leaf.key)} has shape {list(leaf.shape)}, but only vectors can be written"
-                problems.append(f"{rule}: leave it out with env.exclude_keys, or use format=memmap, parquet or minari.")
+                problems.append(f"{rule}. Leave it out with env.exclude_keys, or use format=memmap, parquet or minari.")
         return problems + clash_problems(_names(run))
 
     def write(self, episodes: Sequence[TensorDictBase]) -> None:

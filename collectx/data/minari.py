@@ -49,7 +49,7 @@ class MinariWriter(SequentialWriter):
         problems = [] if run.has_usual_reward else ["each step needs one float32 reward."]
         for name, space in (("observation", run.observation_space), ("action", run.action_space)):
             if (part := _unstored(space)) is not None:
-                rule = f"it cannot store {part} of the {name}: leave it out with env.exclude_keys"
+                rule = f"it cannot store {part} of the {name}. Leave it out with env.exclude_keys"
                 problems.append(f"{rule}, or use format=memmap or parquet.")
         return problems
 

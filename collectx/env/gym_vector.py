@@ -182,7 +182,7 @@ class GymVectorEnv(Env):
             if not self.spec.can_restart_early:
                 raise CollectxError(
                     f"this vector env resets itself (autoreset mode {self._mode.value}), so no env can be reset "
-                    "before its episode ends: set env.autoreset_mode=disabled if the env supports it, or do "
+                    "before its episode ends. Set env.autoreset_mode=disabled if the env supports it, or do "
                     "not truncate trajectories"
                 )
             # A copy, as a vector env may change or keep the mask.
@@ -397,11 +397,11 @@ def _autoreset_mode(env: VectorEnv, value: str | None) -> AutoresetMode:
     mode = stated or configured
     if mode is None:
         raise ConfigError(
-            f"{env} does not say how it resets (no autoreset_mode in its metadata): set env.autoreset_mode, {_MODES}"
+            f"{env} does not say how it resets (no autoreset_mode in its metadata). Set env.autoreset_mode, {_MODES}"
         )
     if configured not in (None, mode):
         raise ConfigError(
-            f"env.autoreset_mode={value}, but {env} always uses {mode.value} in this vectorization mode: leave it "
+            f"env.autoreset_mode={value}, but {env} always uses {mode.value} in this vectorization mode. Leave it "
             "null, or use env.vectorization_mode=sync or async"
         )
     return mode

@@ -84,7 +84,7 @@ def _torchrl_group(cfg: UserEnvConfig, env: Any, is_users: bool, numbers: EnvNum
     if cfg.info_keys:
         raise ConfigError(
             f"info_keys={cfg.info_keys}: {type(env).__name__} is an env of TorchRL, whose specs define the keys of "
-            "a batch: add the keys to its observation_spec, as GymWrapper.set_info_dict_reader does."
+            "a batch. Add the keys to its observation_spec, as GymWrapper.set_info_dict_reader does."
         )
     if env.batch_size:
         _check_count(cfg, env.batch_size.numel(), f"an env of batch size {list(env.batch_size)}")
@@ -116,5 +116,5 @@ def _create(cfg: UserEnvConfig, numbers: EnvNumbers) -> Any:
 def _check_count(cfg: UserEnvConfig, count: int, description: str) -> None:
     if cfg.num_envs not in (0, count):
         raise ConfigError(
-            f"num_envs={cfg.num_envs}: create_env_fn makes {description}: use num_envs={count}, or leave it out."
+            f"num_envs={cfg.num_envs}: create_env_fn makes {description}. Use num_envs={count}, or leave it out."
         )

@@ -95,7 +95,7 @@ def _wait(named: Sequence[NamedRun]) -> bool:
         if runs and waited_s > grace_s + _MARGIN_S:
             rule = f"{grace_s + _MARGIN_S:g} s (checkpoint.grace_s + collector.close_timeout_s + a minute)"
             for run in runs:
-                printing.error(f"{run.path} has not ended within {rule}: add --now.")
+                printing.error(f"{run.path} has not ended within {rule}. Add --now.")
             return False
         time.sleep(_POLL_S if runs else 0)
     return True

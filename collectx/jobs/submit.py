@@ -90,7 +90,7 @@ def _submit_and_watch(
     _remove_traces(refused)
     for text in dict.fromkeys(refusals.values()):
         count = sum(each == text for each in refusals.values())
-        again = f"{count} of {len(runs)} runs are not submitted: repeat this command to submit what is missing"
+        again = f"{count} of {len(runs)} runs are not submitted. Repeat this command to submit what is missing"
         if sweep is not None and not any(word.startswith("hydra.sweep.dir=") for word in argv):
             again += f", with hydra.sweep.dir={shlex.quote(str(sweep.absolute()))}"
         printing.note(f"{again}: {text}")
@@ -134,7 +134,7 @@ def _unfinished(runs: Sequence[NamedRun]) -> dict[Path, str]:
             continue
         if not _has_same_config(run.files, run.cfg):
             text = f"job {job} has not ended and writes to {run.folder} with another configuration"
-            raise ConfigError(f"{text}: choose another folder.")
+            raise ConfigError(f"{text}. Choose another folder.")
         unfinished[run.folder] = job
         printing.say(f"{run.name}: job {job} of an earlier submission is {status.status}")
         if run.cfg.run.overwrite:

@@ -328,7 +328,7 @@ class ReadableCollector(EnvMethods):
             return [resolve(self, attr)] * len(self._core.workers)
         if place != "env":
             raise AttributeError(
-                f"{attr!r}: workers are no collectors: use worker_idx, or a path within env or replay_buffer, as env.x"
+                f"{attr!r}: workers are no collectors. Use worker_idx, or a path within env or replay_buffer, as env.x"
             )
         return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 

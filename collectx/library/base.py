@@ -389,7 +389,7 @@ class BaseCollector(ReadableCollector):
             if self._keywords.has_workers:
                 raise ValueError(
                     f"map_fn({method_name!r}) without lists is a call in every worker for TorchRL; here workers have "
-                    "only the methods of their envs, env.NAME, and other methods are this collector's: pass "
+                    "only the methods of their envs, env.NAME, and other methods are this collector's. Pass "
                     "list_of_args=[()] for one call."
                 )
             list_of_args = [()]
@@ -565,7 +565,7 @@ class BaseCollector(ReadableCollector):
             RuntimeError: the weights do not fit the policy.
         """
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
-            raise KeyError(f"the state lacks {', '.join(missing)}: pass the result of state_dict()")
+            raise KeyError(f"the state lacks {', '.join(missing)}. Pass the result of state_dict()")
         workers = self._core.workers
         saved = {index: state_dict[f"worker{index}"] for index in workers if f"worker{index}" in state_dict}
         if isinstance(self.policy, nn.Module):

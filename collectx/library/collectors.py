@@ -159,7 +159,7 @@ class AsyncBatchedCollector(BaseCollector):
     @property
     def env(self) -> Any:
         """Raises AttributeError, because the envs are in the worker processes."""
-        raise AttributeError("env: the envs are in the workers' processes: use getattr_env, or create_env_fn")
+        raise AttributeError("env: the envs are in the workers' processes. Use getattr_env, or create_env_fn")
 
 
 class AsyncCollector(MultiAsyncCollector):

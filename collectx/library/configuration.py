@@ -158,4 +158,4 @@ def _check_dimension(dim: int, part: Sequence[str], is_uneven: bool) -> None:
         raise ConfigError(f"cat_results={dim}: {rule}")
     if is_uneven and dim not in (-1, len(part) - 1):
         rule = "parts of different lengths, [envs, time] or [time], fit together along time only"
-        raise ConfigError(f"cat_results={dim}: {rule}: use cat_results=-1.")
+        raise ConfigError(f"cat_results={dim}: {rule}. Use cat_results=-1.")

@@ -69,7 +69,7 @@ def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
             problems.append(f"collector_kwargs: {name}={values}: must be the same for all workers.")
         # By their texts, so a device equals its name.
         elif keywords.get(name) is not None and str(keywords[name]) != str(values[0]):
-            problems.append(f"{name}={keywords[name]!r}, but {values[0]!r} in collector_kwargs: give one of them.")
+            problems.append(f"{name}={keywords[name]!r}, but {values[0]!r} in collector_kwargs. Give one of them.")
         else:
             lifted[name] = values[0]
     rest = [{name: value for name, value in (each or {}).items() if name not in SAME_FOR_ALL} for each in per_worker]

@@ -90,8 +90,8 @@ def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
 def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
     hooks = ("pre_collect_hook", "post_collect_hook", "init_fn")
     advice = {
-        "policy": ": give a module, a callable from the observation to the action, or None for random actions",
-        "weight_updater": ": give a callable that returns the weights, or TorchRL's",
+        "policy": ". Give a module, a callable from the observation to the action, or None for random actions",
+        "weight_updater": ". Give a callable that returns the weights, or TorchRL's",
     }
     for name in ("policy", "policy_factory", "postproc", "post_traj", "weight_updater", *hooks):
         passed = getattr(keywords, name)
@@ -105,12 +105,12 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     for index, one in enumerate(creates):
         if not (callable(one) or is_env(one)):
             yield (
-                f"create_env_fn[{index}]={one!r} is no env and cannot be called: give a function that makes the env, "
+                f"create_env_fn[{index}]={one!r} is no env and cannot be called. Give a function that makes the env, "
                 "as lambda: gymnasium.make('CartPole-v1')."
             )
     num_workers = cfg.collector.num_workers
     if not creates:
-        yield "create_env_fn is empty: give one callable for each worker."
+        yield "create_env_fn is empty. Give one callable for each worker."
     elif isinstance(keywords.create_env_fn, list | tuple) and len(creates) != num_workers:
         yield f"num_workers={num_workers}, but create_env_fn has {len(creates)} callables: one for each worker."
     for kwargs in entries(keywords.create_env_kwargs):
@@ -120,9 +120,9 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
 
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
     if isinstance(keywords.policy, type):
-        yield f"policy={keywords.policy!r} is a class: give an object of it, or the class as policy_factory."
+        yield f"policy={keywords.policy!r} is a class. Give an object of it, or the class as policy_factory."
     if not keywords.has_workers and keywords.policy is not None and keywords.policy_factory is not None:
-        yield "policy and policy_factory: give one of them, as there are no workers."
+        yield "policy and policy_factory were both given, but there are no workers. Give one of them."
     yield from _acceleration(keywords, "compile_policy", torch.compile)
     yield from _acceleration(keywords, "cudagraph_policy", CudaGraphModule)
 
@@ -132,7 +132,7 @@ def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages
     if value is None or value is False:
         return
     if keywords.policy is None and keywords.policy_factory is None:
-        yield f"{name}={value!r}: there is no policy, actions are random: leave it out."
+        yield f"{name}={value!r}: there is no policy, actions are random. Leave it out."
     elif not isinstance(value, bool | dict):
         yield f"{name}={value!r}: must be True, or a dict of keyword arguments of {function.__name__}."
     else:
@@ -169,7 +169,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
     if keywords.cudagraph_policy and others:
         yield (
             f"cudagraph_policy={keywords.cudagraph_policy!r}: the policy acts on {', '.join(others)}, and CUDA graphs "
-            "are recorded on GPUs only: give policy_device='cuda', or leave it out."
+            "are recorded on GPUs only. Give policy_device='cuda', or leave it out."
         )
 
 
@@ -205,13 +205,13 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield f"frames_per_batch={frames} has {count}: one for each, or one number."
     if cfg.collector.schedule == "sync" and not keywords.is_concatenated:
         rule = "parts of different lengths cannot be stacked"
-        yield f"frames_per_batch={frames}: {rule}: give cat_results=-1, or one number."
+        yield f"frames_per_batch={frames}: {rule}. Give cat_results=-1, or one number."
 
 
 def _overlap(keywords: Keywords, cfg: RunConfig) -> Messages:
     """With overlap, a grant names one version for all workers."""
     if cfg.collector.overlap and keywords.has_individual_policies:
-        yield "overlap=1 with a policy_factory for each worker: all workers act with the same weights: use overlap=0."
+        yield "overlap=1 with a policy_factory for each worker: all workers act with the same weights. Use overlap=0."
 
 
 def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -224,11 +224,11 @@ def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
     if share is None:
         return
     if keywords.is_concatenated and keywords.return_same_td:
-        yield f"return_same_td=True with preemptive_threshold={share}: use cat_results='stack'."
+        yield f"return_same_td=True with preemptive_threshold={share}: batches vary in length. Use cat_results='stack'."
     for name in () if keywords.is_concatenated else ("split_trajs", "replay_buffer"):
         if getattr(keywords, name) not in (None, False):
             rule = "a stacked batch has places without a frame"
-            yield f"{name} with preemptive_threshold={share}: {rule}: use cat_results=-1."
+            yield f"{name} with preemptive_threshold={share}: {rule}. Use cat_results=-1."
 
 
 def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -237,7 +237,7 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
     if trajectories is None:
         for name in ("trajs_per_write", "traj_format", "post_traj"):
             if (value := getattr(keywords, name)) is not None:
-                yield f"{name}={value!r} without trajs_per_batch: give the number of trajectories of a batch."
+                yield f"{name}={value!r} has no effect without trajs_per_batch. Give it too, or leave this out."
         return
     required = {"return_same_td": False, "track_traj_ids": True, "split_trajs": False, "extend_buffer": True}
     for name, value in required.items():
@@ -262,7 +262,7 @@ def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
     elif not isinstance(keywords, RemoteKeywords):
         if kind_of_class(cls) != "single":
             rule = "workers of this machine are single collectors"
-            yield f"collector_class={cls!r}: {rule}: leave it out, or give a user's class."
+            yield f"collector_class={cls!r}: {rule}. Leave it out, or give a user's class."
     elif kind_of_class(cls) is None:
         yield (
             f"collector_class={cls!r}: must be 'single', 'sync', 'async', one of {', '.join(KNOWN_CLASSES)}, or a "
@@ -271,10 +271,10 @@ def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
     if user_class(cls) is not None:
         if keywords.update_weights_between_steps:
             rule = "a user's collector_class takes weights between its batches"
-            yield f"update_weights_between_steps=True: {rule}: leave it out."
+            yield f"update_weights_between_steps=True: {rule}. Leave it out."
         for name in ("num_envs", "info_keys", "exclude_keys"):
             if value := getattr(keywords, name):
-                yield f"{name}={value!r}: a user's collector_class makes its envs itself: leave it out."
+                yield f"{name}={value!r}: a user's collector_class makes its envs itself. Leave it out."
     for worker, kwargs in enumerate(kwargs_of_workers(keywords, num_workers)):
         yield from worker_problems(keywords, cfg, worker, kwargs)
 
@@ -326,7 +326,7 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
 
         yield from (f"remote_configs: {text}" for text in objections(configs))
     if keywords.num_collectors is not None and keywords.num_collectors != num_workers:
-        yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}: give one of them."
+        yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}. Give one of them."
     acting = [device or "cpu" for device in policy_devices(keywords, num_workers)]
     yield from (
         as_message(problem, keywords)
@@ -341,20 +341,20 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     jobs, num_workers, backend = PresubmittedJobs.from_environment(), cfg.collector.num_workers, cfg.backend.kind
     if jobs is None:
         yield (
-            "launcher='submitit_delayed': no jobs were submitted for this process: decorate the main function with "
+            "launcher='submitit_delayed': no jobs were submitted for this process. Decorate the main function with "
             "collectx.submitit_delayed_launcher, or use launcher='submitit'."
         )
         return
     if jobs.num_workers != num_workers:
         yield (
-            f"{num_workers} workers, but submitit_delayed_launcher(num_jobs={jobs.num_workers}): pass the "
+            f"{num_workers} workers, but submitit_delayed_launcher(num_jobs={jobs.num_workers}). Pass the "
             "same number to both."
         )
     if jobs.backend != backend:
-        yield f"backend={backend!r}, but submitit_delayed_launcher(backend={jobs.backend!r}): pass the same to both."
+        yield f"backend={backend!r}, but submitit_delayed_launcher(backend={jobs.backend!r}). Pass the same to both."
     if keywords.on_worker_failure == "restart":
         yield (
-            "on_worker_failure='restart': with launcher='submitit_delayed' a lost worker's job cannot be replaced: use "
+            "on_worker_failure='restart': with launcher='submitit_delayed' a lost worker's job cannot be replaced. Use "
             "'raise' or 'drop'."
         )
 
@@ -365,9 +365,9 @@ def _inference_server(keywords: Keywords, cfg: RunConfig) -> Messages:
         return
     has_both = keywords.policy is not None and keywords.policy_factory is not None
     if has_both or keywords.has_individual_policies:
-        yield "policy_factory: one policy acts for all workers: give one callable, or policy."
+        yield "policy_factory: one policy acts for all workers. Give one callable, or policy."
     if len(set(policy_devices(keywords, cfg.collector.num_workers))) > 1:
-        yield "policy_device: one policy acts for all workers: give one device."
+        yield "policy_device: one policy acts for all workers. Give one device."
 
 
 RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (

@@ -61,7 +61,9 @@ def select(
     if backend != "process":
         rest["sync"] = bool(sync)
     if backend == "submitit" and rest.setdefault("launcher", backend) != backend:
-        raise ConfigError(f"launcher={rest['launcher']!r} with backend='submitit': leave launcher out.")
+        raise ConfigError(
+            f"launcher={rest['launcher']!r}: backend='submitit' is a launcher itself. Leave launcher out."
+        )
     return classes[backend][bool(sync)], (creates, *arguments[1:]), rest
 
 
@@ -75,7 +77,7 @@ def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: An
         callables = f"create_env_fn has {len(creates)} callables"
         problems.append(f"num_collectors={count}, but {callables}: one for each, or one callable for all.")
     if twice := sorted(set(options) & ({*keywords, *ONE_CONSTRUCTOR} - {"backend"})):
-        problems.append(f"backend_options has {', '.join(twice)}, a keyword of Collector itself: give it there.")
+        problems.append(f"backend_options has {', '.join(twice)}, a keyword of Collector itself. Give it there.")
     return problems
 
 

@@ -152,7 +152,7 @@ class Place:
 
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
         kind = self.cfg.launcher.kind
-        raise LauncherError(f"launcher={kind} submits its workers as jobs: start it by `collectx run`.")
+        raise LauncherError(f"launcher={kind} submits its workers as jobs. Start it by `collectx run`.")
 
     # --- what does not fit ---
 
@@ -165,11 +165,11 @@ class Place:
         collector, backend, launcher = self.cfg.collector, self.cfg.backend.kind, self.cfg.launcher.kind
         if collector.kind == "rpc" and backend not in ("auto", "rpc"):
             advice = "use `backend=auto or rpc`, or `collector=distributed or distributed_sync`."
-            yield Problem("backend", "`collector=rpc` is over torch RPC", backend, advice)
+            yield Problem("backend", "`collector=rpc` uses torch RPC", backend, advice)
             return
         yield from self._misplaced()
         if collector.needs_network and backend in ("inline", "shared_memory"):
-            rule = f"`collector={collector.kind}` is over torch.distributed"
+            rule = f"`collector={collector.kind}` uses torch.distributed"
             alternative = f"`collector=multi_{collector.schedule}`"
             yield Problem("backend", rule, backend, f"use `backend=auto or gloo`, or {alternative}.")
         elif not collector.has_workers:
@@ -187,7 +187,7 @@ class Place:
         """Collector and backend are not those of other places only."""
         if self.cfg.collector.kind == "ray":
             advice = "use `launcher=ray`, or `launcher=inline` to debug."
-            yield Problem("launcher", "`collector=ray` has Ray start its workers", self.cfg.launcher.kind, advice)
+            yield Problem("launcher", "Ray starts the workers of `collector=ray`", self.cfg.launcher.kind, advice)
 
     def _without_transport(self, choice: str) -> Iterator[Problem]:
         if self.cfg.backend.kind not in ("auto", "inline"):

@@ -62,7 +62,7 @@ class RayCluster(Place):
         num_workers = self.cfg.collector.num_workers
         if isinstance(configs, list) and len(configs) != num_workers:
             rule = f"has {len(configs)} entries for `collector.num_workers={num_workers}`"
-            yield Problem(path, rule, advice="one for each, or one mapping.")
+            yield Problem(path, rule, advice="give one for each, or one mapping.")
             return
         yield from gpu_problems(per_worker, [acting] * len(per_worker))
 

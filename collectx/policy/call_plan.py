@@ -131,7 +131,7 @@ def make_steps(policy: Callable, spec: EnvSpec, options: CallOptions, written: S
     unknown = [key for key in reads if not any(seen[: len(key)] == key for seen in observed)]
     if unknown:
         raise ConfigError(
-            f"the policy reads {key_names(unknown)}, but the env writes {key_names(observed)}: change its in_keys."
+            f"the policy reads {key_names(unknown)}, but the env writes {key_names(observed)}. Change its in_keys."
         )
     if options.by_tensors:
         steps = tensor_modules(policy, spec.policy_shape, options.exploration_type, options.acceleration)

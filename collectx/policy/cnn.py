@@ -57,7 +57,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     leaves = network_inputs(spec)
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
-        raise ConfigError(f"policy=cnn takes one image, but the env observes {names}: use policy=custom.")
+        raise ConfigError(f"policy=cnn takes one image, but the env observes {names}. Use policy=custom.")
     encode = Image(leaves[0].shape, cfg.scale)
     layers: list[nn.Module] = []
     channels, height, width = encode.num_channels, encode.height, encode.width
@@ -68,7 +68,7 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
         if height < 1 or width < 1:
             raise ConfigError(
                 f"policy.kernel_sizes={list(cfg.kernel_sizes)} with policy.strides={list(cfg.strides)} need a "
-                f"larger image than {encode.height}x{encode.width}: use fewer or smaller convolutions."
+                f"larger image than {encode.height}x{encode.width}. Use fewer or smaller convolutions."
             )
     layers += [nn.Flatten(), nn.Linear(channels * height * width, cfg.hidden_size), nn.ReLU()]
     return kind(spec, encode, nn.Sequential(*layers), cfg.hidden_size)

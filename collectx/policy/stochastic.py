@@ -89,7 +89,7 @@ class StochasticPolicy(nn.Module):
         if len(spec.action) != 1:
             raise SpaceError(
                 f"policy=mlp and policy=cnn write one action tensor, but {spec.action_space} has "
-                f"{len(spec.action)}: use policy=custom or policy=random."
+                f"{len(spec.action)}. Use policy=custom or policy=random."
             )
         self.observation_keys = tuple(leaf.key for leaf in network_inputs(spec))
         self.num_features = num_features

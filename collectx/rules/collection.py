@@ -58,7 +58,7 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
                 f"collector.{name}", rule, value, "use `env.autoreset_mode=disabled or same_step`, or `null`."
             )
     if isinstance(cfg.inference, ServerInferenceConfig):
-        rule = "with `inference=server`, the frames of the current call have no place in the batch yet"
+        rule = "`inference=server` must know the place of each frame in the batch, which this mode decides later"
         advice = "use disabled or same_step, or `inference=local`."
         yield Problem("env.autoreset_mode", rule, cfg.env.autoreset_mode, advice)
 
@@ -207,5 +207,5 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
         rule = f"is below `inference.min_batch={options.min_batch}`"
         yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or `null`.")
     if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
-        rule = f"a step that waits so long exceeds `collector.worker_timeout_s={limit_s:g}`"
+        rule = f"a step could then take longer than `collector.worker_timeout_s={limit_s:g}`"
         yield Problem("inference.timeout_s", rule, options.timeout_s, "use a shorter wait, such as 0.01.")

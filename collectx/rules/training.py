@@ -16,21 +16,19 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(cfg.trainer, LearningTrainerConfig):
         return
     if getattr(collector, "compact_obs", False):
-        rule = f"`trainer={trainer}` learns from the observation below next"
+        rule = f"`trainer={trainer}` needs the observation below next"
         yield Problem("collector.compact_obs", rule, True, "use `false`, or `trainer=meter or custom`.")
     threshold, trajectories = collector.preemptive_threshold, collector.trajs_per_batch
-    rule = f"contain places without a frame, but `trainer={trainer}` learns from every place"
     if trajectories is None and threshold is not None:
         yield Problem(
             "collector.preemptive_threshold",
-            f"batches {rule}",
+            f"cannot be combined with `trainer={trainer}`, which does not skip missing frames",
             threshold,
-            "use `null`, or whole trajectories one after another, `collector.trajs_per_batch=N` "
-            "`collector.traj_format=cat`.",
+            "use `null`, or complete trajectories: `collector.trajs_per_batch=N` `collector.traj_format=cat`.",
         )
     elif trajectories is not None and collector.traj_format == "padded":
         path, advice = "collector.trajs_per_batch", "use `collector.traj_format=cat`."
-        yield Problem(path, f"padded batches {rule}", trajectories, advice)
+        yield Problem(path, f"`trainer={trainer}` cannot skip the padding of padded batches", trajectories, advice)
 
 
 def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
@@ -53,10 +51,8 @@ def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
     """The metric that ranks checkpoints is one of the run."""
     metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
     if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
-        rule = f"is no metric of the run ({', '.join(metrics)})"
-        yield Problem(
-            "checkpoint.keep_best", rule, name, "use mean_return, or add the entry of infos to `env.metrics`."
-        )
+        rule = f"is not a metric of this run ({', '.join(metrics)})"
+        yield Problem("checkpoint.keep_best", rule, name, "use mean_return, or add the info entry to `env.metrics`.")
 
 
 def convolutions(cfg: RunConfig) -> Iterator[Problem]:
@@ -64,23 +60,28 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
     if isinstance(cfg.policy, CnnPolicyConfig):
         lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
         if len(set(lists.values())) > 1 or 0 in lists.values():
-            first, *others = (f"`policy.{name}` has {count}" for name, count in lists.items())
-            rule = first.removeprefix("`policy.channels` ")
-            yield Problem("policy.channels", f"{rule}, {', '.join(others)}", advice="write one entry per convolution.")
+            counts = ", ".join(f"`policy.{name}` {count}" for name, count in lists.items() if name != "channels")
+            rule = f"has {lists['channels']} entries, {counts}"
+            yield Problem("policy.channels", rule, advice="write one entry per convolution in each.")
 
 
 def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     """PPO and IMPALA learn an action distribution, DQN learns action values."""
     policy, trainer = cfg.policy.kind, cfg.trainer.kind
     if policy == "random" and trainer in ("ppo", "impala"):
-        rule = f"`trainer={trainer}` would have nothing to train"
+        rule = f"has no weights for `trainer={trainer}` to train"
         yield Problem("policy", rule, policy, "use `policy=mlp`, or `trainer=meter`.")
     exploration = cfg.collector.exploration_type
     if exploration != "random" and policy in ("mlp", "cnn") and trainer in ("ppo", "impala"):
         rule = f"`trainer={trainer}` needs log-probabilities, which only sampled actions have"
         yield Problem("collector.exploration_type", rule, exploration, "use random.")
     if trainer == "dqn" and policy in ("random", "mlp", "cnn"):
-        yield Problem("policy", "`trainer=dqn` learns action values", policy, "use `policy=q_mlp` or `policy=q_cnn`.")
+        yield Problem(
+            "policy",
+            "`trainer=dqn` needs a policy that computes action values",
+            policy,
+            "use `policy=q_mlp` or `policy=q_cnn`.",
+        )
     if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn"):
-        rule = f"`trainer={trainer}` learns action probabilities"
+        rule = f"`trainer={trainer}` needs a policy that computes action probabilities"
         yield Problem("policy", rule, policy, f"use `policy={policy.removeprefix('q_')}`, or `trainer=dqn`.")

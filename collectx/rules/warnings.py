@@ -26,7 +26,8 @@ def warnings_of(cfg: RunConfig) -> list[str]:
         )
     if trainer == "impala" and collector.schedule == "sync":
         notes.append(
-            f"trainer=impala collector={collector.kind}: no batch lags, so V-trace corrects nothing. Try multi_async."
+            f"trainer=impala collector={collector.kind}: no batch lags, so V-trace corrects nothing. Try "
+            "collector=multi_async."
         )
     if isinstance(cfg.trainer, PpoTrainerConfig):
         size, batch = cfg.trainer.minibatch_size, collector.frames_per_batch

@@ -52,7 +52,9 @@ def env_problems(cfg: RunConfig) -> list[str]:
     try:
         gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
-        return [f"env.id={env_id}: {error}"]
+        is_unknown = isinstance(error, gymnasium.error.NameNotFound)
+        advice = f" If a module registers it, name the module too: env.id=MODULE:{env_id}." if is_unknown else ""
+        return [f"env.id={env_id}: {error}{advice}"]
     return []
 
 
@@ -107,7 +109,9 @@ def _loggers(cfg: RunConfig) -> Iterator[Problem]:
         return
     for name in ("tensorboard", "wandb", "mlflow"):
         if getattr(cfg.logger, name) is not None and find_spec(name) is None:
-            yield Problem("logger", "its package is not installed", name, f"pip install 'collectx[{name}]'.")
+            yield Problem(
+                "logger", "its package is not installed", name, f"install it: pip install 'collectx[{name}]'."
+            )
         elif name == "wandb" and cfg.logger.wandb is not None:
             mode = cfg.logger.wandb.mode or os.environ.get("WANDB_MODE", "online")
             if mode == "online" and not _has_wandb_key():
@@ -135,7 +139,7 @@ def _data_format(cfg: RunConfig) -> Iterator[Problem]:
         return
     if missing := [name for name in DATA_PACKAGES[cfg.trainer.format] if find_spec(name) is None]:
         rule = f"the package {missing[0]} is not installed"
-        yield Problem("trainer.format", rule, cfg.trainer.format, "pip install 'collectx[record]'.")
+        yield Problem("trainer.format", rule, cfg.trainer.format, "install it: pip install 'collectx[record]'.")
 
 
 def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:

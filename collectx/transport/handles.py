@@ -73,13 +73,13 @@ def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str = "",
     """
     option, limit_s = limit
     if has_joined:
-        what, longer = "made no progress", "If making, resetting or stepping its envs once may take longer"
+        what, longer = "made no progress", "If one reset or step of its envs can take longer"
         how = progress or "It has delivered nothing, and finished no step of its envs"
     else:
         what, longer = "has not joined", "To wait longer"
         how = (
-            "It waits in a queue, starts slowly, or cannot reach the trainer; see its log (choose another network with "
-            "backend.interface, and open all TCP ports between the hosts)"
+            "It may be queued, slow to start, or unable to reach the trainer: see its log. Workers on other hosts need "
+            "open TCP ports, and perhaps another network (backend.interface)"
         )
     text = f"{name} {what} for {limit_s:g} s ({option}={limit_s:g}). {how}. {longer}, raise {option}."
     return WorkerTimeout(f"{text}{stacks and ' '}{stacks}")
@@ -101,8 +101,8 @@ def death_error(
             return WorkerDied(f"{name} ended before it joined the trainer.")
         cause = "" if error is None or isinstance(error, EOFError) else f" ({error})"
         return WorkerDied(
-            f"{name} is gone{cause}: its connection broke without an error report. It was killed, ran out of memory, "
-            "crashed in native code of the env, or lost its host."
+            f"{name} is gone{cause}: its connection broke before it reported an error. Possible causes: it was killed, "
+            "ran out of memory, crashed in native code of the env, or its host was lost."
         )
     handle.join(join_timeout_s)
     code = handle.exitcode

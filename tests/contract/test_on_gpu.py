@@ -231,7 +231,7 @@ def test_such_an_env_has_policy_and_batches_beside_it(create, options, message):
 
 @needs_cuda
 def test_workers_of_their_own_do_not_step_such_an_env():
-    with pytest.raises(ConfigError, match="use collector=single"):
+    with pytest.raises(ConfigError, match="Use collector=single"):
         library.MultiSyncCollector(
             2 * [partial(TensorCountingEnv, 5, DEVICE)], tensor_policy(), frames_per_batch=40, device=DEVICE
         )

@@ -73,7 +73,7 @@ def test_a_backend_that_this_machine_lacks_is_refused():
 
 @over([SINGLE, SHARED_SYNC], smoke=True)
 def test_batches_that_no_memory_can_hold_are_refused_before_a_worker_starts(way):
-    words = r"frames_per_batch=1000000000000: the slots of these batches need .* GB of memory: use fewer frames\.$"
+    words = r"frames_per_batch=1000000000000: the slots of these batches need .* GB of memory\. Use fewer frames\.$"
     with pytest.raises(ConfigError, match=words):
         make(way, frames_per_batch=1_000_000_000_000)
 
@@ -187,7 +187,7 @@ BETWEEN_STEPS = {"num_workers_per_collector": 2, "update_weights_between_steps":
         ("gloo", {"backend": "nccl"}, "backend='nccl' policy_device=cpu backend='gloo'"),
         ("gloo", {"backend": "mpi", "launcher": "submitit"}, "backend='mpi' launcher='submitit' launcher='mp'"),
         ("gloo", {"slurm_kwargs": OTHER_TASKS, "launcher": "submitit"}, "slurm_kwargs.ntasks num_workers"),
-        ("gloo", {"slurm_kwargs": OTHER_REQUEUE, "launcher": "submitit"}, "slurm_kwargs.requeue: leave it out."),
+        ("gloo", {"slurm_kwargs": OTHER_REQUEUE, "launcher": "submitit"}, "slurm_kwargs.requeue: Leave it out."),
         # What rules of the command line say, in the words of Python.
         ("served", MIN_WORKERS, "min_workers=1: AsyncBatchedCollector min_workers=2 MultiAsyncCollector"),
         ("served", MIN_WORKERS | {"min_workers": 3}, "min_workers=3 num_workers=2"),

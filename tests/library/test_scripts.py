@@ -300,7 +300,7 @@ with MultiSyncCollector([Level] * 2, frames_per_batch=8, replay_buffer=buffer) a
     for path in ("level", "names", "names['seen']", "action_space", "metadata", "spec"):
         collector.getattr_env(path)
     assert collector.get_distant_attr("replay_buffer.write_count") == [8, 8]
-    with pytest.raises(ValueError, match=r"pass list_of_args=\\[\\(\\)\\]"):
+    with pytest.raises(ValueError, match=r"Pass list_of_args=\\[\\(\\)\\]"):
         collector.map_fn("get_policy_version")
     with pytest.raises(ValueError, match="each worker, of 2, takes one"):
         collector.map_fn("env.set_level", [(3,)])

@@ -58,7 +58,7 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
         ({"create_env_fn": [cartpole] * 2, "num_collectors": 3}, "num_collectors=3, but create_env_fn has 2"),
         ({"backend": "process", "backend_options": {"sync": True}}, "backend_options has sync"),
         ({"backend": "process", "seed": 1, "backend_options": {"seed": 1}}, "backend_options has seed"),
-        ({"backend": "submitit", "launcher": "mp"}, "launcher='mp' with backend='submitit'"),
+        ({"backend": "submitit", "launcher": "mp"}, "launcher='mp': backend='submitit' is a launcher itself"),
     ],
 )
 def test_contradictions_are_refused_before_anything_starts(keywords, message):

@@ -74,8 +74,8 @@ def test_wandb_without_a_key_is_said_before_the_run(tmp_path):
         command, cwd=tmp_path, env=environment(**variables), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2, done.stderr
-    remedy = "run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline."
-    assert f"logger=wandb: there is no API key: {remedy}" in done.stderr
+    remedy = "Run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline."
+    assert f"logger=wandb: there is no API key. {remedy}" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -96,7 +96,7 @@ def test_wrappers_whose_statistics_are_lost_are_named(tmp_path, monkeypatch):
     told = " ".join(collectx("run", *words, *restarting, cwd=tmp_path).stdout.split())
     note = "NormalizeObservation keeps statistics in each env."
     assert note in told
-    assert "after WorkerDied; the statistics of NormalizeObservation in its envs begin anew" in told
+    assert "after WorkerDied; the statistics of NormalizeObservation in its envs start from scratch" in told
     told = " ".join(forked("eval", "run", "episodes=1", cwd=tmp_path).stderr.split())
     assert "the statistics of NormalizeObservation are those of the newest checkpoint" in told
     # Of an env that has other wrappers than the run's, as of a run whose checkpoints were deleted.

@@ -124,9 +124,9 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
         assert export.main(words) == 2
         assert message in capsys.readouterr().err
     for option, message in (
-        ("collector.trajs_per_batch=2", "trainer=record joins the frames of episodes itself: use null"),
-        ("collector.reset_at_each_iter=true", "it cuts episodes: use false"),
-        ("collector.compact_obs=true", "it drops the last observation of an episode: use false"),
+        ("collector.trajs_per_batch=2", "trainer=record joins the frames of episodes itself. Use null"),
+        ("collector.reset_at_each_iter=true", "it cuts episodes. Use false"),
+        ("collector.compact_obs=true", "it drops the last observation of an episode. Use false"),
         ("trainer.format=hdf5", "memmap"),
     ):
         assert run.main(["trainer=record", option]) == 2

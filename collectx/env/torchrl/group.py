@@ -40,7 +40,7 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
         if env.batch_size.numel() != cfg.num_envs:
             raise ConfigError(
                 f"env.num_envs={cfg.num_envs}, but env.target={cfg.target} makes an env of batch size "
-                f"{list(env.batch_size)}: use env.num_envs={env.batch_size.numel()}."
+                f"{list(env.batch_size)}. Use env.num_envs={env.batch_size.numel()}."
             )
         return TorchrlEnv(split_serial_env(env), exclude=cfg.exclude_keys)
     return TorchrlEnv([env, *map(make_one, range(1, cfg.num_envs))], exclude=cfg.exclude_keys)
@@ -194,5 +194,5 @@ def _path(env: Any, steppers: Sequence[Any]) -> str:
 def _check(env: Any, alone: bool) -> None:
     if env.batch_size and not alone:
         raise ConfigError(
-            f"{type(env).__name__} has the batch size {list(env.batch_size)}: it is a group by itself: pass it alone."
+            f"{type(env).__name__} has the batch size {list(env.batch_size)}: it is a group by itself. Pass it alone."
         )

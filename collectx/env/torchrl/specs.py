@@ -211,7 +211,7 @@ def _deltas(env: Any, observed: Sequence[Leaf]) -> tuple[Leaf, ...]:
         if not isinstance(owner, torchrl_envs().NextObservationDelta):
             raise ConfigError(
                 f"{type(owner).__name__} has _post_step_mdp_hooks, by which a frame's keys below next are not "
-                "those at its root: leave it out, and change what was collected, as with postproc or a replay "
+                "those at its root. Leave it out, and change what was collected, as with postproc or a replay "
                 "buffer's transforms."
             )
         changing = [by_key[key] for key in map(as_key, owner.in_keys) if key in by_key]

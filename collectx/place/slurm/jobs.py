@@ -80,7 +80,7 @@ class SlurmArray(Place):
         if commands.is_here():
             return []
         return [
-            f"launcher={self.cfg.launcher.kind}: this machine has no sbatch on its PATH: start it where SLURM's "
+            f"launcher={self.cfg.launcher.kind}: this machine has no sbatch on its PATH. Start it where SLURM's "
             'commands are, or use launcher=local (in Python: launcher="mp").'
         ]
 

@@ -31,7 +31,7 @@ def slurm_resources(slurm_kwargs: dict[str, Any], num_threads: int) -> SubmititL
     requested = _translated(slurm_kwargs)
     wrong = [
         f"slurm_kwargs: {name}={requested[name]!r}: a worker is one task on one node, which collectx starts and "
-        "watches itself: leave it out."
+        "watches itself. Leave it out."
         for name in _UNSUPPORTED
         if requested.get(name) not in (None, 1)
     ]

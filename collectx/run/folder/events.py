@@ -95,8 +95,8 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         time, after = _nth(number), fields.get("after")
         why = "because SLURM ended its job" if after == "JobEnded" else f"after {after}"
         lost = " and ".join(fields.get("normalizers", ()))
-        begins = f"; the statistics of {lost} in its envs begin anew" if lost else ""
-        return f"worker {worker} is restarted for the {time} time, {why}{begins}"
+        begins = f"; the statistics of {lost} in its envs start from scratch" if lost else ""
+        return f"worker {worker} was restarted for the {time} time, {why}{begins}"
     if name == "worker_ready" and fields["batches"]:
         reason = fields["new_episodes"]
         begins = "" if reason is None else f"; it begins new episodes: {reason}"

@@ -45,7 +45,7 @@ def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[
         yield Problem(path, rule, visible)
         return
     if len(visible) != num_workers:
-        yield Problem(path, f"has {len(visible)} entries for {num_workers} workers: give one for each.")
+        yield Problem(path, f"has {len(visible)} entries for {num_workers} workers", advice="give one for each.")
         return
     for worker, sees in enumerate(visible):
         acts = acting(worker)

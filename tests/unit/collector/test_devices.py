@@ -24,18 +24,18 @@ def rpc(visible, **knobs):
 
 # Configurations, and what is said of them; None where nothing is.
 CONFIGURATIONS = [
-    (config("ray"), r"^launcher=local: collector=ray has Ray start its workers: use launcher=ray"),
-    (config(**RAY, backend="shared_memory"), r"^backend=shared_memory: collector=ray is over torch.distributed: use"),
+    (config("ray"), r"^launcher=local: Ray starts the workers of collector=ray. Use launcher=ray"),
+    (config(**RAY, backend="shared_memory"), r"^backend=shared_memory: collector=ray uses torch.distributed. Use"),
     (config(**RAY, backend="gloo"), None),
     (config(place="ray", backend="mpi"), r"^backend=mpi: MPI does not start the workers of launcher=ray"),
     (config(place="ray", backend="shared_memory"), r"the workers of launcher=ray may be on other hosts"),
     (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs: .*cpus"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}]), r"remote_configs has 1 entries"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}, 2]), r"must be a mapping, or a list"),
-    (config(**RAY, policy_device="cuda"), r"acts on cuda, .*num_gpus=0: .*: ask for num_gpus=1 or a part of"),
+    (config(**RAY, policy_device="cuda"), r"acts on cuda, .*num_gpus=0: .*\. Ask for num_gpus=1 or a part of"),
     (
         config(**RAY, policy_device="cuda:1", remote_configs={"num_gpus": 1}),
-        r"num_gpus=1: it sees 1, .*: ask for num_gpus=2",
+        r"num_gpus=1: it sees 1, .*\. Ask for num_gpus=2",
     ),
     (config(**RAY, policy_device="cuda", remote_configs={"num_gpus": 0.5}), None),
     (rpc(["cuda:0", "gpu"]), r"^backend\.visible_devices=.*must be a list"),

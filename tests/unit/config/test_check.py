@@ -18,8 +18,8 @@ from collectx.errors import ConfigError
 AN_INTEGER = "must be an integer"
 # An override -> a part of its only message, which names the key.
 WRONG_VALUES = {
-    "checkpoint=none": "set one of them, such as checkpoint.every_min=null.",
-    "trainer=custom": "set trainer.target=MODULE:NAME.",
+    "checkpoint=none": "Set one of them, such as checkpoint.every_min=null.",
+    "trainer=custom": "Set trainer.target=MODULE:NAME.",
     "env.num_envs=2.5": AN_INTEGER,
     "env.num_envs=null": AN_INTEGER,
     "env.num_envs=0": "at least 1.",
@@ -46,7 +46,7 @@ WRONG_VALUES = {
     "seed=-1": "at least 0 and below 2**61.",
     "seed=1e30": "at least 0 and below 2**61.",
     "run.overwrite=1": "true or false",
-    "collector.num_slots=": "is empty: it must be an integer.",
+    "collector.num_slots=": "is empty. It must be an integer.",
     "run.resume=true": "must be one of never, auto.",
     "env=envpool": "env.id=VALUE",
     "env=counting env.observation_size=2": "at least 3.",

@@ -21,7 +21,7 @@ DELAYED = "launcher=submitit_delayed collector=multi_async collector.num_workers
 # Overrides -> how the only problem begins, as a pattern.
 BROKEN = {
     # multiples
-    f"{ENDLESS} collector.frames_per_batch=8": "collector.frames_per_batch=8 .*8 / 16 = 0.50.*: use 16.",
+    f"{ENDLESS} collector.frames_per_batch=8": "collector.frames_per_batch=8 .*8 / 16 = 0.50.*. Use 16.",
     f"{ENDLESS} collector.frames_per_batch=1000 collector.num_workers=3": (
         r"collector.frames_per_batch=1000 is not a multiple of collector.num_workers=3 x env.num_envs=8 \(1000 / 24 ="
     ),
@@ -34,13 +34,13 @@ BROKEN = {
     ),
     # inference
     f"{ENDLESS} inference=server inference.order=ready collector=multi_async inference.timeout_s=120": (
-        "inference.timeout_s=120.*exceeds collector.worker_timeout_s=120"
+        "inference.timeout_s=120.*longer than collector.worker_timeout_s=120"
     ),
     # workers
     "collector=single collector.num_workers=2": "collector.num_workers=2: .*runs one worker",
     "collector=single launcher=ray": "launcher=ray: it starts workers",
     "collector=single launcher=submitit": "launcher=submitit: .*launcher=slurm",
-    "collector.num_workers_per_collector=2": "collector.num_workers_per_collector=2: .*use collector.num_workers=4",
+    "collector.num_workers_per_collector=2": "collector.num_workers_per_collector=2: .*Use collector.num_workers=4",
     f"{DISTRIBUTED} collector.num_workers_per_collector=2 collector.inner=single": (
         "collector.num_workers_per_collector=2: collector.inner=single"
     ),
@@ -60,33 +60,33 @@ BROKEN = {
     f"collector=multi_async {METER}=0.5": "collector.preemptive_threshold=0.5: .*waits for no",
     f"collector=single {METER}=1": "collector.preemptive_threshold=1.*: collector=single",
     f"collector=distributed_sync {METER}=0.5": "collector.preemptive_threshold=0.5: over backend=gloo",
-    "checkpoint.keep_best=won": r"checkpoint.keep_best=won is no metric of the run \(mean_return\): .*env.metrics",
+    "checkpoint.keep_best=won": r"checkpoint.keep_best=won is not a metric of this run \(mean_return\)\. .*env.metrics",
     # envs
     "env=gym": "env.id is not set",
     "env.entry_point=a:B": "env.id=CartPole-v1: env.entry_point",
     f"{NEXT_STEP} collector=multi_async collector.max_policy_lag=0": "collector.max_policy_lag=0: .*same_step, or",
     f"{NEXT_STEP} {METER}=0.5": "collector.preemptive_threshold=0.5: with env.autoreset_mode=next_step",
-    f"{NEXT_STEP} inference=server": "env.autoreset_mode=next_step: with inference=server.*disabled or same_step",
+    f"{NEXT_STEP} inference=server": "env.autoreset_mode=next_step: inference=server.*disabled or same_step",
     f"{NEXT_STEP} collector.max_frames_per_traj=9": "collector.max_frames_per_traj=9: .*disabled or same_step",
     f"{NEXT_STEP} collector.reset_at_each_iter=true": "collector.reset_at_each_iter=true: .*disabled or same_step",
     "env=gym_vector env.id=X env.vectorization_mode=vector_entry_point env.wrappers=[a.B]": "env.wrappers: ",
     # jobs
     "launcher=slurm launcher.time=2": (
-        "launcher.signal_s=60 is too much for launcher.time=120 s: .* 120 s before the end: .*requeue=false"
+        r"launcher.signal_s=60 is too much for launcher.time=120 s: .* 120 s before the end\. .*requeue=false"
     ),
     "launcher=slurm launcher.time='1-0:0:30' launcher.signal_s=90000": (
         "launcher.signal_s=90000 is too much for launcher.time=86430 s"
     ),
-    "launcher=submitit launcher.sbatch={requeue:true}": "launcher.sbatch.requeue: .*use launcher.requeue",
+    "launcher=submitit launcher.sbatch={requeue:true}": "launcher.sbatch.requeue: .*Use launcher.requeue",
     # what trainers learn from
-    "collector.preemptive_threshold=0.5": "collector.preemptive_threshold=0.5: .*collector.traj_format=cat",
+    "collector.preemptive_threshold=0.5": "collector.preemptive_threshold=0.5 .*collector.traj_format=cat",
     "collector.trajs_per_batch=4": "collector.trajs_per_batch=4: .*collector.traj_format=cat",
     "collector.compact_obs=true": "collector.compact_obs=true: trainer=ppo",
-    "policy=random": "policy=random: trainer=ppo",
+    "policy=random": "policy=random has no weights for trainer=ppo",
     "collector.exploration_type=mode": "collector.exploration_type=mode: trainer=ppo needs log-probabilities",
     "trainer=dqn policy=mlp": "policy=mlp: trainer=dqn .*policy=q_mlp or policy=q_cnn",
     "trainer=impala policy=q_cnn": "policy=q_cnn: trainer=impala .*policy=cnn, or trainer=dqn",
-    "policy=cnn policy.strides=[1]": "policy.channels has 3.*policy.strides has 1",
+    "policy=cnn policy.strides=[1]": "policy.channels has 3 .*policy.strides 1",
     "policy=cnn policy.channels=[] policy.kernel_sizes=[] policy.strides=[]": "policy.channels has 0.*one entry per",
     "devices.device=gpu": "devices.device=gpu: .*cuda:N",
     # backends

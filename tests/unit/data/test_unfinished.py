@@ -136,9 +136,9 @@ def test_a_run_of_a_shared_data_set_can_be_replaced_only_if_it_is_the_last(tmp_p
     assert record(tmp_path, "b", 6, 1) == (4, 7)
     assert record(tmp_path, "b", None, 1) == (4, 5)  # begun again
     rule = "contains later episodes of b, so those of a cannot be replaced"
-    with pytest.raises(ConfigError, match=f"{rule}: choose another folder for the data set"):
+    with pytest.raises(ConfigError, match=f"{rule}. Choose another folder for the data set"):
         record(tmp_path, "a", None, 1)
-    with pytest.raises(ConfigError, match=f"{rule}: record another run instead"):
+    with pytest.raises(ConfigError, match=f"{rule}. Record another run instead"):
         record(tmp_path, "a", 4, 1)
     assert record(tmp_path, "a", 5, 0) == (0, 5)
     with pytest.raises(ConfigError, match="6 were recorded before the checkpoint, but the data set contains 5"):

@@ -65,7 +65,7 @@ def test_dense_final_observations_and_infos():
 
 def test_an_env_that_does_not_say_how_it_resets():
     # Its own argument `mode` is the one that it tells.
-    with pytest.raises(ConfigError, match=r"set env.autoreset_mode, one of next_step, same_step, disabled"):
+    with pytest.raises(ConfigError, match=r"Set env.autoreset_mode, one of next_step, same_step, disabled"):
         build(replace(dense(), kwargs={"mode": None}))
     build(replace(dense(mode="same_step"), kwargs={"mode": None})).close()
 

@@ -60,7 +60,7 @@ REFUSED = [
     ),
     pytest.param(
         TorchrlEnvConfig(kind="torchrl", num_envs=2, target="user_code.torchrlenvs:serial"),
-        "use env.num_envs=3",
+        "Use env.num_envs=3",
         marks=TORCHRL,
     ),
     pytest.param(envpool("CartPole-v99"), "CartPole-v99 is not a task of EnvPool", marks=IN_ENVPOOL),
@@ -134,7 +134,7 @@ def test_a_missing_argument_of_an_envs_constructor_is_named_as_an_option(module,
     with pytest.raises(ConfigError) as caught:
         make()
     assert list(caught.value.problems) == [
-        f"env.kwargs.{name}: Env requires it: set env.kwargs.{name}=VALUE." for name in names
+        f"env.kwargs.{name}: Env requires it. Set env.kwargs.{name}=VALUE." for name in names
     ]
 
 

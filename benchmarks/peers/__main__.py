@@ -1,10 +1,10 @@
 """Frames per second of collecting, beside other libraries with the same envs.
 
-    python -m benchmarks.peers [--only NAME ...] [--cases CASE ...] [--turns 5] [--seconds 1]
+    python -m benchmarks.peers [--only NAME ...] [--cases CASE ...] [--turns 5] [--seconds 2]
 
 Two workers. Peers with one process per env have as many envs in all. Each peer follows its own advice for speed, and
 runs in its own environment, `.bench/NAME`, which `make bench-peers` makes; without one, in this environment. All sides
-of a case are measured in turn; sides that wait are stopped. Figures are medians over the turns.
+of a case are measured in turn; sides that wait are stopped, Ray's aside. Figures are medians over the turns.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def main() -> None:
         "--cases", nargs="+", choices=CASES, default=DEFAULT, metavar="CASE", help=f"({' '.join(DEFAULT)})"
     )
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="per turn and side (1)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per turn and side (2)")
     options = parser.parse_args()
     versions = {name: _version(name) for name in ("collectx", *options.only)}
     print("| env, envs of a worker | library | collected by | processes | frames/s | share | multi_async / it |")

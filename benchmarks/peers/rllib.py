@@ -46,8 +46,14 @@ def measuring(case: str, side: str, **_: Any) -> Generator[dict[str, Any], float
                 parts = runners.foreach_env_runner_async_fetch_ready(sample, timeout_seconds=0.002)
         return sum(len(episode) for part in parts for episode in part)
 
+    turns = fresh.turns(take)
+    result = next(turns)
     try:
-        yield from fresh.turns(take)
+        while True:
+            # So that no runner samples in the turns of other sides.
+            while runners.num_in_flight_async_reqs():
+                runners.fetch_ready_async_reqs(timeout_seconds=0.1)
+            result = turns.send((yield result))
     finally:
         ray.shutdown()
 

@@ -16,6 +16,10 @@ GPU_PACKAGES := ale-py farama-notifications gymnasium hoptorch hydra-core hydra-
 	omegaconf orjson pyvers submitit tensordict torchrl
 # The folder of the documentation's site; what it contained is deleted.
 SITE ?= site
+# Environments of `make bench-peers`, and packages whose own requirements exclude the versions in constraints.txt.
+PEERS := gymnasium sb3 sample_factory rllib pufferlib
+without_deps_sample_factory := sample-factory==2.1.1 numpy==1.26.4
+without_deps_pufferlib := pufferlib-core==3.0.23
 # More arguments for pytest, as in `make test ARGS="-k replay"`.
 ARGS ?=
 
@@ -23,7 +27,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run config test test-ci test-nightly test-slurm test-gpu gpu-bundle bench bench-compare learning docs check format clean
+.PHONY: help install run config test test-ci test-nightly test-slurm test-gpu gpu-bundle bench bench-compare bench-peers learning docs check format clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +86,16 @@ bench: install  ## Benchmark against the bare loop and TorchRL (ten minutes), an
 bench-compare: install  ## Compare the speed with that of the revision REV; ARGS="--only CASE" for some cases
 	$(BIN)/python -m benchmarks.compare $(REV) $(ARGS)
 
+bench-peers: install $(PEERS:%=.bench/%/.installed)  ## Compare with other libraries, which get environments in .bench/
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+# A peer that cannot be installed is left out.
+.bench/%/.installed: benchmarks/peers/%.txt constraints.txt
+	@echo "Installing $* in .bench/$*: 2 GB or more, some minutes"
+	$(PYTHON) -m venv .bench/$*
+	-.bench/$*/bin/pip install --quiet --constraint constraints.txt --requirement $< \
+		$(if $(without_deps_$*),&& .bench/$*/bin/pip install --quiet --no-deps $(without_deps_$*)) && touch $@
+
 learning: install  ## Train the learning curves of the documentation, five seeds each (a night); ARGS="--only CASE" for some
 	$(BIN)/python -m benchmarks.learning $(ARGS)
 	$(BIN)/python -m benchmarks.tables
@@ -108,4 +122,4 @@ format: install  ## Format, and apply automatic fixes
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .bench .pytest_cache .mypy_cache .ruff_cache

@@ -6,6 +6,7 @@
     bare.py       the bare loop, an upper bound for any collector
     ours.py       the same with collectx
     peer.py       the same with TorchRL
+    peers/        beside other libraries, which have environments of their own: `make bench-peers`
     speed.py      shares and ratios: the three above in turns
     compare.py    this checkout and another revision in turns: `make bench-compare REV=...`
     learning.py   learning curves of the built-in trainers

@@ -143,7 +143,8 @@ CASES["cartpole_32_ray"] = replace(
 )
 # Observations of so many bytes, with an env that only fills them and a policy that does nothing.
 SIZES = (4, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
-for _size in SIZES:
+# The last one is an image of 224x224x3.
+for _size in (*SIZES, 150_528):
     CASES[f"size_{_size}"] = Case(
         "benchmarks.sizes:Sized-v0",
         1,

@@ -20,11 +20,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Self
 
 # Thread pools are sized when their libraries load; envs and policy use one thread on every side.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _RESULT = "benchmark result: "
+# Warm-up of `turns`: at first, and before every turn, which takes what accumulated since the last one.
+_WARM_S = (1.0, 0.2)
 
 
 class Failed(Exception):
@@ -55,17 +58,25 @@ class Session:
     Args:
         stopped: whether its process group is stopped between turns, as by SIGSTOP. Without, its workers may fill
             queues while another side is measured.
+        python: the interpreter; `module` must import there what it needs.
 
     Raises:
         Failed: by any method: the process ended without an answer, or took more than `timeout_s`.
     """
 
     def __init__(
-        self, module: str, timeout_s: float = 120.0, folder: Path | None = None, stopped: bool = False, **arguments: Any
+        self,
+        module: str,
+        timeout_s: float = 120.0,
+        folder: Path | None = None,
+        stopped: bool = False,
+        python: str = sys.executable,
+        **arguments: Any,
     ):
         self._name, self._timeout_s, self._is_ready = f"{module} {arguments}", timeout_s, False
         self._stopped = stopped
-        self._process = _start(module, arguments, stdin=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._process = _start(module, arguments, python, cwd=folder, **pipes)
 
     def wait_until_ready(self) -> None:
         """Blocks until the process has prepared its measurement."""
@@ -115,8 +126,8 @@ class Session:
             self._process.wait()
 
 
-def _start(module: str, arguments: dict[str, Any], **pipes: Any) -> subprocess.Popen:
-    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(arguments)]
+def _start(module: str, arguments: dict[str, Any], python: str = sys.executable, **pipes: Any) -> subprocess.Popen:
+    command = [python, "-W", "ignore", "-m", module, json.dumps(arguments)]
     environment = {**os.environ, **_ONE_THREAD}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True, **pipes
@@ -139,6 +150,24 @@ def answer(turns: Generator[dict[str, Any], float, None]) -> None:
     for line in sys.stdin:
         print(_RESULT + json.dumps(turns.send(float(line))), file=out, flush=True)
     turns.close()
+
+
+def turns(take: Callable[[], int], **about: Any) -> Generator[dict[str, Any], float, None]:
+    """The turns of `serve_turns` over calls of `take`, which returns how many frames it took. `about` is added to every
+    measurement."""
+    _take(take, _WARM_S[0])
+    seconds = yield {}
+    while True:
+        _take(take, _WARM_S[1])
+        frames, elapsed_s = _take(take, seconds)
+        seconds = yield {"frames": frames, "seconds": elapsed_s, **about}
+
+
+def _take(take: Callable[[], int], seconds: float) -> tuple[int, float]:
+    frames, began = 0, perf_counter()
+    while (elapsed_s := perf_counter() - began) < seconds:
+        frames += take()
+    return frames, elapsed_s
 
 
 def serve(measure: Callable[..., dict[str, Any]]) -> None:

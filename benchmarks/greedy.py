@@ -17,3 +17,11 @@ class Greedy(nn.Module):
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """`[E, *shape]` to `[E, *action shape]`."""
         return self.policy.head.mode(self.policy([observation]))
+
+
+class Nothing(nn.Module):
+    """Does nothing with a vector; the action is 0."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """`[*batch, size]` to `[*batch]`."""
+        return torch.zeros(observation.shape[:-1], dtype=torch.int64)

@@ -1,14 +1,10 @@
 """The same envs and policy through a collectx collector, with batches that the user owns (no `zero_copy`)."""
 
 from collections.abc import Generator, Iterator
-from time import perf_counter
 from typing import Any
 
 from benchmarks import fresh
 from benchmarks.cases import CASES, env_config, policy_config, run_config
-
-# Warm-up before every turn: consumes the batches that accumulated since the last one.
-_WARM_S = 0.2
 
 
 def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float, None]:
@@ -31,19 +27,7 @@ def measuring(case: str, kind: str, **_: Any) -> Generator[dict[str, Any], float
 
 def turns(batches: Iterator[Any]) -> Generator[dict[str, Any], float, None]:
     """The turns of `fresh.serve_turns` over an iterator of batches."""
-    _take(batches, 1.0)
-    seconds = yield {}
-    while True:
-        _take(batches, _WARM_S)
-        frames, elapsed_s = _take(batches, seconds)
-        seconds = yield {"frames": frames, "seconds": elapsed_s}
-
-
-def _take(batches: Iterator[Any], seconds: float) -> tuple[int, float]:
-    frames, began = 0, perf_counter()
-    while (elapsed_s := perf_counter() - began) < seconds:
-        frames += next(batches).numel()
-    return frames, elapsed_s
+    return fresh.turns(lambda: next(batches).numel())
 
 
 if __name__ == "__main__":

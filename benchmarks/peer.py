@@ -25,14 +25,17 @@ def measuring(case: str, kind: str, device: str = "cpu", **_: Any) -> Generator[
     import torch
     from tensordict.nn import TensorDictModule
 
-    from benchmarks.greedy import Greedy
+    from benchmarks.greedy import Greedy, Nothing
     from collectx import env as envs
     from collectx import policy as policies
 
     torch.set_num_threads(1)
     group = CASES[case]
-    spec = envs.read_spec(env_config(group))
-    module = Greedy(policies.build(policy_config(group), spec, 0)).requires_grad_(False)
+    if group.policy == "ballast":
+        module: torch.nn.Module = Nothing()
+    else:
+        spec = envs.read_spec(env_config(group))
+        module = Greedy(policies.build(policy_config(group), spec, 0)).requires_grad_(False)
     policy = TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
     make = partial(make_env, group)
     batches = iter(

@@ -81,6 +81,8 @@ class Side:
     def measure(self, seconds: float, pool: ThreadPoolExecutor) -> None:
         """Measures one turn."""
         results = list(pool.map(lambda session: session.turn(seconds), self.sessions))
+        if not all(result["frames"] for result in results):
+            raise fresh.Failed("delivered no frames in a turn")
         self.rates.append(sum(result["frames"] / result["seconds"] for result in results))
         self.processes = results[0].get("processes", self.processes)
 

@@ -69,6 +69,8 @@ def _config(case: Case) -> Any:
     else:
         spec = RLModuleSpec(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh"))
     config = PPOConfig().environment("peer").rl_module(rl_module_spec=spec)
+    # Otherwise a failure is a restart without end.
+    config = config.fault_tolerance(restart_failed_env_runners=False)
     return config.env_runners(
         num_env_runners=case.workers,
         num_envs_per_env_runner=case.num_envs,
@@ -83,10 +85,14 @@ def _make(case: Case) -> Any:
     env = make_one(case)
     if case.policy != "cnn":
         return env
-    # RLlib's convolutions take the channels last.
+    # RLlib's convolutions take floats, with the channels last.
     shape = env.observation_space.shape
-    space = gymnasium.spaces.Box(0, 255, (*shape[1:], shape[0]), np.uint8)
-    return gymnasium.wrappers.TransformObservation(env, lambda stack: np.moveaxis(np.asarray(stack), 0, -1), space)
+    space = gymnasium.spaces.Box(0.0, 1.0, (*shape[1:], shape[0]), np.float32)
+    return gymnasium.wrappers.TransformObservation(env, _floats, space)
+
+
+def _floats(stack: np.ndarray) -> np.ndarray:
+    return np.moveaxis(stack, 0, -1).astype(np.float32) / np.float32(255.0)
 
 
 if __name__ == "__main__":

@@ -115,8 +115,8 @@ def test_it_says_how_long_a_batch_of_a_slow_env_takes(measured, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--output", "here.yaml"], "use DIR/experiment/NAME.yaml"),
-        (["--output", "other/experiment/here.yaml", "--config-dir", "."], "use ./experiment/NAME.yaml"),
+        (["--output", "here.yaml"], "Use DIR/experiment/NAME.yaml"),
+        (["--output", "other/experiment/here.yaml", "--config-dir", "."], "Use ./experiment/NAME.yaml"),
         (["--output", "file/experiment/here.yaml"], "cannot be written below"),
         (["launcher=slurm"], "launcher=slurm"),
         ([], "your settings cannot be measured: failed: no memory"),

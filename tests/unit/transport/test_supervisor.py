@@ -198,7 +198,7 @@ def test_what_a_worker_counts_in_memory_is_progress_and_is_said(supervisor):
     [
         (False, "worker 3 (job 7) ended before it joined the trainer.", 0),
         # It is reported without waiting for the job, which is ended afterwards.
-        (True, "worker 3 (job 7) is gone: its connection broke without an error", 2),
+        (True, "worker 3 (job 7) is gone: its connection broke before it reported an error", 2),
     ],
 )
 def test_the_end_of_a_job_is_noticed_at_once(supervisor, has_joined, message, num_signals):

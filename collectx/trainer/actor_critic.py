@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import nn
 
@@ -147,12 +146,11 @@ class PpoTrainer(ActorCriticTrainer):
                 x = [tensor[index] for tensor in observation]
                 log_prob, entropy = self.policy.evaluate(x, acted)
                 if cfg.normalize_advantage:
-                    std, mean = torch.std_mean(gain, correction=0)
-                    gain = (gain - mean) / (std + 1e-8)
+                    gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
                 ratio = (log_prob - old).exp()
                 clipped = ratio.clamp(1 - cfg.clip_epsilon, 1 + cfg.clip_epsilon)
                 actor_loss = -torch.minimum(ratio * gain, clipped * gain).mean()
-                critic_loss = F.mse_loss(self.critic(x), value_target)
+                critic_loss = (self.critic(x) - value_target).square().mean()
                 entropy = entropy.mean()
                 self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
                 losses.append(torch.stack((actor_loss, critic_loss, entropy)).detach())
@@ -183,7 +181,7 @@ class ImpalaTrainer(ActorCriticTrainer):
             cfg.c_clip,
         )
         actor_loss = -(log_prob * advantage).mean()
-        critic_loss = F.mse_loss(self.critic(observation), target.flatten())
+        critic_loss = (self.critic(observation) - target.flatten()).square().mean()
         self.step(actor_loss + cfg.critic_coeff * critic_loss - cfg.entropy_coeff * entropy)
         return torch.stack((actor_loss, critic_loss, entropy)).detach().unsqueeze(0)
 

@@ -57,6 +57,7 @@ def _shares(case: str, steps: int, words: tuple[str, ...], turns: int, seconds: 
         overrides = [
             *("env=cartpole", f"env.num_envs={CASES[case].num_envs}", "trainer=custom"),
             *("trainer.target=benchmarks.short:Turns", f"hydra.run.dir={folder}/run", *words),
+            "collector.exploration_type=deterministic",  # as in the bare loop
             *(f"collector.frames_per_batch={frames}", "collector.total_frames=-1"),
             *(() if workers == 1 else (f"collector.num_workers={workers}",)),
         ]

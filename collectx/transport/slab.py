@@ -37,7 +37,7 @@ class SlabLayout:
 
     Attributes:
         region: the layout within a region.
-        num_regions: those of the slots, then spare ones.
+        num_regions: number of regions; the first ones contain the slots, the others are spare.
         region_nbytes: the distance between two regions; whole pages if there are spare ones.
         pointers_nbytes, weights_nbytes, nbytes: sizes of all pointers, of one buffer for weights, and of the slab.
         progress_start, weights_start, regions_start: offsets of these parts.
@@ -135,9 +135,10 @@ class Slab:
 
     def gather(self, parts: Sequence[tuple[int, int]], copy: bool) -> torch.Tensor:
         """See `Transport.gather`; each part is (worker, slot)."""
-        regions = [self.leases.memory(self._slot(*part)) for part in parts]
         if self._is_region(parts):
-            return batch_memory.copy(regions[0]) if copy else regions[0]
+            region = self.leases.memory(self._slot(*parts[0]))
+            return batch_memory.copy(region) if copy else region
+        regions = [self.leases.memory(self._slot(*part)) for part in parts]
         rows = self.spec.rows
         runs = [self._layout.region.runs(part[0] * rows if self.spec.stacked else 0, rows) for part in parts]
         return concatenate(self.spec, [*zip(regions, runs, strict=True)])

@@ -1,10 +1,10 @@
 """Batches without a copy: which region of a slab contains which slot, and which regions the consumer of the batches
 still uses.
 
-              granted, filled            batch delivered              slot released
-    region R -----------------> slot S -----------------> leased to -----------------> out: slot S is now in region F,
-                                                         the consumer                   which was free
-    region R <------------- free, once the last tensor of the batch is gone ----------------------'
+    1. A worker fills slot S, which is in region R.
+    2. The batch is delivered: its tensors view R, which is leased to the consumer.
+    3. S is released: it moves to a free region, where a worker fills it again.
+    4. The last tensor of the batch is gone: R is free.
 
 A batch that cannot be leased, because no region is free, is copied: its consumer keeps earlier batches.
 """

@@ -80,6 +80,8 @@ def test_without_hindsight_bits_are_not_flipped_to_the_goal(tmp_path):
 @pytest.mark.parametrize("name", ["quickstart", pytest.param("sweep_report", marks=pytest.mark.nightly)])
 def test_a_notebook_has_the_outputs_of_its_execution(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", environment()["PATH"])
+    # Importing EnvPool sets it, in a test before this one: the kernel would then draw without showing anything.
+    monkeypatch.delenv("MPLBACKEND", raising=False)
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", 4)
     committed = kinds(notebook)
     NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -339,8 +339,11 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         Args:
             wait_for_workers: False: do not block; if a slot is being filled, omit the states of the workers.
         """
-        everyone = dict.fromkeys(self.pool.askable, ())
-        replies = self.ask("state", per_worker=everyone) if wait_for_workers or not self._has_granted_slots else {}
+        replies: dict[int, Any] = {}
+        if wait_for_workers or not self._has_granted_slots:
+            # The inference server's generators last: until a slot is full, it draws actions for it.
+            for group in (self.pool.ready, self.pool.askable - self.pool.ready):
+                replies |= self.ask("state", per_worker=dict.fromkeys(group, ()))
         batches = [] if self._next_parts is None else [self._next_parts]
         batches += self._schedule.undelivered()
         return {

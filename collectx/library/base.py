@@ -567,7 +567,9 @@ class BaseCollector(ReadableCollector):
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}. Pass the result of state_dict()")
         workers = self._core.workers
-        saved = {index: state_dict[f"worker{index}"] for index in workers if f"worker{index}" in state_dict}
+        # The inference server too, whose state has its generators only.
+        askable = self._core.pool.askable
+        saved = {index: state_dict[f"worker{index}"] for index in askable if f"worker{index}" in state_dict}
         if isinstance(self.policy, nn.Module):
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
             individual = {

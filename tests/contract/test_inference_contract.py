@@ -158,6 +158,24 @@ def test_the_python_class_collects_and_publishes(how):
     assert sum(batch.numel() for batch in batches) == 200
 
 
+def test_a_loaded_collector_of_the_python_class_draws_the_same_actions():
+    def collector():
+        policy = lambda observation: torch.rand(observation.shape[:-1]) > 0.5  # noqa: E731
+        return AsyncBatchedCollector([cartpole], policy, frames_per_batch=16, total_frames=-1, seed=0)
+
+    def actions(batches, count):
+        return [next(batches)["action"].tolist() for _ in range(count)]
+
+    with collector() as saved:
+        batches = iter(saved)
+        next(batches)
+        state = saved.state_dict()
+        granted_before, expected = actions(batches, 2), actions(batches, 4)
+    with collector() as loaded:
+        loaded.load_state_dict(state)
+        assert actions(iter(loaded), 4) == expected != granted_before
+
+
 @pytest.mark.parametrize(
     ("kind", "place", "words", "knobs"),
     [

@@ -225,6 +225,6 @@ def test_the_page_names_the_options_that_do_not_affect_batches():
 
 def test_the_page_names_every_option_that_a_resume_may_not_change():
     text = PAGE
-    fixed = text[text.index("- Fixed:") : text.index("- Free:")]
+    fixed = text[text.index("| fixed options |") : text.index("The [configuration reference]")]
     names = {name for group in ("collector", "trainer", "inference") for name in marked(group, "kept")}
     assert [name for name in names if f"`{name}`" not in fixed and f".{name}`" not in fixed] == []

@@ -15,6 +15,7 @@ from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.run import EvalOptions, RunConfig
 from collectx.env.wrappers import note_of
 from collectx.errors import EpisodeTooLong, summary_of
+from collectx.run.env_limit import env_limit
 from collectx.run.folder import saved_config
 from collectx.run.folder.files import write_json
 from collectx.run.folder.layout import RunFolder
@@ -45,7 +46,7 @@ def _eval(arguments: Arguments) -> int:
     from collectx.run.after import evaluation, trained
 
     recording = evaluation.with_video(cfg, files.videos) if cfg.eval.video else cfg
-    policy, spec, _ = trained.build(cfg)
+    policy, spec, _ = trained.build(cfg, limit=env_limit(cfg))
     trained.load_weights(files, policy, cfg.eval.weights)
     if spec.normalizers:
         recording = _with_normalizers(recording, files, spec.normalizers)

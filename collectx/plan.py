@@ -31,6 +31,7 @@ from collectx.jobs.submit import headers
 from collectx.place import place_of
 from collectx.rollout.inference import RandomInference
 from collectx.run import RunFolder, cores
+from collectx.run.env_limit import env_limit
 from collectx.transport.base import SlotSpec
 from collectx.transport.slab import SlabLayout
 
@@ -50,6 +51,7 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
 
     Raises:
         ConfigError, SpaceError, ShapeError: as `collectx run` would raise with these configurations.
+        TimeoutError: making an env took more than `collector.start_timeout_s`.
     """
     specs: dict[str, tuple[EnvSpec, float | None]] = {}
     plans: list[dict[str, Any]] = [{"name": run.name, **_plan(run, specs)} for run in runs]
@@ -84,7 +86,8 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
     key = f"{asdict(cfg.env)} {is_users}"
     if key not in specs:
         seconds: list[float | None] = []
-        spec = env.read_spec(cfg.env, is_users, lambda group: seconds.append(step_s(group)))
+        with env_limit(cfg):
+            spec = env.read_spec(cfg.env, is_users, lambda group: seconds.append(step_s(group)))
         specs[key] = spec, seconds[0]
     spec, one_step_s = specs[key]
     module = policy.build(cfg.policy, spec, cfg.seed)

@@ -19,7 +19,7 @@ from collectx.batch import batch_leaves, nested_dims
 from collectx.collector.batch_info import DeliverySpec, part_shape
 from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import WorkerPool
-from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests
+from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests, first_restart_counts
 from collectx.collector.worker_record import FailurePolicy
 from collectx.config.derived import (
     frames_per_part,
@@ -138,6 +138,7 @@ def build(
         partial(first_requests, resume) if is_joining else None,
         cfg.seed,
         spec.normalizers,
+        {} if resume is None else first_restart_counts(resume),
     )
     collector = CollectorCore(workers.transport, schedule, delivery, pool)
     try:
@@ -224,8 +225,8 @@ class SpecMaker:
         """Whether an inference server acts for the workers."""
         return self._served is not None
 
-    def make(self, worker: int, incarnation: int) -> ProcessSpec:
-        """Returns the spec of a worker's process in this incarnation."""
+    def make(self, worker: int, incarnation: int, restart_count: int = 0) -> ProcessSpec:
+        """Returns the spec of a worker's process in this incarnation, which has `restart_count` earlier processes."""
         overrides = self._overrides[worker] if self._overrides else ConfigOverrides()
         collector = self._cfg.collector
         if overrides.exploration_type is not None:
@@ -238,14 +239,15 @@ class SpecMaker:
             collector=collector,
         )
         extras = {field.name: getattr(overrides, field.name) for field in dataclasses.fields(ProcessExtras)}
-        return ProcessSpec(cfg, self._placement(worker, incarnation), self._num_envs, self._served, **extras)
+        placement = self._placement(worker, incarnation, restart_count)
+        return ProcessSpec(cfg, placement, self._num_envs, self._served, **extras)
 
     def make_server(self, index: int, incarnation: int) -> ProcessSpec:
         """Returns the spec of the inference server, with the env and the device of the first worker."""
         placement = Placement(worker=index, index=index, num_workers=self._outer.num_workers, incarnation=incarnation)
         return dataclasses.replace(self.make(0, 0), placement=placement, served=None)
 
-    def _placement(self, worker: int, incarnation: int) -> Placement:
+    def _placement(self, worker: int, incarnation: int, restart_count: int) -> Placement:
         outer, index = self._outer, worker % self._num_workers
         return Placement(
             worker=worker,
@@ -255,6 +257,7 @@ class SpecMaker:
             visible_device=self._visible_devices[index] if self._visible_devices else None,
             env_index=outer.env_index + worker * self._processes * self._num_envs,
             worker_index=outer.worker_index + worker * self._processes,
+            restart_count=outer.restart_count + restart_count,
         )
 
 

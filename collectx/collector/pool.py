@@ -34,6 +34,7 @@ class WorkerPool:
             workers.
         seed: the run's seed, with which the envs of a worker that gets settings after its start are reset.
         normalizers: see `EnvSpec.normalizers`.
+        first_restart_counts: number of earlier processes of each worker, by index; None: no worker had any.
 
     Attributes:
         settings: the settings in force, which workers that start later get.
@@ -55,6 +56,7 @@ class WorkerPool:
         first_requests: Callable[[int], Sequence[Request]] | None = None,
         seed: int = 0,
         normalizers: Sequence[str] = (),
+        first_restart_counts: Mapping[int, int] | None = None,
     ):
         self.settings = Settings()
         self._seed = seed
@@ -69,6 +71,7 @@ class WorkerPool:
         self._num_workers = num_workers
         self._min_workers = min_workers
         self._first_incarnations = first_incarnations
+        self._first_restart_counts = first_restart_counts or {}
         self._first_requests = first_requests
         self._is_setting = False
 
@@ -102,14 +105,15 @@ class WorkerPool:
         """Makes the record of the next worker, with the lowest unused index."""
         index = len(self.records)
         incarnation = index // self._num_workers * self._failure_policy.max_incarnations
-        worker = WorkerRecord(index, self._first_incarnations.get(index, incarnation))
+        restart_count = self._first_restart_counts.get(index, 0)
+        worker = WorkerRecord(index, self._first_incarnations.get(index, incarnation), restart_count)
         self.records.append(worker)
         self._expect(worker)
         return worker
 
     def _expect(self, worker: WorkerRecord) -> None:
         """Lets a process of the worker's current incarnation connect."""
-        worker.spec = self._workers.expect(worker.index, worker.incarnation, worker.is_server)
+        worker.spec = self._workers.expect(worker.index, worker.incarnation, worker.restart_count, worker.is_server)
 
     def _start_first(self, worker: WorkerRecord) -> None:
         self._start(worker)
@@ -245,6 +249,7 @@ class WorkerPool:
         else:
             worker.num_restarts += 1
         worker.incarnation += 1
+        worker.restart_count += 1
         self._expect(worker)
         self._start(worker)
         num_restarts = worker.num_restarts + worker.num_requeues

@@ -25,10 +25,12 @@ class SavedRecords(TypedDict):
     Attributes:
         incarnations: the workers' incarnations, by index; see `Placement`.
         workers: the results of `RequestHandler.state`, by worker.
+        restart_counts: number of earlier processes of each worker, by index; older states lack it.
     """
 
     incarnations: dict[int, int]
     workers: dict[int, dict[str, Any]]
+    restart_counts: NotRequired[dict[int, int]]
 
 
 class CollectorState(SavedRecords):
@@ -51,8 +53,8 @@ class CollectorState(SavedRecords):
     settings: NotRequired[dict[str, Any]]
 
 
-def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) -> SavedRecords:
-    """Returns the entries `incarnations` and `workers`; `replies` are the answers to the request "state"."""
+def save_workers(records: Sequence[WorkerRecord], replies: Mapping[int, Any]) -> SavedRecords:
+    """Returns these entries; `replies` are the answers to the request "state"."""
     # The states in "load" requests that were not sent yet.
     kept = {worker.index: arguments[0] for worker in records for _, arguments in worker.first_requests if arguments}
     incarnations = {
@@ -61,12 +63,19 @@ def save_workers(records: Iterable[WorkerRecord], replies: Mapping[int, Any]) ->
         if worker.incarnation or worker.index in kept or not worker.first_requests
     }
     workers = {index: saved for index, saved in replies.items() if saved is not None}
-    return {"incarnations": incarnations, "workers": workers | kept}
+    restart_counts = {worker.index: worker.restart_count for worker in records}
+    return {"incarnations": incarnations, "workers": workers | kept, "restart_counts": restart_counts}
 
 
 def first_incarnations(state: CollectorState) -> dict[int, int]:
     """Returns the incarnation in which each worker continues after `state`."""
     return {worker: last + (worker not in state["workers"]) for worker, last in state["incarnations"].items()}
+
+
+def first_restart_counts(state: CollectorState) -> dict[int, int]:
+    """Returns the number of earlier processes of each worker that continues after `state`."""
+    earlier = state.get("restart_counts", state["incarnations"])
+    return {worker: count + 1 for worker, count in earlier.items()}
 
 
 def first_requests(state: CollectorState | None, worker: int) -> list[Request]:

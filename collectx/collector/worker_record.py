@@ -32,6 +32,7 @@ class WorkerRecord:
         incarnation: the incarnation of the newest process; see `collectx.worker.spec.Placement`.
         spec: the spec of the newest process.
         handle: the handle of the newest process; None if its end cannot be observed.
+        restart_count: number of processes before the newest one, over the whole run.
         num_restarts: number of processes that replaced a failed one.
         num_requeues: number of processes that replaced one whose job the cluster's scheduler ended.
         num_granted: number of slots that the worker may fill and has not filled.
@@ -50,6 +51,7 @@ class WorkerRecord:
 
     index: int
     incarnation: int
+    restart_count: int = 0
     spec: ProcessSpec = field(init=False)
     state: RecordState | None = None
     handle: AnyHandle | None = None

@@ -1,8 +1,9 @@
 """The numbers of an env, which the code that makes it can use: an entry point, a constructor, a factory, a wrapper.
 
-A parameter named `env_index` or `worker_index` gets the number, unless the user passes a value. In strings of a
+A parameter named like an attribute of `EnvNumbers` gets the number, unless the user passes a value. In strings of a
 configuration, the number replaces the name in braces: "videos/{env_index}". The string "{env_index}" alone becomes the
-number. The braces may contain one `*` or `%` and one `+` or `-` with an integer: "{env_index * 2 + 5002}".
+number. The braces may contain one `*` or `%` and one `+` or `-` with an integer, and a format of Python for an integer:
+"{env_index * 2 + 5002:06d}".
 """
 
 from __future__ import annotations
@@ -15,45 +16,61 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from collectx.errors import CollectxError
+from collectx.errors import CollectxError, ConfigError
 
-_NAME = re.compile(r"\{ *(env_index|worker_index)(?: *([*%]) *([1-9]\d*))?(?: *([+-]) *(\d+))? *\}")
+_NAME = re.compile(
+    r"\{ *(env_index|worker_index|restart_count)(?: *([*%]) *([1-9]\d*))?(?: *([+-]) *(\d+))? *(?::([^{}]*))?\}"
+)
 
 
 @dataclass(frozen=True)
 class EnvNumbers:
     """The numbers of one env. At any time, no two envs of a run have the same `env_index`. The envs of a replaced or
-    resumed worker keep their numbers.
+    resumed worker keep their index.
 
     Attributes:
         env_index: from 0 over all workers of the run; -1 for the env that is made to read its spaces; below -1 for envs
             of an evaluation.
         worker_index: from 0 over all worker processes of the run; negative in the same cases.
+        restart_count: number of earlier processes of the worker, over the whole run. Each restart of the worker and
+            each resume of the run adds one.
     """
 
     env_index: int = 0
     worker_index: int = 0
+    restart_count: int = 0
 
     def of(self, e: int) -> EnvNumbers:
         """Returns the numbers of env `e` of the group whose first env has these."""
         return replace(self, env_index=self.env_index + e)
 
     def filled(self, value: Any) -> Any:
-        """Returns `value` with the numbers in place of the names in its strings."""
+        """Returns `value` with the numbers in place of the names in its strings.
+
+        Raises:
+            ConfigError: Python cannot format an integer as a string demands.
+        """
         # Not any Mapping: Gymnasium's Dict space is one.
         if isinstance(value, dict):
             return {key: self.filled(each) for key, each in value.items()}
         if isinstance(value, list):
             return [self.filled(each) for each in value]
         if isinstance(value, str):
-            if alone := _NAME.fullmatch(value):
+            if (alone := _NAME.fullmatch(value)) and alone[6] is None:
                 return self._number(alone)
-            return _NAME.sub(lambda match: str(self._number(match)), value)
+            return _NAME.sub(self._text, value)
         return value
+
+    def _text(self, match: re.Match[str]) -> str:
+        """Returns the text that braces stand for."""
+        try:
+            return format(self._number(match), match[6] or "")
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(f"{match[0]}: {error}. Use a format for an integer, such as {{env_index:03d}}.") from None
 
     def _number(self, match: re.Match[str]) -> int:
         """Returns the number that braces stand for."""
-        name, operator, factor, sign, offset = match.groups()
+        name, operator, factor, sign, offset, _ = match.groups()
         number = getattr(self, name)
         if operator:
             number = number * int(factor) if operator == "*" else number % int(factor)

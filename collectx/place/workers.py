@@ -33,7 +33,7 @@ class Specs(Protocol):
 
     @property
     def is_served(self) -> bool: ...
-    def make(self, worker: int, incarnation: int) -> ProcessSpec: ...
+    def make(self, worker: int, incarnation: int, restart_count: int) -> ProcessSpec: ...
     def make_server(self, index: int, incarnation: int) -> ProcessSpec: ...
 
 
@@ -72,9 +72,13 @@ class Workers:
         self._endpoint = endpoint
         self._server_entry = server_entry
 
-    def expect(self, worker: int, incarnation: int, is_server: bool = False) -> ProcessSpec:
+    def expect(self, worker: int, incarnation: int, restart_count: int, is_server: bool = False) -> ProcessSpec:
         """Allows the process of this incarnation of a worker to connect; returns its spec."""
-        spec = (self._specs.make_server if is_server else self._specs.make)(worker, incarnation)
+        specs = self._specs
+        if is_server:
+            spec = specs.make_server(worker, incarnation)
+        else:
+            spec = specs.make(worker, incarnation, restart_count)
         self.transport.expect(worker, spec.to_json)
         return spec
 

@@ -246,9 +246,9 @@ class Rollout:
             with torch.inference_mode():
                 for step, (seen, written, out) in enumerate(views.step_arrays()):
                     following = observations[step + 1]
+                    counts[STEPS] = step
                     if stop[0]:
                         raise RolloutStopped
-                    counts[STEPS] = step
                     started = perf_counter()
                     infer(seen, written)
                     acted = perf_counter()

@@ -55,9 +55,9 @@ class OneEnvRollout(Rollout):
         try:
             with torch.inference_mode():
                 for step, (seen, written) in enumerate(zip(*views.policy_arrays(), strict=True)):
+                    counts[STEPS] = step
                     if stop[0]:
                         raise RolloutStopped
-                    counts[STEPS] = step
                     started = perf_counter()
                     for array, value in observed:
                         array[step] = value

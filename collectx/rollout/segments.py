@@ -87,9 +87,9 @@ class RaggedRollout(Rollout):
         try:
             with torch.inference_mode():
                 while len(self._complete) < num_envs:
+                    counts[STEPS] = step
                     if self._stop[0]:
                         raise RolloutStopped
-                    counts[STEPS] = step
                     version = next(versions)
                     started = perf_counter()
                     infer(self._carry_tensors, self._written)

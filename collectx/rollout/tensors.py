@@ -207,9 +207,9 @@ class TensorRollout(Rollout):
         try:
             with torch.inference_mode():
                 for step, (seen, written, out) in enumerate(views.steps):
+                    counts[STEPS] = step
                     if stop[0]:
                         raise RolloutStopped
-                    counts[STEPS] = step
                     started = perf_counter()
                     infer(seen, written)
                     acted = perf_counter()

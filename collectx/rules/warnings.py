@@ -73,7 +73,8 @@ def _num_filled(path: str, count: int, num_envs: int) -> int:
 
 
 def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
-    """Yields a warning if several envs write to one path, where each overwrites what the others wrote."""
+    """Yields a warning if several envs, or the processes of a worker, write to one path, where each overwrites what the
+    others wrote."""
     env, collector = cfg.env, cfg.collector
     count = num_workers_of(collector) * collector.num_workers_per_collector * env.num_envs
     if not isinstance(env, GymnasiumConfig) or count == 1:
@@ -83,8 +84,15 @@ def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
     for where, arguments in calls:
         for name in _OUTPUTS if isinstance(arguments, Mapping) else ():
             value = arguments.get(name)
-            if isinstance(value, str) and _num_filled(value, count, env.num_envs) < count:
+            if not isinstance(value, str):
+                continue
+            if _num_filled(value, count, env.num_envs) < count:
                 yield (
                     f"{where}: all {count} envs write to {name}={value}, and overwrite each other's files. Use a path "
                     f"for each, such as {value}/{{env_index}}."
+                )
+            elif collector.on_worker_failure == "restart" and "restart_count" not in value:
+                yield (
+                    f"{where}: the env of a restarted worker overwrites its earlier files in {name}={value}. Use a "
+                    f"path for each, such as {value}-{{restart_count}}."
                 )

@@ -244,7 +244,7 @@ class Transport(Protocol):
         event.
 
         A worker fails with `WorkerTimeout` if it owes a batch and makes, resets or steps no env for
-        `collector.start_timeout_s` (before its first batch) or `collector.worker_timeout_s` (afterwards).
+        `collector.start_timeout_s` (before its first step) or `collector.worker_timeout_s` (afterwards).
         """
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:

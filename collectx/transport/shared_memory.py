@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 
 from collectx.errors import RemoteFailure, WorkerTimeout
+from collectx.progress import OTHERS, STEPS
 from collectx.transport import messages
 from collectx.transport.base import Arrival, Departure, Fill, Reply, Request, Reset, SlotReport, SlotSpec
 from collectx.transport.handles import Handle
@@ -58,6 +59,7 @@ class SharedMemoryTransport(SlabTransport):
         peer = _LocalPeer(worker, remote_end=theirs)
         if worker < self.spec.num_workers:
             peer.counts = self.slab.progress(worker)
+            peer.counts[STEPS] = peer.counts[OTHERS] = 0  # those of the worker's earlier process
         self._supervisor.connect(self._supervisor.add(peer), ours)
         client = None
         if incarnation is not None and self.inference is not None:

@@ -251,7 +251,7 @@ class Supervisor(Generic[AnyPeer]):
         )
 
     def _limit(self, peer: Peer) -> Limit:
-        if peer.has_delivered:
+        if peer.has_stepped:
             return "collector.worker_timeout_s", self._worker_timeout_s
         limit = None
         if self._join_timeout is not None and not peer.has_joined:

@@ -35,7 +35,7 @@ class Placement:
             and trajectory ids, so that a restart repeats no data. A process that continues saved envs keeps their
             incarnation. Added workers start at a higher number.
         visible_device: the only GPU that the process sees, or "cpu"; None: all GPUs.
-        env_index, worker_index: the env numbers of the process's first env (`collectx.env.numbers`).
+        env_index, worker_index, restart_count: the env numbers of the process's first env (`collectx.env.numbers`).
     """
 
     worker: int
@@ -45,11 +45,12 @@ class Placement:
     visible_device: str | None = None
     env_index: int = 0
     worker_index: int = 0
+    restart_count: int = 0
 
     @property
     def numbers(self) -> EnvNumbers:
         """The env numbers of the process's first env."""
-        return EnvNumbers(self.env_index, self.worker_index)
+        return EnvNumbers(self.env_index, self.worker_index, self.restart_count)
 
 
 @dataclass(kw_only=True)

@@ -1,10 +1,11 @@
 """User code that would keep a command for ever: it ends, and says what it waited for."""
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from commands import COMMAND, environment, result
+from commands import COMMAND, collectx, environment, forked, result
 
 SHAPE = ["collector=single", "collector.frames_per_batch=20", "collector.total_frames=40", "hydra.run.dir=run"]
 THREAD = "these threads of an env or of other code of yours still run: telemetry, telemetry. Start such"
@@ -54,3 +55,21 @@ def test_a_command_ends_although_its_env_does_not(tmp_path, env, options, status
     for part in parts:
         assert part in said
     assert str(tmp_path / "run") in ended.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "env",
+    ["never_made", pytest.param("never_interrupted", marks=pytest.mark.nightly)],
+)
+@pytest.mark.parametrize("command", ["plan", "eval"])
+def test_plan_and_eval_end_although_the_constructor_of_an_env_does_not(tmp_path, monkeypatch, command, env):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    run = ["policy=random", "trainer=meter", "debug=tiny", "hydra.run.dir=run"]
+    if command == "eval":
+        forked("run", "env=gym", "env.id=CartPole-v1", *run, cwd=tmp_path)
+    words = {"plan": ["env=gym", *run], "eval": ["run", "env.id=null"]}[command]
+    hangs = [f"env.entry_point=user_code.lingering:{env}", "collector.start_timeout_s=1"]
+    ended = collectx(command, *words, *hangs, cwd=tmp_path, status=1)
+    limit = "took more than 1 s (collector.start_timeout_s=1).\nIt was at:\n"
+    assert f"TimeoutError: making an env (env.entry_point=user_code.lingering:{env}) {limit}" in ended.stderr
+    assert "lingering.py" in ended.stderr.partition(limit)[2]

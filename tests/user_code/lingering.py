@@ -1,5 +1,6 @@
-"""Envs that keep their process: a thread that is no daemon, a constructor and a `close` that never return."""
+"""Envs that keep their process: a thread that is no daemon, constructors and a `close` that never return."""
 
+import contextlib
 import threading
 
 import gymnasium
@@ -12,6 +13,12 @@ def threaded():
 
 def never_made():
     threading.Event().wait()
+
+
+def never_interrupted():
+    while True:
+        with contextlib.suppress(BaseException):
+            threading.Event().wait()
 
 
 class NeverClosed(gymnasium.Wrapper):

@@ -172,8 +172,9 @@ class CollectorConfig(Section):
     )
     start_timeout_s: float = option(
         60.0,
-        """Maximum seconds, above 0, for a worker to start, including its imports; and then, before its first batch, the
-        maximum without progress, in place of worker_timeout_s.""",
+        """Maximum seconds, above 0, for a worker to start, including its imports; and then, until it has stepped its
+        envs, the maximum without progress, in place of worker_timeout_s. Also the maximum for making the first env,
+        which only shows its spaces.""",
         above=0,
         without_effect=True,
     )

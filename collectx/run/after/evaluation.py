@@ -31,6 +31,7 @@ from collectx.env.wrappers import with_statistics
 from collectx.errors import ConfigError, EpisodeTooLong, summary_of
 from collectx.policy.exploration import ExplorationType
 from collectx.random_state import single_threaded
+from collectx.run.env_limit import env_limit
 from collectx.run.statistics import bootstrap_interval
 from collectx.user_objects import UserPolicyConfig
 from collectx.worker.spec import Placement
@@ -202,7 +203,8 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
     values = {field.name: getattr(env, field.name) for field in dataclasses.fields(GymEnvConfig)}
     values |= {"kind": "gym", "num_envs": 1, "kwargs": {**env.kwargs, "render_mode": "rgb_array"}}
     made = GymEnvConfig(**values)
-    _check_rendering(partial(env_factory(made), SPACES))
+    with env_limit(cfg):
+        _check_rendering(partial(env_factory(made), SPACES))
 
     def record(one: Any) -> Any:
         return RecordVideo(one, str(folder), episode_trigger=lambda episode: episode < episodes, name_prefix="eval")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -228,15 +229,19 @@ class LoadedPolicy:
 
 
 def build(
-    cfg: RunConfig, examine: Callable[[Env], object] = lambda group: None
+    cfg: RunConfig,
+    examine: Callable[[Env], object] = lambda group: None,
+    limit: AbstractContextManager[None] | None = None,
 ) -> tuple[Callable | None, EnvSpec, EnvSpec]:
     """Returns the policy of a configuration on the CPU, with its first weights; the spec of its envs, and the spec as
     policies see it, with what `cfg.collector` adds.
 
     Args:
         examine: see `collectx.env.read_spec`.
+        limit: limits the time in which the env is made; None: no limit.
     """
-    spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), examine)
+    with limit or nullcontext():
+        spec = envs.read_spec(cfg.env, policies.is_user_policy(cfg.policy), examine)
     seen = RolloutOptions.of(cfg.collector).env_spec(spec)
     policy = policies.build(cfg.policy, spec, cfg.seed)
     # A lazy module creates its tensors in the first call.

@@ -18,6 +18,7 @@ import torch
 from collectx import progress
 from collectx.batch import Slot
 from collectx.errors import RemoteFailure, RendezvousError
+from collectx.progress import STEPS
 from collectx.transport import messages
 from collectx.transport.base import Fill, Request, SlotReport, SlotSpec
 from collectx.transport.connections import disconnect_poll, enable_keepalive
@@ -122,7 +123,7 @@ class NetworkLink:
         # Granted slots, each with the oldest version that it may be filled with, and requests.
         self._inbox: deque[tuple[Fill, int] | Request] = deque()
         self._announced_version = -1
-        self._is_closed = False
+        self._is_closed = self._has_stepped = False
         self._next_poll_s = self._next_progress_s = 0.0
         self._progress_every_s = min(_PROGRESS_S, _PROGRESS_SHARE * timeout_s)
         self._poller = select.poll()
@@ -146,7 +147,11 @@ class NetworkLink:
     def _poll(self) -> bool:
         now_s = time.monotonic()
         if now_s >= self._next_poll_s:
-            self._next_poll_s = now_s + _STOP_POLL_S
+            if self._has_stepped:
+                self._next_poll_s = now_s + _STOP_POLL_S
+            elif progress.counts[STEPS]:
+                # At once, because `worker_timeout_s` applies from the first step on.
+                self._has_stepped, self._next_progress_s = True, 0.0
             self._receive_messages(0.0)
             self._take_weights()
             self._tell_progress(now_s)

@@ -80,10 +80,10 @@ def test_a_worker_that_cannot_be_started_is_not_added():
 def test_all_workers_are_expected_before_one_can_find_the_trainer():
     _, recorder, _ = make_pool("restart", 2, SyncSchedule(2), first_incarnations={1: 4}, endpoint="here")
     assert [call[:3] for call in recorder.calls[:4]] == [
-        ("expect", 0, (0, 0)),
-        ("expect", 1, (1, 4)),
+        ("expect", 0, (0, 0, 0)),
+        ("expect", 1, (1, 4, 0)),
         ("announce", "here"),
-        ("start", 0, (0, 0)),
+        ("start", 0, (0, 0, 0)),
     ]
 
 
@@ -110,8 +110,8 @@ def test_a_replacement_begins_the_next_incarnation_with_the_reset_of_its_worker(
     recorder.calls.clear()
     assert list(pool.handle_departure(Departure(1, WorkerDied("killed")), is_final=False)) == [(1, 0)]
     assert recorder.calls == [
-        ("expect", 1, (1, 1)),
-        ("start", 1, (1, 1), 1, "process 1.0"),
+        ("expect", 1, (1, 1, 1)),
+        ("start", 1, (1, 1, 1), 1, "process 1.0"),
         ("attach", 1, "process 1.1"),
     ]
     assert (worker.incarnation, worker.num_granted, worker.num_frames, pool.num_awaited) == (1, 0, 30, 0)
@@ -125,7 +125,7 @@ def test_an_added_worker_has_incarnations_that_no_other_worker_has():
     schedule = SyncSchedule(2)
     pool, recorder, _ = make_pool("restart", 2, schedule, max_requeues=3)
     pool.add()
-    assert ("expect", 2, (2, 14)) in recorder.calls
+    assert ("expect", 2, (2, 14, 0)) in recorder.calls
     assert list(schedule.batch_awaited()) == [(0, 0), (1, 0), (2, 0)]
 
 

@@ -14,6 +14,7 @@ from collectx.run import preflight
 
 METER = "trainer=meter collector.preemptive_threshold"
 ENDLESS = "collector.total_frames=-1"
+RESTART = "collector.on_worker_failure=restart"
 NEXT_STEP = "env=gym_vector env.id=X env.autoreset_mode=next_step"
 DISTRIBUTED = f"{ENDLESS} collector=distributed"
 RPC = "collector=rpc backend=rpc backend.tensorpipe"
@@ -225,7 +226,10 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("collector=distributed_sync backend.port=7000", ["gloo"]),
         ("env.wrappers=[{RecordVideo:{video_folder:v}}]", ["all 16 envs write to video_folder=v"]),
         ("env.wrappers=[{RecordVideo:{video_folder:'v{env_index}'}}]", []),
+        ("env.wrappers=[{RecordVideo:{video_folder:'v{env_index:03d}'}}]", []),
         ("env.num_envs=1 env.wrappers=[{RecordVideo:{video_folder:'v{worker_index}'}}]", []),
+        (f"{RESTART} env.wrappers=[{{RecordVideo:{{video_folder:'v{{env_index}}'}}}}]", ["earlier files in video"]),
+        (f"{RESTART} env.wrappers=[{{RecordVideo:{{video_folder:'v{{env_index}}-{{restart_count}}'}}}}]", []),
         ("env.wrappers=[{RecordVideo:{video_folder:'v{worker_index}'}}]", ["all 16 envs write to"]),
         ("env.wrappers=[{Monitor:{filename:'{env_index%4}'}}]", ["all 16 envs write to"]),
         # Keys that need no reset of single envs are allowed where there is none.

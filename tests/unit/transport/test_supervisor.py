@@ -125,9 +125,9 @@ def supervisor():
         # The second of two that it owes counts from the first one's delivery.
         ([(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (69.9,)], None),
         ([(0, "granted", 0), (1, "granted", 0), (50, "delivered", 0), (70,)], (0, "collector.worker_timeout_s=20")),
-        # A step lets the timeout begin again, also that of the first batch; not without a grant.
-        ([(0, "granted", 0), (50, "step", 0), (109.9,)], None),
-        ([(0, "granted", 0), (50, "step", 0), (110,)], (0, "collector.start_timeout_s=60")),
+        # A step lets the timeout begin again; not without a grant. From the first step on, it is that of later batches.
+        ([(0, "granted", 0), (50, "step", 0), (69.9,)], None),
+        ([(0, "granted", 0), (50, "step", 0), (70,)], (0, "collector.worker_timeout_s=20")),
         ([(0, "granted", 0), (1, "delivered", 0), (2, "step", 0), (50, "granted", 0), (69.9,)], None),
         (
             [(0, "granted", 0), (1, "delivered", 0), (2, "granted", 0), (21, "step", 0), (41,)],
@@ -174,11 +174,16 @@ def test_who_is_late_and_by_which_timeout(supervisor, steps, late):
         assert f"{late[1]})" in str(error)
 
 
-def test_what_a_worker_counts_in_memory_is_progress_and_is_said(supervisor):
+@pytest.mark.parametrize("has_delivered", [False, True])
+def test_what_a_worker_counts_in_memory_is_progress_and_is_said(supervisor, has_delivered):
     supervisor = supervisor()
     supervisor.connect(0)
-    counts = supervisor.worker(0).counts = memoryview(array("q", [255, 8]))  # of its last batch
+    counts = supervisor.worker(0).counts = memoryview(array("q", [0, 8]))
     supervisor.granted(0)
+    if has_delivered:
+        counts[STEPS] = 255  # of its last batch
+        supervisor.delivered(0)
+        supervisor.granted(0)
     errors = []
     for second in range(1, 1000):
         supervisor.now += 1.0
@@ -187,8 +192,8 @@ def test_what_a_worker_counts_in_memory_is_progress_and_is_said(supervisor):
         if errors := supervisor.poll():
             break
     ((_, error),) = errors
-    assert second in (72, 73)
-    assert "made no progress for 60 s (collector.start_timeout_s=60). It stepped 12 of 256 times, 1 s a step." in str(
+    assert second in (32, 33)
+    assert "made no progress for 20 s (collector.worker_timeout_s=20). It stepped 12 of 256 times, 1 s a step." in str(
         error
     )
 

@@ -90,7 +90,7 @@ bench-compare: install  ## Compare the speed with that of the revision REV; ARGS
 bench-peers: install $(PEERS:%=.bench/%/.installed)  ## Compare with other libraries, which get environments in .bench/
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-bench-replay: install .bench/cpprb/.installed  ## Compare replay buffers with those of other libraries (4 minutes)
+bench-replay: install .bench/cpprb/.installed  ## Compare replay buffers with those of other libraries (three minutes)
 	$(BIN)/python -m benchmarks.replay $(ARGS)
 
 # A peer that cannot be installed is left out.

@@ -16,7 +16,8 @@ GPU_PACKAGES := ale-py farama-notifications gymnasium hoptorch hydra-core hydra-
 	omegaconf orjson pyvers submitit tensordict torchrl
 # The folder of the documentation's site; what it contained is deleted.
 SITE ?= site
-# Environments of `make bench-peers`, and packages whose own requirements exclude the versions in constraints.txt.
+# Environments of `make bench-peers` (`make bench-replay` has one more), and packages whose own requirements exclude the
+# versions in constraints.txt.
 PEERS := gymnasium sb3 sample_factory rllib pufferlib
 without_deps_sample_factory := sample-factory==2.1.1 numpy==1.26.4
 without_deps_pufferlib := pufferlib-core==3.0.23
@@ -27,7 +28,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run config test test-ci test-nightly test-slurm test-gpu gpu-bundle bench bench-compare bench-peers learning docs check format clean
+.PHONY: help install run config test test-ci test-nightly test-slurm test-gpu gpu-bundle bench bench-compare bench-peers bench-replay learning docs check format clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,9 +90,12 @@ bench-compare: install  ## Compare the speed with that of the revision REV; ARGS
 bench-peers: install $(PEERS:%=.bench/%/.installed)  ## Compare with other libraries, which get environments in .bench/
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
+bench-replay: install .bench/cpprb/.installed  ## Compare replay buffers with those of other libraries (three minutes)
+	$(BIN)/python -m benchmarks.replay $(ARGS)
+
 # A peer that cannot be installed is left out.
 .bench/%/.installed: benchmarks/peers/%.txt constraints.txt
-	@echo "Installing $* in .bench/$*: 2 GB or more, some minutes"
+	@echo "Installing $* in .bench/$*: with torch 2 GB or more, some minutes"
 	$(PYTHON) -m venv .bench/$*
 	-.bench/$*/bin/pip install --quiet --constraint constraints.txt --requirement $< \
 		$(if $(without_deps_$*),&& .bench/$*/bin/pip install --quiet --no-deps $(without_deps_$*)) && touch $@

@@ -11,6 +11,8 @@
     compare.py    this checkout and another revision in turns: `make bench-compare REV=...`
     learning.py   learning curves of the built-in trainers
     tables.py     the tables and the plot of the documentation, from results.json and learning.json
+    replay.py     replay buffers beside those of other libraries: `make bench-replay`
+    printing.py   command, machine, date; medians with their spread
     many.py       hundreds of worker processes over gloo
     instrumented.py  a run that shows and records everything, and the collector alone, in turns
     sizes.py      shares for growing observations, times from publish to use for growing weights, with their limits

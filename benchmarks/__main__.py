@@ -3,16 +3,13 @@
 import argparse
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from benchmarks import fresh, handover, instrumented, memory, overhead, replay, slurm, speed, startup, tables
+from benchmarks import fresh, handover, instrumented, memory, overhead, printing, slurm, speed, startup, tables
 from benchmarks.cases import CASES
 from benchmarks.speed import Line
 
@@ -24,7 +21,6 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace, "Report"], None]] = {
     "overhead": lambda options, report: _overhead(options.seconds, report),
     "weights": lambda options, report: _weights(options.seconds, report),
     "handover": lambda options, report: _handover(options.seconds, report),
-    "replay": lambda options, report: _replay(options.pairs, options.seconds, report),
     "slurm": lambda options, report: _slurm(options.pairs, report),
 }
 PARTS = (*CASES, *MEASUREMENTS)
@@ -71,7 +67,7 @@ class Report:
     def __init__(self, path: Path | None):
         self._path = path
         self._lines: dict[str, dict] = {}
-        self.about = _about()
+        self.about = printing.about("benchmarks", "tensordict", "gymnasium", "envpool", "torchrl")
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -163,29 +159,6 @@ def _handover(seconds: float, report: Report) -> None:
         report.add(Line(f"weights of {megabytes:g} MB: times a raw gloo send", result["ratios"], None, note))
 
 
-def _replay(pairs: int, seconds: float, report: Report) -> None:
-    report.say("  thousands of frames per second, medians of all pairs, the sides in turn")
-    for kind in replay.KINDS:
-        reason = replay.why_not(kind)
-        if reason is not None:
-            report.say(f"  {kind}: TorchRL is omitted: {reason}")
-        sides = [side for side in replay.SIDES if reason is None or side.startswith("ours")]
-        for frames in replay.FRAMES:
-            results: dict[str, list[dict]] = {side: [] for side in sides}
-            for _ in range(pairs):
-                for side in sides:
-                    arguments = {"side": side, "frames": frames, "kind": kind, "seconds": seconds}
-                    results[side].append(fresh.run("benchmarks.replay", **arguments))
-            for what in ("write", "sample"):
-                rates = {side: [each[what] for each in results[side]] for side in sides}
-                shown = ", ".join(f"{side} {median(values) / 1e3:,.0f}" for side, values in rates.items())
-                report.say(f"  {kind} {frames} {what}: {shown}")
-                if reason is None:
-                    pairs_of = zip(rates["ours"], rates["torchrl_tensor"], strict=True)
-                    ratios = [ours / theirs for ours, theirs in pairs_of]
-                    report.add(Line(f"{kind} {frames} {what}: times TorchRL's LazyTensorStorage", ratios, None, ""))
-
-
 def _slurm(pairs: int, report: Report) -> None:
     reason = slurm.why_not()
     if reason is not None:
@@ -212,30 +185,6 @@ def _options() -> argparse.Namespace:
     if options.quick:
         options.pairs, options.seconds, options.batches = 1, 1.0, 2_000
     return options
-
-
-def _about() -> dict[str, str]:
-    versions = []
-    for package in ("torch", "tensordict", "gymnasium", "envpool", "torchrl"):
-        try:
-            versions.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            versions.append(f"no {package}")
-    return {
-        "command": f"python -m benchmarks {' '.join(sys.argv[1:])}".rstrip(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{_processor()}, {len(fresh.cores())} of {os.cpu_count()} cores",
-        "load": f"load average {os.getloadavg()[0]:.1f} at the start",
-        "versions": f"Python {platform.python_version()}, {', '.join(versions)}",
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown processor"
 
 
 if __name__ == "__main__":

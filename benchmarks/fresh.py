@@ -26,6 +26,7 @@ from typing import Any, Self
 # Thread pools are sized when their libraries load; envs and policy use one thread on every side.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _RESULT = "benchmark result: "
+_ENVIRONMENTS = Path(__file__).parents[1] / ".bench"
 # Warm-up of `turns`: at first, and before every turn, which takes what accumulated since the last one.
 _WARM_S = (1.0, 0.2)
 
@@ -155,15 +156,16 @@ def answer(turns: Generator[dict[str, Any], float, None]) -> None:
 def turns(take: Callable[[], int], **about: Any) -> Generator[dict[str, Any], float, None]:
     """The turns of `serve_turns` over calls of `take`, which returns how many frames it took. `about` is added to every
     measurement."""
-    _take(take, _WARM_S[0])
+    taken(take, _WARM_S[0])
     seconds = yield {}
     while True:
-        _take(take, _WARM_S[1])
-        frames, elapsed_s = _take(take, seconds)
+        taken(take, _WARM_S[1])
+        frames, elapsed_s = taken(take, seconds)
         seconds = yield {"frames": frames, "seconds": elapsed_s, **about}
 
 
-def _take(take: Callable[[], int], seconds: float) -> tuple[int, float]:
+def taken(take: Callable[[], int], seconds: float) -> tuple[int, float]:
+    """Calls `take` for so many seconds; returns how many frames it took, and seconds."""
     frames, began = 0, perf_counter()
     while (elapsed_s := perf_counter() - began) < seconds:
         frames += take()
@@ -173,6 +175,12 @@ def _take(take: Callable[[], int], seconds: float) -> tuple[int, float]:
 def serve(measure: Callable[..., dict[str, Any]]) -> None:
     """Main function of the child of `run`: pins itself, measures, prints the result."""
     print(_RESULT + json.dumps(measure(**arguments())), flush=True)
+
+
+def python_of(name: str) -> str:
+    """The interpreter of the environment `.bench/NAME` of another library, which make installs; without one, this."""
+    environment = _ENVIRONMENTS / name
+    return str(environment / "bin" / "python") if (environment / ".installed").exists() else sys.executable
 
 
 def arguments() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks import fresh, ours
+from benchmarks import fresh, ours, printing
 
 # Bytes of an observation, and frames of a batch of one worker: 84x84x4, 224x224x3, 1 MB.
 _SIZES = {28_224: 256, 150_528: 64, 1_000_000: 16}
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="per turn and side (1)")
     options = parser.parse_args()
+    printing.say_about("benchmarks.leases", "gymnasium")
     print("| bytes of an observation | collector |", " | ".join(_SIDES), "| leased / zero_copy |")
     print("|" + "---|" * (len(_SIDES) + 3))
     for size in _SIZES:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from benchmarks import fresh, ours
+from benchmarks import fresh, ours, printing
 from benchmarks.cases import CASES
 
 _ASYNC, _SYNC = "collector=multi_async", "collector=multi_sync"
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="per turn and side (1)")
     options = parser.parse_args()
+    printing.say_about("benchmarks.short", "gymnasium")
     print("| envs of a worker | steps of a batch | options | share of bare loops | target |\n|---|---|---|---|---|")
     for case, steps, words, target in _ROWS:
         shares = _shares(case, steps, words, options.turns, options.seconds)

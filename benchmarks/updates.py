@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Categorical
 
+from benchmarks import printing
 from collectx import env as envs
 from collectx import policy as policies
 from collectx import trainer as trainers
@@ -37,6 +38,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
+    printing.say_about("benchmarks.updates", "tensordict")
     print("processor time of one update, ms: median of the rounds (min to max)")
     for name, sides in {"ppo": _ppo_sides(), "impala": _impala_sides()}.items():
         times: dict[str, list[float]] = {side: [] for side in sides}

@@ -8,20 +8,17 @@ of a case are measured in turn; sides that wait are stopped, Ray's aside. Figure
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from subprocess import run
 from typing import Any
 
-from benchmarks import fresh
+from benchmarks import fresh, printing
 from benchmarks.cases import CASES
 
-_ENVIRONMENTS = Path(__file__).parents[2] / ".bench"
 # A process for every env takes long to start beside other work.
 _START_S = 120.0
 
@@ -98,6 +95,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="per turn and side (2)")
     options = parser.parse_args()
+    printing.say_about("benchmarks.peers")
     versions = {name: _version(name) for name in ("collectx", *options.only)}
     print("| env, envs of a worker | library | collected by | processes | frames/s | share | multi_async / it |")
     print("|---|---|---|---|---|---|---|")
@@ -107,15 +105,10 @@ def main() -> None:
     print("\n" + ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
-def _python(name: str) -> str:
-    own = _ENVIRONMENTS / name / "bin" / "python"
-    return str(own) if (own.parent.parent / ".installed").exists() else sys.executable
-
-
 def _version(name: str) -> str:
     distribution = PEERS[name].distribution if name in PEERS else name
     code = f"from importlib.metadata import version; print(version({distribution!r}))"
-    done = run([_python(name), "-c", code], capture_output=True, text=True)
+    done = run([fresh.python_of(name), "-c", code], capture_output=True, text=True)
     return done.stdout.strip() or "not installed"
 
 
@@ -133,7 +126,7 @@ def _rows(case: str, names: list[str], turns: int, seconds: float) -> Iterator[s
             peer = PEERS[name]
             module = peer.module or f"benchmarks.peers.{name}"
             for side, value in peer.sides.items():
-                session = start(module, python=_python(name), stopped=peer.stopped, **{peer.key: value})
+                session = start(module, python=fresh.python_of(name), stopped=peer.stopped, **{peer.key: value})
                 sides.append(Side(name, side, [session]))
         for side in sides:
             _try(side, lambda side=side: [session.wait_until_ready() for session in side.sessions])
@@ -153,17 +146,16 @@ def _try(side: Side, action: Any) -> None:
         side.failure = str(error).strip().splitlines()[-1]
 
 
+def _ratio(ours: Side, theirs: Side) -> str:
+    return printing.spread(printing.ratios(ours.rates, theirs.rates))
+
+
 def _row(case: str, side: Side, bare: Side, ours: Side) -> str:
     env = f"{CASES[case].env_id}, {CASES[case].num_envs}"
     if side.failure:
         return f"| {env} | {side.library} | {side.name} | | | | {side.failure} |"
-    figures = f"{side.processes} | {median(side.rates):,.0f} | {_ratio(side.rates, bare.rates)}"
-    return f"| {env} | {side.library} | {side.name} | {figures} | {_ratio(ours.rates, side.rates)} |"
-
-
-def _ratio(rates: list[float], others: list[float]) -> str:
-    ratios = [rate / other for rate, other in zip(rates, others, strict=True)]
-    return f"{median(ratios):.3g} ({min(ratios):.3g} to {max(ratios):.3g})"
+    figures = f"{side.processes} | {median(side.rates):,.0f} | {_ratio(side, bare)}"
+    return f"| {env} | {side.library} | {side.name} | {figures} | {_ratio(ours, side)} |"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from collectx.errors import ConfigError
@@ -11,6 +13,8 @@ from collectx.replay.sampler import Sampler
 _HEAD_BYTES = 64
 # Number of children of a node of the sum tree.
 _WIDTH = 16
+# A search begins at the lowest level with at most so many entries; their cumulative sum costs as much as a level.
+_MAX_FIRST = 2**13
 
 
 class PrioritizedSampler(Sampler):
@@ -51,10 +55,13 @@ class PrioritizedSampler(Sampler):
         self._tree = SumTree(ring.capacity, memory[_HEAD_BYTES:])
 
     def dropped(self, first: int, count: int) -> None:
-        self._fill(first, count, 0.0)
+        # The new frames take these positions, so `written` recomputes the sums.
+        for start, stop in self._ranges(first, count):
+            self._tree.weights[start:stop] = 0.0
 
     def written(self, first: int, count: int) -> None:
-        self._fill(first, count, self._largest[0] or 1.0)
+        for start, stop in self._ranges(first, count):
+            self._tree.fill(start, stop, self._largest[0] or 1.0)
 
     def restore(self, memory: np.ndarray, capacity: int) -> None:
         ring, saved = self._ring, SumTree(capacity, memory[_HEAD_BYTES:])
@@ -86,13 +93,13 @@ class PrioritizedSampler(Sampler):
         self._largest[0] = max(self._largest[0], weight.max(initial=0.0))
         self._tree.set(index % self._ring.capacity, weight)
 
-    def _fill(self, first: int, count: int, weight: float) -> None:
+    def _ranges(self, first: int, count: int) -> Iterator[tuple[int, int]]:
+        """Yields the ranges of positions of frames `first` to `first + count`, exclusive."""
         capacity = self._ring.capacity
         start = first % capacity
-        stop = min(start + count, capacity)
-        self._tree.fill(start, stop, weight)
+        yield start, min(start + count, capacity)
         if start + count > capacity:
-            self._tree.fill(0, start + count - capacity, weight)
+            yield 0, start + count - capacity
 
 
 class SumTree:
@@ -102,9 +109,9 @@ class SumTree:
         ...
         weights   | 0  1  2 ... 15 | 16 ... 31      | ...
 
-    With a million weights, the tree has five levels; a binary tree would have twenty. Each level of a search takes a
-    few NumPy calls for all searches together. A node is recomputed from its children, so rounding errors do not
-    accumulate.
+    With a million weights, the tree has five levels; a binary tree would have twenty. A search begins by bisection at a
+    level of some thousand entries. Each level below it takes a few NumPy calls for all searches together. A node is
+    recomputed from its children, so rounding errors do not accumulate.
 
     Args:
         memory: `[SumTree.nbytes(size)]` uint8. The caller owns it, and has set it to zero.
@@ -120,6 +127,7 @@ class SumTree:
             self._levels.append(numbers[:length].reshape(-1, _WIDTH))
             numbers = numbers[length:]
         self.weights = self._levels[0].reshape(-1)[:size]
+        self._first = next(i for i, entries in enumerate(self._levels) if entries.size <= _MAX_FIRST)
 
     @staticmethod
     def nbytes(size: int) -> int:
@@ -136,7 +144,10 @@ class SumTree:
         self.weights[index] = weights
         for lower, upper in zip(self._levels, self._levels[1:], strict=False):
             index = index // _WIDTH
-            upper.reshape(-1)[index] = lower[index].sum(1)
+            if len(lower) > len(index):
+                upper.reshape(-1)[index] = lower[index].sum(1)
+            else:
+                upper.reshape(-1)[: len(lower)] = lower.sum(1)
 
     def fill(self, start: int, stop: int, weight: float) -> None:
         """Sets all weights from `start` to `stop`, exclusive."""
@@ -150,10 +161,13 @@ class SumTree:
     def find(self, mass: np.ndarray) -> np.ndarray:
         """Returns, for each `mass`, `[N]` from 0 to below `total`, the index of the weight whose interval of the
         cumulative sum contains it. Never returns the index of a weight of 0. `total` must not be 0."""
-        block = np.zeros(len(mass), np.int64)
+        level = self._first
+        ends = self._levels[level].reshape(-1).cumsum()
+        block = ends.searchsorted(np.minimum(mass, np.nextafter(ends[-1], 0)), "right")
+        mass = mass - np.where(block > 0, ends[block - 1], 0)
         rows = np.arange(len(mass))
-        for level in reversed(self._levels):
-            ends = level.take(block, axis=0).cumsum(1)
+        for entries in reversed(self._levels[:level]):
+            ends = entries.take(block, axis=0).cumsum(1)
             # The sum of a block may differ in its last bit from the one in the level above.
             mass = np.minimum(mass, np.nextafter(ends[:, -1], 0))
             within = (ends > mass[:, None]).argmax(1)

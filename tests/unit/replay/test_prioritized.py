@@ -79,8 +79,46 @@ def test_against_a_plain_dict(capacity, steps):
             check_priorities(buffer, model)
 
 
-def test_the_ends_of_the_mass():
-    tree = SumTree(100, np.zeros(SumTree.nbytes(100), np.uint8))
-    tree.set(np.array([3, 96]), np.array([2.0, 5.0]))
+def test_frames_of_an_interrupted_write_count_as_new(monkeypatch):
+    buffer = filled(8, 8, alpha=1.0)
+    buffer.update_priority(torch.arange(8), torch.arange(1.0, 9.0))
+
+    def interrupted(first, count):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(buffer.sampler, "written", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        buffer.extend(Stream(1).take(4))
+    check_priorities(buffer, {n: 8.0 if n > 7 else n + 1.0 for n in range(4, 12)})
+
+
+def sum_tree(size):
+    return SumTree(size, np.zeros(SumTree.nbytes(size), np.uint8))
+
+
+@pytest.mark.parametrize("size", [100, 20_000, 200_000])  # with 0, 1 and 2 levels below the first of a search
+def test_the_ends_of_the_mass(size):
+    tree = sum_tree(size)
+    tree.set(np.array([3, size - 4]), np.array([2.0, 5.0]))
     edges = np.array([0.0, np.nextafter(2.0, 0), 2.0, np.nextafter(7.0, 0), 7.0])
-    assert tree.find(edges).tolist() == [3, 3, 96, 96, 96]
+    assert tree.find(edges).tolist() == [3, 3, *[size - 4] * 3]
+
+
+@pytest.mark.parametrize("size", [1, 17, 8_192, 8_193, 200_000])
+def test_a_search_finds_what_one_over_all_weights_finds(size):
+    random, tree = np.random.default_rng(0), sum_tree(size)
+    weights = np.where(random.random(size) < 0.3, 0, random.integers(1, 100, size)).astype(float)
+    weights[-1] = 1.0
+    tree.weights[:] = weights
+    tree.rebuild()
+    for _ in range(5):
+        index = random.integers(0, size, 300)
+        weights[index] = index % 7
+        tree.set(index, weights[index])
+        tree.fill(size // 3, size // 2, 5.0)
+        weights[size // 3 : size // 2] = 5.0
+        assert tree.total == weights.sum()
+        if not weights.any():
+            continue
+        mass = random.random(256) * weights.sum()
+        assert tree.find(mass).tolist() == weights.cumsum().searchsorted(mass, "right").tolist()

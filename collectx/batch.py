@@ -59,6 +59,16 @@ class Leaf:
         return cls(tuple(data[0]), tuple(data[1]), getattr(torch, data[2]))
 
 
+def is_numeric(dtype: np.dtype) -> bool:
+    """Whether a batch can contain values of this dtype: numbers and booleans, but no complex numbers."""
+    return dtype.kind in "biuf"
+
+
+def is_integer(dtype: np.dtype) -> bool:
+    """Whether values of this dtype are integers; booleans are not."""
+    return dtype.kind in "iu"
+
+
 def as_key(key: Any) -> Key:
     """Returns a TensorDict key, a name or a tuple, as a tuple."""
     return (key,) if isinstance(key, str) else tuple(key)

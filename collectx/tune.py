@@ -126,7 +126,7 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
         grid["collector.num_workers"] = [collector.num_workers, *doubled, usable, max(1, usable - 1)]
     if is_spread:
         grid["launcher.num_threads"] = [cfg.launcher.num_threads, *(each for each in (1, 2, 4) if each <= usable)]
-    if place.shares_memory and cfg.policy.kind != "random":
+    if place.shares_memory and not cfg.policy.is_random:
         grid["inference"] = [cfg.inference.kind, "local", "server"]
     if collector.schedule == "sync" and is_spread and not exact:
         grid["collector.overlap"] = [collector.overlap, 0, 1]

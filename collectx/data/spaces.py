@@ -38,16 +38,14 @@ def _short(bound: np.ndarray) -> Any:
 
 def from_json(content: dict[str, Any]) -> Space:
     """Reverses `to_json`."""
-    content = dict(content)
-    kind = content.pop("kind")
-    if kind == "Dict":
-        return spaces.Dict(OrderedDict((name, from_json(part)) for name, part in content["parts"]))
-    if kind == "Tuple":
-        return spaces.Tuple([from_json(part) for part in content["parts"]])
-    if "dtype" in content:
-        content["dtype"] = np.dtype(content["dtype"]).type
-    if kind == "Box":
-        bounds = {name: np.full(content["shape"], content[name], content["dtype"]) for name in ("low", "high")}
-        return spaces.Box(**content | bounds)
-    names = {"Discrete": spaces.Discrete, "MultiDiscrete": spaces.MultiDiscrete, "MultiBinary": spaces.MultiBinary}
-    return spaces.Text(**content) if kind == "Text" else names[kind](**content)
+    cls = getattr(spaces, content["kind"])
+    values = {name: value for name, value in content.items() if name != "kind"}
+    if cls is spaces.Dict:
+        return spaces.Dict(OrderedDict((name, from_json(part)) for name, part in values["parts"]))
+    if cls is spaces.Tuple:
+        return spaces.Tuple([from_json(part) for part in values["parts"]])
+    if "dtype" in values:
+        values["dtype"] = np.dtype(values["dtype"]).type
+    if cls is spaces.Box:
+        values |= {name: np.full(values["shape"], values[name], values["dtype"]) for name in ("low", "high")}
+    return cls(**values)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from collectx import progress
+from collectx.batch import is_numeric
 from collectx.config.schema.env import GymEnvConfig
 from collectx.env.base import Env, EnvSpec, StepArrays, closed_on_error
 from collectx.env.gym_factory import env_factory, explain_errors
@@ -202,7 +203,7 @@ def reward_number(reward: Any, e: int | None = None) -> float:
     except ValueError:
         got = f"{type(reward).__name__} of uneven shape"
     else:
-        if array.size == 1 and array.dtype.kind in "biuf":
+        if array.size == 1 and is_numeric(array.dtype):
             return reward_number(array.reshape(-1)[0].item(), e)
         got = f"shape {array.shape}, dtype {array.dtype}" if array.shape else f"{reward!r:.100}"
         if array.size > 1:

@@ -141,7 +141,7 @@ class GymVectorEnv(Env):
             refuse(error, "step", "an env of the vector env")
             _explain(error)
             raise
-        if np.iterable(reward) and not (isinstance(reward, np.ndarray) and reward.dtype.kind == "f"):
+        if np.iterable(reward) and not (isinstance(reward, np.ndarray) and issubclass(reward.dtype.type, np.floating)):
             reward = [reward_number(each, e) for e, each in enumerate(reward)]
         for name, array, value in (
             ("reward", out.reward, reward),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
-from collectx.batch import Leaf
+from collectx.batch import Leaf, is_numeric
 from collectx.config.schema.env import EnvConfig
 from collectx.env.legal import sample
 from collectx.env.spaces import Leaves, Path, numpy_dtype, torch_dtype
@@ -183,7 +183,7 @@ def _form(name: str, value: Any, path: Path) -> Any:
         array = np.asarray(value)
     except ValueError:
         array = np.empty(0, object)  # of uneven shape
-    if array.dtype.kind not in "biuf":
+    if not is_numeric(array.dtype):
         raise SpaceError(
             f"env.info_keys: {_dotted(name, path)!r} is not numeric ({value!r:.100}): only numbers, arrays and "
             "dicts of these can be kept"

@@ -88,7 +88,7 @@ class InfoMetrics:
             numbers = np.asarray(value, float) if not isinstance(value, str) else None
         except (TypeError, ValueError):
             numbers = None
-        if numbers is None or numbers.dtype.kind != "f":
+        if numbers is None:
             raise ShapeError(
                 f"env.metrics: {name!r} is not numeric ({value!r:.100}), and only numbers and arrays have a mean. Take "
                 "it out of env.metrics"

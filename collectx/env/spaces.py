@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from collectx.batch import Key, Leaf
+from collectx.batch import Key, Leaf, is_integer
 from collectx.errors import ShapeError, SpaceError
 
 Path = tuple[Any, ...]
@@ -127,7 +127,7 @@ def parts_of(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, Space]]:
 def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
     """Returns the code points of one text, `[length]`, or of a sequence of texts, `[E, length]`."""
     array = np.asarray(texts)
-    if array.dtype.kind != "U" or np.char.str_len(array).max(initial=0) > length:
+    if not np.issubdtype(array.dtype, np.str_) or np.char.str_len(array).max(initial=0) > length:
         raise ShapeError(
             f"{'.'.join(leaf.key)}: expected text of at most {length} characters, got {texts!r:.200}: the env must "
             "return what its space says"
@@ -195,7 +195,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
         if array.shape == leaf.shape and _fits(array, dtype):
             return
         got = f"shape {array.shape}, dtype {array.dtype}"
-        if array.shape == leaf.shape and array.dtype.kind in "iu" and dtype.kind in "iu":
+        if array.shape == leaf.shape and is_integer(array.dtype) and is_integer(dtype):
             limits = np.iinfo(dtype)
             got += f" with values from {array.min()} to {array.max()}, where {limits.min} to {limits.max} are possible"
     where = "the env" if e is None else f"env {e} of the group"
@@ -216,7 +216,7 @@ def _fits(values: np.ndarray, dtype: np.dtype) -> bool:
 @lru_cache(maxsize=256)
 def _dtype_fits(source: np.dtype, stored: np.dtype) -> bool | None:
     """Returns whether `stored` can represent values of dtype `source`; None if that depends on the values."""
-    if source.kind in "iu" and stored.kind in "iu" and not np.can_cast(source, stored):
+    if is_integer(source) and is_integer(stored) and not np.can_cast(source, stored):
         return None
     return np.can_cast(source, stored, "same_kind")
 

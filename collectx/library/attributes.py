@@ -24,7 +24,7 @@ from collectx.library import refused
 from collectx.library.background import Background
 from collectx.library.delivery import Delivery
 from collectx.library.keywords import Keywords, RemoteKeywords
-from collectx.library.values import for_each
+from collectx.library.values import for_each, within
 from collectx.policy.random import RandomPolicy
 from collectx.worker.env_settings import resolve
 from collectx.worker.spec import ConfigOverrides
@@ -323,10 +323,9 @@ class ReadableCollector(EnvMethods):
             return resolve(self, attr)
         if attr == "worker_idx":
             return self._core.workers
-        place, _, path = attr.partition(".")
-        if place == "replay_buffer":
+        if within("replay_buffer", attr) is not None:
             return [resolve(self, attr)] * len(self._core.workers)
-        if place != "env":
+        if (path := within("env", attr)) is None:
             raise AttributeError(
                 f"{attr!r}: workers are no collectors. Use worker_idx, or a path within env or replay_buffer, as env.x"
             )

@@ -46,6 +46,7 @@ from collectx.library.rules import check_arguments, check_keys
 from collectx.library.slurm import open_launcher
 from collectx.library.step_thread import StepThread
 from collectx.library.updaters import WeightUpdaterBase
+from collectx.library.values import within
 from collectx.library.weights import WeightPublisher, WeightsLike, as_state_dict, weights_by_model, weights_by_worker
 from collectx.place import place_of
 from collectx.policy.random import RandomPolicy
@@ -336,14 +337,13 @@ class BaseCollector(ReadableCollector):
 
     def _load_into(self, model: str, by_worker: Mapping[int | None, Any]) -> None:
         """Copies weights into the modules that `model` names; see `update_policy_weights_`."""
-        place, _, path = model.partition(".")
         states = {worker: as_state_dict(weights) for worker, weights in by_worker.items()}
-        some = {worker: (path, state) for worker, state in states.items() if worker is not None}
-        if place == "env":
+        if (path := within("env", model)) is not None:
+            some = {worker: (path, state) for worker, state in states.items() if worker is not None}
             self._ask("load_weights", path, states.get(None), per_worker=some or None)
             return
         with self._exclusive():
-            load_into(self.replay_buffer, path, next(iter(states.values())))
+            load_into(self.replay_buffer, model.removeprefix("replay_buffer."), next(iter(states.values())))
 
     # TorchRL's name of the method by which a worker receives weights.
     receive_weights = update_policy_weights_

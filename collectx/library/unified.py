@@ -58,13 +58,14 @@ def select(
     if not isinstance(creates, list | tuple):
         creates = [creates] * (count or 1)
     rest |= options or {}
-    if backend != "process":
+    asynchronous, synchronous = classes[backend]
+    if asynchronous is synchronous:
         rest["sync"] = bool(sync)
     if backend == "submitit" and rest.setdefault("launcher", backend) != backend:
         raise ConfigError(
             f"launcher={rest['launcher']!r}: backend='submitit' is a launcher itself. Leave launcher out."
         )
-    return classes[backend][bool(sync)], (creates, *arguments[1:]), rest
+    return synchronous if sync else asynchronous, (creates, *arguments[1:]), rest
 
 
 def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: Any) -> list[str]:

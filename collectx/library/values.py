@@ -25,6 +25,12 @@ def entries(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
+def within(root: str, path: str) -> str | None:
+    """Returns the rest of a path that begins with `root`, such as "x" of "env.x"; None for other paths."""
+    first, _, rest = path.partition(".")
+    return rest if first == root else None
+
+
 def kwargs_of(value: bool | dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the keyword arguments of a value that is a dict, or True for none; None for False and None."""
     return dict(value) if isinstance(value, Mapping) else {} if value else None

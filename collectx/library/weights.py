@@ -17,6 +17,7 @@ from torch import nn
 from collectx.collector.collector import CollectorCore
 from collectx.library.keywords import Keywords
 from collectx.library.updaters import WeightUpdaterBase
+from collectx.library.values import within
 from collectx.policy.flat_weights import FlatWeights
 from collectx.transport.base import Writes
 
@@ -74,7 +75,8 @@ class WeightPublisher:
 
 def unknown_models(names: Iterable[str]) -> list[str]:
     """Returns the names that are neither "policy" nor paths in the env or the replay buffer."""
-    return sorted(name for name in names if name != "policy" and not name.startswith(("env.", "replay_buffer.")))
+    is_path = {name: within("env", name) or within("replay_buffer", name) for name in names}
+    return sorted(name for name in is_path if name != "policy" and not is_path[name])
 
 
 def weights_by_model(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from collectx.config.derived import resolve_devices
 from collectx.config.registry import implementation
+from collectx.config.schema.policy import CustomPolicyConfig
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.user_objects import UserPolicyConfig
 
@@ -66,7 +67,7 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
 
 def is_user_policy(cfg: PolicyConfig) -> bool:
     """Whether `make_actor` calls the policy of `cfg` once, with `EnvSpec.example_observation`, to learn its outputs."""
-    return cfg.kind == "custom" or isinstance(cfg, UserPolicyConfig)
+    return isinstance(cfg, CustomPolicyConfig | UserPolicyConfig)
 
 
 def is_random_policy(policy: object) -> bool:

@@ -166,7 +166,7 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
 
 def served_policy(cfg: RunConfig) -> Iterator[Problem]:
     """The inference server finds a policy to call."""
-    if isinstance(cfg.inference, ServerInferenceConfig) and cfg.policy.kind == "random":
+    if isinstance(cfg.inference, ServerInferenceConfig) and cfg.policy.is_random:
         rule = "each worker draws the actions of `policy=random` for many steps at once"
         yield Problem("inference", rule, cfg.inference.kind, "use `inference=local`.")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from collectx.config.problem import Problem
 from collectx.config.schema.policy import CnnPolicyConfig
 from collectx.config.schema.run import RunConfig
-from collectx.config.schema.trainer import LearningTrainerConfig
+from collectx.config.schema.trainer import LearningTrainerConfig, RecordTrainerConfig
 
 
 def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
@@ -33,7 +33,7 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
 
 def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
     """The trainer itself joins recorded frames to complete episodes, and needs their last observation."""
-    if cfg.trainer.kind != "record":
+    if not isinstance(cfg.trainer, RecordTrainerConfig):
         return
     collector = cfg.collector
     reasons = {

@@ -42,7 +42,7 @@ def warnings_of(cfg: RunConfig) -> list[str]:
             "the run needs all workers. min_workers only has an effect with on_worker_failure=drop."
         )
     frames, total = collector.init_random_frames, collector.total_frames
-    if frames and cfg.policy.kind != "random":
+    if frames and not cfg.policy.is_random:
         if trainer in ("ppo", "impala"):
             notes.append(
                 f"trainer={trainer} collector.init_random_frames={frames}: random actions are stored with "

@@ -243,7 +243,7 @@ class MetricsTail(Statistics):
     later lines; frames, batches and episodes cover the complete run.
 
     Attributes:
-        curve: of the batches.
+        curve: the mean return over the batches.
     """
 
     def __init__(

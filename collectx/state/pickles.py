@@ -36,7 +36,7 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) ->
     Args:
         outside: objects that the value may refer to, but that are not part of its state, such as the policy. `loads`
             puts other objects in their places.
-        level: of the compression; 0 is without, which takes a fiftieth of the time.
+        level: compression level; 0 does not compress, and takes a fiftieth of the time.
 
     Raises:
         NotRestorable: the value cannot be pickled; the message names the part.

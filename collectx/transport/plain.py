@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from collectx.batch import is_numeric
+
 # The only key of a dict that stands for a NumPy array, because `torch.load(weights_only=True)` refuses arrays.
 _ARRAY = "\0array"
 
@@ -19,7 +21,7 @@ def packed(value: Any) -> Any:
     Raises:
         TypeError: the value is, or contains, something else.
     """
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+    if isinstance(value, np.ndarray | np.generic) and is_numeric(value.dtype):
         return {_ARRAY: torch.from_numpy(np.array(value))}
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)

@@ -100,8 +100,8 @@ def set_visible_device(device: str | None) -> None:
         return
     name = "CUDA_VISIBLE_DEVICES"
     present = os.environ.get(name)
-    kind, _, index = device.partition(":")
-    if kind == "cpu":
+    index = device.removeprefix("cuda:")
+    if device == "cpu":
         os.environ[name] = ""
     elif present is None:
         os.environ[name] = index

@@ -104,7 +104,7 @@ class ProcessSpec(ProcessExtras):
     def groups(self) -> list[slice]:
         """The slot rows of each env group; with central inference, the groups take turns. Envs that one call makes, or
         that a user's callable makes, form one group."""
-        return split(self.num_envs, 2 if self.cfg.env.kind in ("gym", "counting") and self.num_envs > 1 else 1)
+        return split(self.num_envs, 2 if self.cfg.env.are_separate and self.num_envs > 1 else 1)
 
     @property
     def worker(self) -> int:

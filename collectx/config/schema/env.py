@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from collectx.config.schema.fields import Section, like, option, required
 
 
 @dataclass(kw_only=True)
 class EnvConfig(Section):
+    # Whether each env of a worker is made and stepped by calls of its own.
+    are_separate: ClassVar[bool] = False
+
     kind: str = required("The kind of env.")
     num_envs: int = option(8, "Envs per worker.", minimum=1)
 
@@ -62,7 +65,7 @@ class GymnasiumConfig(EnvConfig):
 
 @dataclass(kw_only=True)
 class GymEnvConfig(GymnasiumConfig):
-    pass
+    are_separate = True
 
 
 @dataclass(kw_only=True)
@@ -149,6 +152,8 @@ class DatasetEnvConfig(EnvConfig):
 
 @dataclass(kw_only=True)
 class CountingEnvConfig(EnvConfig):
+    are_separate = True
+
     episode_length: int = option(
         10,
         "Frames in an episode of env 0. Other envs add up to two, so that episodes do not end together.",

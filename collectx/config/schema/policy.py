@@ -13,6 +13,11 @@ from collectx.config.schema.fields import Section, option, required
 class PolicyConfig(Section):
     kind: str = required("The kind of policy.")
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the actions are random, so there are no weights."""
+        return self.kind == "random"
+
 
 @dataclass(kw_only=True)
 class MlpPolicyConfig(PolicyConfig):

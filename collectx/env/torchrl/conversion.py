@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from collectx.batch import REWARD, Key, Leaf, as_key
+from collectx.batch import REWARD, Key, Leaf, as_key, is_integer
 from collectx.env.base import EnvSpec
 from collectx.env.spaces import numpy_dtype
 from collectx.env.torchrl import torchrl_envs
@@ -207,14 +207,14 @@ def _to_action(base: Any, leaves: Sequence[Leaf]) -> Callable[[np.ndarray], Any]
     space, (leaf, *others) = base._env.action_space, leaves
     if others or leaf.key != ("action",):
         raise Unrecognised(f"its actions are {[each.key for each in leaves]}")
-    is_integer = numpy_dtype(leaf).kind in "iu"
+    is_discrete = is_integer(numpy_dtype(leaf))
     if isinstance(space, spaces.Discrete) and space.start == 0:
-        if leaf.shape == () and is_integer:
+        if leaf.shape == () and is_discrete:
             return int
         if leaf.shape == (space.n,):
             return lambda action: int(action.argmax())
     same_shape = leaf.shape == space.shape
-    if same_shape and (isinstance(space, spaces.Box) or (isinstance(space, spaces.MultiDiscrete) and is_integer)):
+    if same_shape and (isinstance(space, spaces.Box) or (isinstance(space, spaces.MultiDiscrete) and is_discrete)):
         dtype = numpy_dtype(Leaf(("action",), (), base.action_spec.dtype))
         # A copy: the env may keep its action.
         return lambda action: action.astype(dtype)

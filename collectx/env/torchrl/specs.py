@@ -13,7 +13,7 @@ import torch
 from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
-from collectx.batch import DONE_KEYS, STEP_COUNT, Key, Leaf, as_key, nest, nested_dims
+from collectx.batch import DONE_KEYS, STEP_COUNT, Key, Leaf, as_key, is_integer, is_numeric, nest, nested_dims
 from collectx.env.base import EnvSpec, steps_per_draw
 from collectx.env.observation import check_excluded
 from collectx.env.spaces import leave_out, numpy_dtype
@@ -276,9 +276,9 @@ def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
         return spaces.MultiBinary(leaf.shape)
     if isinstance(spec, data.MultiCategorical):
         return spaces.MultiDiscrete(np.asarray(spec.nvec.cpu())[(0,) * num_batch_dims], dtype.type)
-    if isinstance(spec, data.Categorical) and dtype.kind in "iu":
+    if isinstance(spec, data.Categorical) and is_integer(dtype):
         return spaces.Discrete(spec.n) if leaf.shape == () else spaces.MultiDiscrete(np.full(leaf.shape, spec.n), dtype)
-    if isinstance(spec, data.Bounded | data.Unbounded) and dtype.kind in "iuf":
+    if isinstance(spec, data.Bounded | data.Unbounded) and is_numeric(dtype) and dtype != np.bool_:
         low, high = (np.asarray(bound.cpu())[(0,) * num_batch_dims] for bound in (spec.space.low, spec.space.high))
         return spaces.Box(low, high, leaf.shape, dtype.type)
     return Space(leaf.shape, dtype)

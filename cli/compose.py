@@ -315,7 +315,8 @@ def typed(node: DictConfig, hydra: DictConfig, ignore: Collection[str] = ()) -> 
 def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> str:
     """Removes keys of an experiment that belong to a choice which an override replaces: with `experiment=cartpole_ppo
     trainer=meter`, those that only PPO has. Returns the message about them, or ""."""
-    presets = [f"{group}={choice}" for group, choice in choices.items() if _is_preset(group) and choice is not None]
+    chosen = {group: choice for group, choice in choices.items() if group not in GROUPS and "/" not in group}
+    presets = [f"{group}={choice}" for group, choice in chosen.items() if choice is not None]
     words = [text.lstrip("+~") for text in overrides]
     unused = []
     for group in (group for group in GROUPS if presets and any(word.startswith(f"{group}=") for word in words)):
@@ -332,12 +333,8 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
                 del section[key]
     if not unused:
         return ""
-    chosen = " ".join(f"{group}={choices[group]}" for group in dict.fromkeys(path.partition(".")[0] for path in unused))
-    return f"{chosen} ignores {', '.join(unused)}, set by {' or '.join(presets)}: no such option."
-
-
-def _is_preset(group: str) -> bool:
-    return group not in GROUPS and "/" not in group
+    named = " ".join(f"{group}={choices[group]}" for group in dict.fromkeys(path.partition(".")[0] for path in unused))
+    return f"{named} ignores {', '.join(unused)}, set by {' or '.join(presets)}: no such option."
 
 
 def _plain(node: DictConfig, key: str) -> Any:

@@ -81,7 +81,8 @@ def _tune(arguments: Arguments) -> int:
     verdict = _verdict(result)
     for text in (verdict, *(f"changes for the trainer: {text}" for text in changes)):
         printing.say(text)
-    text, rest = _experiment(composer, overrides, result.chosen.values, [verdict, *changes, _machine()])
+    where = f"measured on {platform.node()} with {cores.num_cores()} cores"
+    text, rest = _experiment(composer, overrides, result.chosen.values, [verdict, *changes, where])
     with folder_errors(file.parent, "folder", "--output"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -162,10 +163,6 @@ def _verdict(result: tune.SearchResult) -> str:
     if result.chosen is result.best:
         return f"{result.best}: {measured}"
     return f"keeping your settings: the fastest, {result.best}, was {measured}, which is within the noise"
-
-
-def _machine() -> str:
-    return f"measured on {platform.node()} with {cores.num_cores()} cores"
 
 
 def _experiment(

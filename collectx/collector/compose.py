@@ -21,12 +21,7 @@ from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests, first_restart_counts
 from collectx.collector.worker_record import FailurePolicy
-from collectx.config.derived import (
-    frames_per_part,
-    is_elastic,
-    num_workers_of,
-    resolve_devices,
-)
+from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices
 from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig

@@ -48,7 +48,7 @@ class Delivery:
         if keywords.replay_buffer is not None:
             self._write(self._collect())
             return None
-        batch = self._stream.next(self._convert_next)
+        batch = self._stream.next(lambda: self.convert(self._collect(), self._core.steps, self._stacked))
         if keywords.return_same_td:
             if self._reused is not None and self._reused.shape == batch.shape:
                 batch = self._reused.copy_(batch)
@@ -62,9 +62,6 @@ class Delivery:
         if any(added) and not isinstance(batch, WrittenBatch):
             self._add(batch, added)
         return batch
-
-    def _convert_next(self) -> Any:
-        return self.convert(self._collect(), self._core.steps, self._stacked)
 
     def _add(self, batch: TensorDict, parts: Sequence[dict[Key, torch.Tensor]]) -> None:
         """Adds the entries that the workers' `post_collect_hook` added to the parts of the batch; zeros in unfilled

@@ -19,14 +19,7 @@ from tensordict.nn import InteractionType as ExplorationType
 
 from collectx.library.keyword_fields import documented, fixed, ignored, only, option
 from collectx.library.nested import user_class
-from collectx.library.values import (
-    exploration_name,
-    first_device,
-    only_device,
-    port_number,
-    positive,
-    visible_names,
-)
+from collectx.library.values import exploration_name, first_device, only_device, port_number, positive, visible_names
 from collectx.place.base import NETWORKS
 from collectx.replay.buffer import ReplayBuffer
 from collectx.user_objects import Hooks

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from collectx.config.schema.run import OBJECTIVES
-from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.errors import ConfigError, DamagedFile
 from collectx.jobs.status import RunStatus, numbers_of, query_slurm, read_job, status_of
 from collectx.run import RunFolder, Status
@@ -23,7 +22,7 @@ from collectx.run.folder import snapshot
 from collectx.run.folder.events import format_event
 from collectx.run.folder.layout import runs_below
 from collectx.run.folder.saved_config import flat, read_config
-from collectx.run.statistics import TIMES, bootstrap_interval
+from collectx.run.statistics import TIMES, better_return, bootstrap_interval
 
 Curve: TypeAlias = tuple[np.ndarray, np.ndarray]
 """The places and the values of a curve, `[points]` float64 each; places ascend."""
@@ -93,12 +92,12 @@ class Run:
 
     def best_return(self) -> float | None:
         """The highest mean return of `RETURN_WINDOW` episodes; of fewer, the newest mean; None before the first."""
-        means = self.columns.get("mean_return", np.zeros(0))
-        is_known = np.isfinite(means)
-        if not is_known.any():
-            return None
-        is_full = is_known & (self.columns["num_episodes"] >= RETURN_WINDOW)
-        return float(means[is_full].max() if is_full.any() else means[is_known][-1])
+        best, num_before = np.nan, 0.0
+        columns = (self.columns.get(name, ()) for name in ("mean_return", "num_episodes"))
+        for mean, num_episodes in zip(*columns, strict=True):
+            if np.isfinite(mean):
+                best, num_before = better_return(best, float(mean), num_before), num_episodes
+        return None if np.isnan(best) else best
 
     def parts_s(self) -> tuple[float | None, ...]:
         """How long the run took: until the first batch, waiting for batches, learning, writing checkpoints; [s], None
@@ -180,7 +179,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
             reason = "no run in or below this folder" if folder.is_dir() else "no such folder"
             raise ConfigError(f"{folder}: {reason}.")
         found |= {files.path: files for files in below}
-    root = _common_folder(list(found))
+    root = next(root for root in next(iter(found)).parents if all(root in path.parents for path in found))
     jobs = [read_job(files) for files in found.values()]
     states = query_slurm(job for job in jobs if job is not None)
     runs = []
@@ -211,10 +210,6 @@ def _interruptions(events: Sequence[Mapping[str, Any]]) -> list[tuple[float, str
     resumed = [index for index, event in enumerate(events) if event["event"] == "resumed"]
     before = events[: resumed[-1]] if resumed else []
     return [(float(each["time"]), str(each["reason"])) for each in before if each["event"] == "interrupted"]
-
-
-def _common_folder(paths: Sequence[Path]) -> Path:
-    return next(root for root in paths[0].parents if all(path.is_relative_to(root) and path != root for path in paths))
 
 
 # The columns that a report draws, by the keys of a line.

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectx.config.derived import (
-    acts_in_fixed_order,
-    is_elastic,
-    rows_per_env,
-)
+from collectx.config.derived import acts_in_fixed_order, is_elastic, rows_per_env
 from collectx.config.problem import Problem
 from collectx.config.schema.collector import ServerInferenceConfig
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig

@@ -69,6 +69,17 @@ _SUMS = (
 )
 
 
+def better_return(best: float, mean: float, num_before: float) -> float:
+    """Returns the best mean return after another mean. Earlier means of fewer than `RETURN_WINDOW` episodes, which may
+    be high by luck, do not count.
+
+    Args:
+        best: the best so far; nan before the first.
+        num_before: number of episodes that `best` covers.
+    """
+    return max(best, mean) if num_before >= RETURN_WINDOW and best == best else mean
+
+
 class Statistics:
     """Sums and rates of the delivered batches.
 
@@ -158,13 +169,12 @@ class Statistics:
             self._add_metrics(sum(part.report.metrics for part in delivery.parts))
         self.lag = total_lag / delivery.frames if delivery.frames else 0.0
         if self.num_episodes > episodes:
-            self._add_mean(math.fsum(self._returns) / len(self._returns))
+            self._add_mean(math.fsum(self._returns) / len(self._returns), episodes)
 
-    def _add_mean(self, mean_return: float) -> None:
+    def _add_mean(self, mean_return: float, num_before: float) -> None:
+        """Adds a mean return; `num_before` episodes ended before the newest batch."""
         self.mean_return = mean_return
-        # The mean of the first few episodes may be high by luck.
-        is_first = self.num_episodes <= RETURN_WINDOW or math.isnan(self.best_return)
-        self.best_return = mean_return if is_first else max(self.best_return, mean_return)
+        self.best_return = better_return(self.best_return, mean_return, num_before)
 
     def _add_metrics(self, totals: Any) -> None:
         """Adds the sums and counts of one batch, `[2, metrics]`."""
@@ -292,10 +302,11 @@ class MetricsTail(Statistics):
             self.started = self.last_s, self.waited_s
         self.version = line["version"]
         self.lag = line["lag"]
-        self.num_episodes = line.get("num_episodes", self.num_episodes + line.get("episodes", 0))
+        episodes = self.num_episodes
+        self.num_episodes = line.get("num_episodes", episodes + line.get("episodes", 0))
         mean_return = line.get("mean_return", self.mean_return)
         if mean_return is not None and mean_return == mean_return:
-            self._add_mean(mean_return)
+            self._add_mean(mean_return, episodes)
         self.curve.add(self)
         self.scalars = self.scalars | line.get("scalars", {})
         self.taking_part = line.get("taking_part")

@@ -142,7 +142,7 @@ class LoadedPolicy:
         is_dict = isinstance(observation, TensorDictBase)
         values = [observation[leaf.key] for leaf in self.leaves] if is_dict else self._values(observation)
         tensors = [torch.as_tensor(v).to(self.device, leaf.dtype) for v, leaf in zip(values, self.leaves, strict=True)]
-        size = _batch_size(tensors[0], self.leaves[0]) if tensors else ()
+        size = tuple(tensors[0].shape[: tensors[0].ndim - len(self.leaves[0].shape)]) if tensors else ()
         rows = [_row(tensor, leaf, size) for tensor, leaf in zip(tensors, self.leaves, strict=True)]
         num_rows = size[0] if size else 1
         self._actor(num_rows)  # an actor cannot be made in inference mode
@@ -328,10 +328,6 @@ def _observation_space(group: Env) -> spaces.Space | None:
     first = group.user_envs[0]
     space = getattr(first, "single_observation_space", getattr(first, "observation_space", None))
     return space if isinstance(space, spaces.Space) else None
-
-
-def _batch_size(tensor: torch.Tensor, leaf: Leaf) -> tuple[int, ...]:
-    return tuple(tensor.shape[: tensor.ndim - len(leaf.shape)])
 
 
 def _row(tensor: torch.Tensor, leaf: Leaf, size: tuple[int, ...]) -> torch.Tensor:

@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
+from collectx.config.schema.trainer import RETURN_WINDOW
 from collectx.errors import ConfigError
 from collectx.report.read import (
     NUM_POINTS,
-    RETURN_WINDOW,
     Group,
     Run,
     centre,
@@ -190,6 +190,7 @@ def test_failed_runs_are_no_part_of_a_groups_numbers(sweep):
         ([], [], None),
         ([np.nan, np.nan], [0, 0], None),
         ([np.nan, 9.0, 3.0, np.nan], [0, 5, RETURN_WINDOW - 1, RETURN_WINDOW - 1], 3.0),
+        ([9.0, 3.0], [5, RETURN_WINDOW + 5], 3.0),
         ([9.0, 1.0, 4.0, 2.0], [5, RETURN_WINDOW, 2 * RETURN_WINDOW, 3 * RETURN_WINDOW], 4.0),
     ],
 )

@@ -26,6 +26,12 @@ Key = tuple[str, ...]
 
 ALIGNMENT_BYTES = 64
 
+
+def aligned(nbytes: int, alignment: int = ALIGNMENT_BYTES) -> int:
+    """Returns `nbytes`, rounded up to a multiple of `alignment`."""
+    return -(-nbytes // alignment) * alignment
+
+
 # Every batch contains these, as in TorchRL's collectors: done = terminated | truncated. The root ones describe the
 # observation that the policy saw (always False, as no frame starts from a final state).
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
@@ -182,7 +188,7 @@ class Layout:
             self._offsets.append(offset)
             row_nbytes = steps * math.prod(leaf.shape) * leaf.dtype.itemsize
             self._row_nbytes.append(row_nbytes)
-            offset += -(-rows * row_nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            offset += aligned(rows * row_nbytes)
         self.nbytes = offset
 
     def runs(self, first: int, rows: int) -> list[slice]:

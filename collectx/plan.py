@@ -21,7 +21,7 @@ import torch
 
 from collectx import collector, env, policy, trainer
 from collectx.batch import REWARD, as_array, to_tensordict
-from collectx.config.derived import num_workers_of
+from collectx.config.derived import expected_batches, num_processes_of
 from collectx.config.schema.launcher import SlurmLauncherConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DqnTrainerConfig
@@ -115,14 +115,13 @@ def _plan(run: NamedRun, specs: dict[str, tuple[EnvSpec, float | None]]) -> dict
 
 def _cores(cfg: RunConfig) -> Section:
     launcher, place = cfg.launcher, place_of(cfg)
-    workers = num_workers_of(cfg.collector) * cfg.collector.num_workers_per_collector
     threads = {"torch_threads_of_each_worker": launcher.num_threads} if not place.is_inline else {}
     if job := place.job_needs():
         return {**job, **threads}
     if not place.is_local:
         return {"cores_of_each_worker": "launcher.remote_configs", **threads}
     usable = cores.num_cores()
-    busy = 1 if place.is_inline else workers * launcher.num_threads
+    busy = 1 if place.is_inline else num_processes_of(cfg.collector) * launcher.num_threads
     trainers = cores.trainer_threads(cfg)
     used = {"torch_threads_of_the_trainer": trainers, "threads_together": trainers + busy * bool(threads)}
     return {"usable_here": usable, **threads, **used}
@@ -159,9 +158,7 @@ def _memory(cfg: RunConfig, batch: SlotSpec, processes: Section, replay_nbytes: 
 def _traffic(cfg: RunConfig, batch: SlotSpec) -> Section:
     options, place = cfg.collector, place_of(cfg)
     parts = batch.num_workers if batch.stacked else 1
-    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
-    if cfg.run.max_batches is not None:
-        num_batches = min(num_batches or cfg.run.max_batches, cfg.run.max_batches)
+    num_batches = expected_batches(cfg)
     is_network = place.network is not None
     return {
         "frames": None if num_batches is None else num_batches * options.frames_per_batch,

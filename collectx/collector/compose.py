@@ -21,7 +21,7 @@ from collectx.collector.collector import CollectorCore
 from collectx.collector.pool import WorkerPool
 from collectx.collector.saved_state import CollectorState, first_incarnations, first_requests, first_restart_counts
 from collectx.collector.worker_record import FailurePolicy
-from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices
+from collectx.config.derived import frames_per_part, is_elastic, num_workers_of, resolve_devices, total_batches
 from collectx.config.problem import Problem, Refusal
 from collectx.config.schema.collector import CollectorConfig, ServerInferenceConfig
 from collectx.config.schema.launcher import BackendConfig, DevicesConfig, LauncherConfig, RpcBackendConfig
@@ -323,7 +323,7 @@ def _check_memory(options: CollectorConfig, batch: SlotSpec, spec: EnvSpec) -> N
 def _make_schedule(
     options: CollectorConfig, num_workers: int, recorded: Sequence[RecordedBatch] | None, wait_for_all: bool
 ) -> Schedule:
-    num_batches = None if options.total_frames < 0 else -(-options.total_frames // options.frames_per_batch)
+    num_batches = total_batches(options)
     if options.schedule != "async":
         if options.preemptive_threshold is not None:
             return PreemptiveSchedule(num_workers, options.preemptive_threshold)

@@ -32,11 +32,22 @@ def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
     )
 
 
+def total_batches(collector: CollectorConfig) -> int | None:
+    """Number of batches that contain `total_frames`; None: no limit."""
+    total, frames = collector.total_frames, collector.frames_per_batch
+    return None if total < 0 else -(-total // frames)
+
+
+def expected_batches(cfg: RunConfig) -> int | None:
+    """Number of batches of a run unless its trainer ends it: those of `total_frames`, at most `run.max_batches`; None:
+    no limit."""
+    return min((each for each in (total_batches(cfg.collector), cfg.run.max_batches) if each is not None), default=None)
+
+
 def expected_frames(cfg: RunConfig) -> int:
-    """Frames that a run collects unless its trainer ends it: whole batches, up to `run.max_batches`; -1: no limit."""
-    total, frames, most = cfg.collector.total_frames, cfg.collector.frames_per_batch, cfg.run.max_batches
-    batches = [*([-(-total // frames)] if total >= 0 else []), *([] if most is None else [most])]
-    return min(batches) * frames if batches else -1
+    """Frames of a run unless its trainer ends it; -1: no limit."""
+    num_batches = expected_batches(cfg)
+    return -1 if num_batches is None else num_batches * cfg.collector.frames_per_batch
 
 
 def env_option(env: EnvConfig) -> str:
@@ -54,6 +65,11 @@ def is_elastic(collector: CollectorConfig) -> bool:
 def num_workers_of(collector: CollectorConfig) -> int:
     """Returns the number of workers; 1 for `collector=single`, where the trainer's process is the worker."""
     return collector.num_workers if collector.has_workers else 1
+
+
+def num_processes_of(collector: CollectorConfig) -> int:
+    """Returns the number of processes that step envs: the workers, or the processes in them."""
+    return num_workers_of(collector) * collector.num_workers_per_collector
 
 
 def frames_per_part(collector: CollectorConfig) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from collectx.batch import ALIGNMENT_BYTES
+from collectx.batch import aligned
 
 
 def device_of(policy: Any) -> torch.device:
@@ -76,7 +76,7 @@ class FlatWeights:
                 seen.add(id(tensor))
                 nbytes = tensor.numel() * tensor.dtype.itemsize
                 self._entries.append(_Entry(tensors, name, self.nbytes, nbytes, tensor.shape, tensor.dtype))
-                self.nbytes += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+                self.nbytes += aligned(nbytes)
 
     def adopt(self) -> None:
         """Moves the module's tensors into one flat tensor, so that `read` and `write` are a single memcpy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from collectx.config.derived import num_workers_of, surplus_note
+from collectx.config.derived import num_processes_of, surplus_note
 from collectx.config.registry import field_of
 from collectx.config.schema.env import GymnasiumConfig
 from collectx.config.schema.fields import default_of
@@ -75,8 +75,8 @@ def _num_filled(path: str, count: int, num_envs: int) -> int:
 def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
     """Yields a warning if several envs, or the processes of a worker, write to one path, where each overwrites what the
     others wrote."""
-    env, collector = cfg.env, cfg.collector
-    count = num_workers_of(collector) * collector.num_workers_per_collector * env.num_envs
+    env = cfg.env
+    count = num_processes_of(cfg.collector) * env.num_envs
     if not isinstance(env, GymnasiumConfig) or count == 1:
         return
     calls = [("env.kwargs", env.kwargs)]
@@ -91,7 +91,7 @@ def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
                     f"{where}: all {count} envs write to {name}={value}, and overwrite each other's files. Use a path "
                     f"for each, such as {value}/{{env_index}}."
                 )
-            elif collector.on_worker_failure == "restart" and "restart_count" not in value:
+            elif cfg.collector.on_worker_failure == "restart" and "restart_count" not in value:
                 yield (
                     f"{where}: the env of a restarted worker overwrites its earlier files in {name}={value}. Use a "
                     f"path for each, such as {value}-{{restart_count}}."

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from collectx import signal_handlers
-from collectx.config.derived import env_option, num_workers_of
+from collectx.config.derived import env_option, num_processes_of
 from collectx.config.schema.run import RunConfig
 from collectx.errors import ConfigError, LauncherError, SpaceError, text_of
 from collectx.limits import limited
@@ -250,8 +250,7 @@ class _Execution:
         from collectx.run.checkpointer import announce_unsaved
 
         announce_unsaved(self._cfg, self._add_event)(group)
-        collector = self._cfg.collector
-        count = num_workers_of(collector) * collector.num_workers_per_collector * self._cfg.env.num_envs
+        count = num_processes_of(self._cfg.collector) * self._cfg.env.num_envs
         for path in common_outputs(self._cfg.env, group.user_envs) if count > 1 else ():
             self._add_event("outputs_shared", count=count, path=path)
 

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from collectx.batch import aligned
+
 # Of mmap(2) and mremap(2).
 _FAILED, _MAY_MOVE, _FIXED = ctypes.c_void_p(-1).value, 1, 2
 # A consumer usually holds a batch until it has the next one: two regions are then leased at a time.
@@ -124,7 +126,8 @@ class Leases:
         advice = getattr(mmap, "MADV_REMOVE" if self._is_shared else "MADV_DONTNEED", None)
         memory = self._regions[region]
         if advice is not None and len(self._regions) > len(self._slot_in):
-            _libc().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(_pages(memory.numel())), advice)
+            size = ctypes.c_size_t(aligned(memory.numel(), mmap.PAGESIZE))
+            _libc().madvise(ctypes.c_void_p(memory.data_ptr()), size, advice)
 
 
 # The leases whose regions other processes map.
@@ -144,7 +147,7 @@ def _make_private(address: int, nbytes: int) -> None:
     systems other than Linux."""
     if not sys.platform.startswith("linux"):
         return
-    libc, size = _libc(), ctypes.c_size_t(_pages(nbytes))
+    libc, size = _libc(), ctypes.c_size_t(aligned(nbytes, mmap.PAGESIZE))
     libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
     access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     copy = libc.mmap(None, size, access, kind, -1, ctypes.c_long(0))
@@ -158,8 +161,3 @@ def _make_private(address: int, nbytes: int) -> None:
 @cache
 def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
-
-
-def _pages(nbytes: int) -> int:
-    """Returns the size of whole pages."""
-    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from collectx import progress
-from collectx.batch import ALIGNMENT_BYTES, PerSlot, Slot
+from collectx.batch import ALIGNMENT_BYTES, PerSlot, Slot, aligned
 from collectx.memory import SharedMemory, barrier, batch_memory
 from collectx.transport.base import Arrival, SlotReport, SlotSpec, Writes, keep_granted
 from collectx.transport.leases import Leases
@@ -45,15 +45,15 @@ class SlabLayout:
 
     def __init__(self, spec: SlotSpec):
         self.region = spec.layout(spec.num_workers if spec.stacked else 1)
-        self.pointers_nbytes = _aligned((1 + spec.num_workers) * _POINTER_BYTES)
-        self.weights_nbytes = _aligned(spec.weights_nbytes)
+        self.pointers_nbytes = aligned((1 + spec.num_workers) * _POINTER_BYTES)
+        self.weights_nbytes = aligned(spec.weights_nbytes)
         self.progress_start = self.pointers_nbytes + ALIGNMENT_BYTES
         # Each worker counts in its own cache lines.
         self.weights_start = self.progress_start + spec.num_workers * ALIGNMENT_BYTES
         alignment = mmap.PAGESIZE if spec.num_spare else ALIGNMENT_BYTES
-        self.region_nbytes = _aligned(self.region.nbytes, alignment)
+        self.region_nbytes = aligned(self.region.nbytes, alignment)
         weights_nbytes = 2 * (1 + spec.num_workers) * self.weights_nbytes
-        self.regions_start = _aligned(self.weights_start + weights_nbytes, alignment)
+        self.regions_start = aligned(self.weights_start + weights_nbytes, alignment)
         num_slots = spec.num_slots if spec.stacked else spec.num_slots * spec.num_workers
         self.num_regions = num_slots + spec.num_spare
         self.nbytes = self.regions_start + self.num_regions * self.region_nbytes
@@ -315,7 +315,3 @@ def concatenate(spec: SlotSpec, parts: Sequence[tuple[torch.Tensor, Sequence[sli
 def _bytes(memory: torch.Tensor) -> Any:
     # NumPy copies short runs of bytes five times as fast as torch.
     return memory if memory.is_cuda else memory.numpy()
-
-
-def _aligned(nbytes: int, alignment: int = ALIGNMENT_BYTES) -> int:
-    return -(-nbytes // alignment) * alignment

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from collectx.batch import aligned
 from collectx.config.registry import implementation
 from collectx.memory import batch_memory
 from collectx.transport.connections import LONGEST_WAIT_S, set_receive_timeout
@@ -118,7 +119,7 @@ def received_message(nbytes: int, device: str) -> torch.Tensor:
 
 
 def _with_stamp(nbytes: int) -> int:
-    return -(-nbytes // STAMP_BYTES) * STAMP_BYTES + STAMP_BYTES
+    return aligned(nbytes, STAMP_BYTES) + STAMP_BYTES
 
 
 def set_stamp(buffer: torch.Tensor, stamp: int) -> None:

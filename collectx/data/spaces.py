@@ -8,6 +8,14 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+_CLASSES: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (
+        *(spaces.Dict, spaces.Tuple, spaces.Box, spaces.Discrete),
+        *(spaces.MultiDiscrete, spaces.MultiBinary, spaces.Text),
+    )
+}
+
 
 def to_json(space: Space) -> dict[str, Any]:
     """Returns a space that collectx can store (see `collectx/env/spaces.py`) as plain data."""
@@ -38,7 +46,7 @@ def _short(bound: np.ndarray) -> Any:
 
 def from_json(content: dict[str, Any]) -> Space:
     """Reverses `to_json`."""
-    cls = getattr(spaces, content["kind"])
+    cls = _CLASSES[content["kind"]]
     values = {name: value for name, value in content.items() if name != "kind"}
     if cls is spaces.Dict:
         return spaces.Dict(OrderedDict((name, from_json(part)) for name, part in values["parts"]))

@@ -13,6 +13,7 @@ from collectx.config.derived import env_option
 from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig, TorchrlEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
+from collectx.env.infos import keep_mask
 from collectx.env.numbers import SPACES, EnvNumbers
 from collectx.env.wrappers import normalizers_of
 from collectx.errors import ConfigError
@@ -58,7 +59,8 @@ def read_spec(
     numbers: EnvNumbers = SPACES,
 ) -> EnvSpec:
     """Returns the spec of the group that `build(cfg)` makes. Makes and closes the envs; only one of them if they are
-    independent of each other. Does not change the global random generators.
+    independent of each other. Does not change the global random generators. Contains the mask of legal actions that an
+    env returns in the `info` of a reset.
 
     Args:
         with_example: whether to reset the envs, for `EnvSpec.example_observation`.
@@ -71,6 +73,8 @@ def read_spec(
     with preserve_random_state(), descendants.hosted():
         env = build(smallest, numbers=numbers)
         try:
+            if isinstance(cfg, GymnasiumConfig | UserEnvConfig):
+                keep_mask(env, cfg.exclude_keys, is_needed=not with_example)
             spec = dataclasses.replace(env.spec, normalizers=normalizers_of(env.user_envs))
             if with_example:
                 spec = dataclasses.replace(spec, example_observation=first_observations(env, [1] * spec.num_envs))

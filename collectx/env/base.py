@@ -184,6 +184,10 @@ class Env(ABC):
         With `EnvSpec.can_restart_early`, `ended` may include envs whose episode did not end.
         """
 
+    def keep_infos(self, infos: Any) -> None:
+        """Keeps entries of `info`, a `collectx.env.infos.InfoKeys`, in place of others. Only for Gymnasium's envs."""
+        raise NotImplementedError
+
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         """Sets `reset_options`; None: no options.
 

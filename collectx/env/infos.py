@@ -18,8 +18,10 @@ from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf
 from collectx.config.schema.env import EnvConfig
-from collectx.env.legal import sample
-from collectx.env.spaces import Leaves, Path, numpy_dtype, torch_dtype
+from collectx.env.base import Env
+from collectx.env.legal import can_be_masked, mask_of, sample
+from collectx.env.observation import ACTION_MASK
+from collectx.env.spaces import Leaves, Path, leave_out, numpy_dtype, torch_dtype
 from collectx.errors import SpaceError
 
 # Maximum number of steps in which entries are searched.
@@ -107,6 +109,41 @@ class InfoKeys:
                 first[i][moved] = 0
             start = mask + 1
         return first, final
+
+
+def keep_mask(group: Env, exclude: Sequence[str], is_needed: bool) -> None:
+    """Keeps the mask of legal actions that the first env of a Gymnasium group returns in the `info` of a reset. Does
+    nothing if there is none, or if the observation contains one.
+
+    Resets the env, if its actions can be masked.
+
+    Args:
+        exclude: `env.exclude_keys`; names the mask to leave it out.
+        is_needed: whether an entry of that name that cannot be kept is an error.
+    """
+    spec = group.spec
+    env: Any = next(iter(group.user_envs), None)
+    if not may_return_mask(env) or spec.device is not None or ACTION_MASK in exclude or mask_of(spec) is not None:
+        return
+    try:
+        _, info = env.reset(seed=1, **group.reset_kwargs())
+        mask = (_of_env(info, 0) if isinstance(env, VectorEnv) else info).get(ACTION_MASK)
+    except Exception:
+        return  # the worker, whose reset fails too, reports it
+    if mask is None:
+        return
+    try:
+        group.keep_infos(InfoKeys([spec.infos, {ACTION_MASK: _form(ACTION_MASK, mask, ())}], env))
+    except SpaceError as error:
+        if is_needed:
+            advice = f"Return one array. If it is no mask of legal actions, {leave_out(ACTION_MASK)}"
+            raise SpaceError(f"info contains {ACTION_MASK}, but {error}. {advice}") from error
+
+
+def may_return_mask(env: Any) -> bool:
+    """Whether a mask of legal actions is searched in the infos of an env."""
+    name = "single_action_space" if isinstance(env, VectorEnv) else "action_space"
+    return isinstance(env, gymnasium.Env | VectorEnv) and can_be_masked(getattr(env, name, None))
 
 
 def undeclared(keys: Sequence[str | Mapping[str, Any]]) -> list[str]:

@@ -99,8 +99,8 @@ class GymEnv(Env):
         self._is_array = self._observation.single and not self._observation.has_text and not infos.leaves
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
-        for e in range(self.spec.num_envs):
-            self._restart_one(e, None if seeds is None else int(seeds[e]), out)
+        infos = [self._restart_one(e, None if seeds is None else int(seeds[e]), out) for e in range(self.spec.num_envs)]
+        self.reset_info = infos[0]
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         for e in np.flatnonzero(ended).tolist():
@@ -145,12 +145,14 @@ class GymEnv(Env):
         while self.user_envs:
             self.user_envs.pop(0).close()
 
-    def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> None:
+    def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> Mapping[str, Any]:
+        """Resets an env, and writes its part of `out`. Returns the info."""
         result = None
         try:
             result = self.user_envs[e].reset(seed=seed, **self.reset_kwargs())
             progress.one_more()
             write_env(self._leaves, out, e, self._values(*result))
+            return result[1]
         except Exception as error:
             where = f"env {e} of this group of {self.spec.num_envs}"
             refuse(error, "reset", where, result)

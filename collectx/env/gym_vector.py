@@ -134,6 +134,7 @@ class GymVectorEnv(Env):
             refuse(error, "reset", "an env of the vector env")
             raise
         self._ended[:] = False
+        self.reset_info = info
         self._write(out, self._values(observation, info))
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:

@@ -111,37 +111,40 @@ class InfoKeys:
         return first, final
 
 
-def keep_mask(group: Env, exclude: Sequence[str], is_needed: bool) -> None:
-    """Keeps the mask of legal actions that the first env of a Gymnasium group returns in the `info` of a reset. Does
-    nothing if there is none, or if the observation contains one.
-
-    Resets the env, if its actions can be masked.
+def keep_mask(group: Env, is_needed: bool) -> bool:
+    """Keeps the mask of legal actions that the first env of a Gymnasium group returned in the `info` of the last reset.
+    Returns whether there is one.
 
     Args:
-        exclude: `env.exclude_keys`; names the mask to leave it out.
         is_needed: whether an entry of that name that cannot be kept is an error.
     """
-    spec = group.spec
-    env: Any = next(iter(group.user_envs), None)
-    if not may_return_mask(env) or spec.device is not None or ACTION_MASK in exclude or mask_of(spec) is not None:
-        return
+    env: Any = group.user_envs[0]
+    info = _of_env(group.reset_info, 0) if isinstance(env, VectorEnv) else group.reset_info
+    if (mask := info.get(ACTION_MASK)) is None:
+        return False
     try:
-        _, info = env.reset(seed=1, **group.reset_kwargs())
-        mask = (_of_env(info, 0) if isinstance(env, VectorEnv) else info).get(ACTION_MASK)
-    except Exception:
-        return  # the worker, whose reset fails too, reports it
-    if mask is None:
-        return
-    try:
-        group.keep_infos(InfoKeys([spec.infos, {ACTION_MASK: _form(ACTION_MASK, mask, ())}], env))
+        group.keep_infos(InfoKeys([group.spec.infos, {ACTION_MASK: _form(ACTION_MASK, mask, ())}], env))
     except SpaceError as error:
         if is_needed:
             advice = f"Return one array. If it is no mask of legal actions, {leave_out(ACTION_MASK)}"
             raise SpaceError(f"info contains {ACTION_MASK}, but {error}. {advice}") from error
+        return False
+    return True
+
+
+def lacks_mask(group: Env, exclude: Sequence[str]) -> bool:
+    """Whether a mask of legal actions must be searched in the infos of a group.
+
+    Args:
+        exclude: `env.exclude_keys`; names the mask to leave it out.
+    """
+    is_possible = group.spec.device is None and may_return_mask(next(iter(group.user_envs), None))
+    return is_possible and ACTION_MASK not in exclude and mask_of(group.spec) is None
 
 
 def may_return_mask(env: Any) -> bool:
-    """Whether a mask of legal actions is searched in the infos of an env."""
+    """Whether the infos of an env may contain masks of legal actions: those of Gymnasium's envs with discrete
+    actions."""
     name = "single_action_space" if isinstance(env, VectorEnv) else "action_space"
     return isinstance(env, gymnasium.Env | VectorEnv) and can_be_masked(getattr(env, name, None))
 

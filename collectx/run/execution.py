@@ -209,7 +209,7 @@ class _Execution:
         snapshot.write_numerics(self._files, device)
         frames = None if self._point is None else self._record.statistics.frames
         self._make_loggers = logger_threads.factories(cfg, self._files, frames)
-        with self._limited(f"making the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
+        with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
         if spec.normalizers:
             self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))

@@ -52,6 +52,7 @@ def test_a_run_takes_no_illegal_action(tmp_path, name):
     assert result(tmp_path / "run")["frames"] >= 256
 
 
+@pytest.mark.difference("random actions of a Gymnasium env with an `action_mask`")
 @pytest.mark.ci
 def test_a_trained_policy_takes_no_illegal_action(tmp_path):
     run(COMMANDS["ppo"], tmp_path)

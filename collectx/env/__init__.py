@@ -5,20 +5,27 @@ Workers call `build`; `read_spec` tells shapes before any worker starts.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from collectx import signal_handlers
+from collectx.batch import Key
 from collectx.config.derived import env_option
 from collectx.config.registry import implementation
 from collectx.config.schema.env import EnvConfig, GymEnvConfig, GymnasiumConfig, GymVectorEnvConfig, TorchrlEnvConfig
 from collectx.env.base import Env, EnvSpec, first_observations
+from collectx.env.infos import keep_mask, lacks_mask
 from collectx.env.numbers import SPACES, EnvNumbers
 from collectx.env.wrappers import normalizers_of
 from collectx.errors import ConfigError
 from collectx.fork_server import descendants
 from collectx.random_state import preserve_random_state
 from collectx.user_objects import UserEnvConfig
+
+if TYPE_CHECKING:
+    import torch
 
 
 def build(cfg: EnvConfig, first_index: int = 0, incarnation: int = 0, numbers: EnvNumbers = SPACES) -> Env:
@@ -58,7 +65,8 @@ def read_spec(
     numbers: EnvNumbers = SPACES,
 ) -> EnvSpec:
     """Returns the spec of the group that `build(cfg)` makes. Makes and closes the envs; only one of them if they are
-    independent of each other. Does not change the global random generators.
+    independent of each other. Does not change the global random generators. Contains the mask of legal actions that an
+    env returns in the `info` of a reset.
 
     Args:
         with_example: whether to reset the envs, for `EnvSpec.example_observation`.
@@ -71,12 +79,25 @@ def read_spec(
     with preserve_random_state(), descendants.hosted():
         env = build(smallest, numbers=numbers)
         try:
-            spec = dataclasses.replace(env.spec, normalizers=normalizers_of(env.user_envs))
-            if with_example:
-                spec = dataclasses.replace(spec, example_observation=first_observations(env, [1] * spec.num_envs))
+            first = _first_observations(env, cfg, with_example)
+            spec = dataclasses.replace(env.spec, normalizers=normalizers_of(env.user_envs), example_observation=first)
             examine(env)
             # A user's callable decides the number of envs itself.
             return spec if smallest is cfg else dataclasses.replace(spec, num_envs=cfg.num_envs)
         finally:
             env.close()
             signal_handlers.restore(env_option(cfg))
+
+
+def _first_observations(group: Env, cfg: EnvConfig, with_example: bool) -> dict[Key, torch.Tensor]:
+    """Returns the first observations of a group; empty without `with_example`. Resets it for them, or to search a mask
+    of legal actions in the infos, which the group then keeps."""
+    seeds = [1] * group.spec.num_envs
+    first = first_observations(group, seeds) if with_example else {}
+    if not isinstance(cfg, GymnasiumConfig | UserEnvConfig) or not lacks_mask(group, cfg.exclude_keys):
+        return first
+    if not with_example:
+        with contextlib.suppress(Exception):  # a worker whose reset fails reports it
+            first_observations(group, seeds)
+    is_kept = keep_mask(group, is_needed=not with_example)
+    return first_observations(group, seeds) if is_kept and with_example else first

@@ -146,6 +146,7 @@ class Env(ABC):
         user_envs: the user's env objects, if there are any. When a worker resumes, others replace them.
         metrics: the sums of `env.metrics`; None without metrics.
         reset_options: the options of every reset; empty: none.
+        reset_info: the `info` of the last `reset` of Gymnasium's envs; of the first one, if they are no vector env.
         unsaved: why checkpoints cannot contain the state of the envs, if the kind of env excludes it; None if it does
             not.
     """
@@ -154,6 +155,7 @@ class Env(ABC):
     user_envs: Sequence[Any] = ()
     metrics: InfoMetrics | None = None
     reset_options: Mapping[str, Any] = MappingProxyType({})
+    reset_info: Mapping[str, Any] = MappingProxyType({})
     unsaved: str | None = None
 
     @property
@@ -183,6 +185,10 @@ class Env(ABC):
 
         With `EnvSpec.can_restart_early`, `ended` may include envs whose episode did not end.
         """
+
+    def keep_infos(self, infos: Any) -> None:
+        """Keeps entries of `info`, a `collectx.env.infos.InfoKeys`, in place of others. Only for Gymnasium's envs."""
+        raise NotImplementedError
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
         """Sets `reset_options`; None: no options.

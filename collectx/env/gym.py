@@ -6,6 +6,7 @@ little else.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,29 +82,26 @@ class GymEnv(Env):
             _check_spaces(first)
             self._observation = ObservationLeaves(first.observation_space, exclude_keys, info_keys)
             action = SpaceLeaves(first.action_space, ("action",))
-            self._infos = InfoKeys(info_keys, first)
-        self._leaves = (*self._observation.leaves, *self._infos.leaves)
-        size = len(self.user_envs)
+            infos = InfoKeys(info_keys, first)
         spaces = (self._observation.space, first.action_space)
-        self.spec = EnvSpec(
-            size,
-            self._leaves,
-            action.leaves,
-            *spaces,
-            inputs=self._observation.leaves,
-            infos=self._infos.declared,
-        )
+        self.spec = EnvSpec(len(self.user_envs), self._observation.leaves, action.leaves, *spaces)
+        self.keep_infos(infos)
         self._split = action.element_splitter()
         self._steps = [env.step for env in self.user_envs]
         if metrics:
             self.metrics = InfoMetrics(metrics)
             self._steps = [partial(self.metrics.step, step) for step in self._steps]
+
+    def keep_infos(self, infos: InfoKeys) -> None:
+        self._infos = infos
+        self._leaves = (*self._observation.leaves, *infos.leaves)
+        self.spec = dataclasses.replace(self.spec, observation=self._leaves, infos=infos.declared)
         # Whether the observation itself is the value of the only leaf.
-        self._is_array = self._observation.single and not self._observation.has_text and not info_keys
+        self._is_array = self._observation.single and not self._observation.has_text and not infos.leaves
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
-        for e in range(self.spec.num_envs):
-            self._restart_one(e, None if seeds is None else int(seeds[e]), out)
+        infos = [self._restart_one(e, None if seeds is None else int(seeds[e]), out) for e in range(self.spec.num_envs)]
+        self.reset_info = infos[0]
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
         for e in np.flatnonzero(ended).tolist():
@@ -148,12 +146,14 @@ class GymEnv(Env):
         while self.user_envs:
             self.user_envs.pop(0).close()
 
-    def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> None:
+    def _restart_one(self, e: int, seed: int | None, out: Sequence[np.ndarray]) -> Mapping[str, Any]:
+        """Resets an env, and writes its part of `out`. Returns the info."""
         result = None
         try:
             result = self.user_envs[e].reset(seed=seed, **self.reset_kwargs())
             progress.one_more()
             write_env(self._leaves, out, e, self._values(*result))
+            return result[1]
         except Exception as error:
             where = f"env {e} of this group of {self.spec.num_envs}"
             refuse(error, "reset", where, result)

@@ -11,6 +11,7 @@ NEXT_STEP       the final observation; the next step      ragged: marks that nex
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -97,13 +98,12 @@ class GymVectorEnv(Env):
                     "memory only once. Use env.vectorization_mode=sync, or AsyncVectorEnv(..., shared_memory=False)"
                 )
             self._action = SpaceLeaves(env.single_action_space, ("action",))
-            self._infos = InfoKeys(info_keys, env)
-        self._leaves = (*self._observation.leaves, *self._infos.leaves)
+            infos = InfoKeys(info_keys, env)
         self._action_dtypes = self._action.dtypes
         is_gymnasiums = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self.spec = EnvSpec(
             env.num_envs,
-            self._leaves,
+            self._observation.leaves,
             self._action.leaves,
             self._observation.space,
             env.single_action_space,
@@ -111,14 +111,18 @@ class GymVectorEnv(Env):
             # In SAME_STEP mode, only SyncVectorEnv and AsyncVectorEnv are known to accept a reset mask.
             can_restart_early=self._mode is AutoresetMode.DISABLED
             or (self._mode is AutoresetMode.SAME_STEP and is_gymnasiums),
-            inputs=self._observation.leaves,
-            infos=self._infos.declared,
         )
+        self.keep_infos(infos)
         self._seeds_each = is_gymnasiums
         # In NEXT_STEP mode, the envs whose next step is a reset; in SAME_STEP mode, those whose first observation is in
         # `_first`.
         self._ended = np.zeros(env.num_envs, bool)
         self._first: list[np.ndarray] = []
+
+    def keep_infos(self, infos: InfoKeys) -> None:
+        self._infos = infos
+        self._leaves = (*self._observation.leaves, *infos.leaves)
+        self.spec = dataclasses.replace(self.spec, observation=self._leaves, infos=infos.declared)
 
     def reset(self, seeds: Sequence[int] | None, out: Sequence[np.ndarray]) -> None:
         seed: int | list[int] | None = None
@@ -130,6 +134,7 @@ class GymVectorEnv(Env):
             refuse(error, "reset", "an env of the vector env")
             raise
         self._ended[:] = False
+        self.reset_info = info
         self._write(out, self._values(observation, info))
 
     def step(self, action: Sequence[np.ndarray], out: StepArrays) -> bool:

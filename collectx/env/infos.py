@@ -18,8 +18,10 @@ from gymnasium.vector import VectorEnv
 
 from collectx.batch import Leaf, is_numeric
 from collectx.config.schema.env import EnvConfig
-from collectx.env.legal import sample
-from collectx.env.spaces import Leaves, Path, numpy_dtype, torch_dtype
+from collectx.env.base import Env
+from collectx.env.legal import can_be_masked, mask_of, sample
+from collectx.env.observation import ACTION_MASK
+from collectx.env.spaces import Leaves, Path, leave_out, numpy_dtype, torch_dtype
 from collectx.errors import SpaceError
 
 # Maximum number of steps in which entries are searched.
@@ -107,6 +109,44 @@ class InfoKeys:
                 first[i][moved] = 0
             start = mask + 1
         return first, final
+
+
+def keep_mask(group: Env, is_needed: bool) -> bool:
+    """Keeps the mask of legal actions that the first env of a Gymnasium group returned in the `info` of the last reset.
+    Returns whether there is one.
+
+    Args:
+        is_needed: whether an entry of that name that cannot be kept is an error.
+    """
+    env: Any = group.user_envs[0]
+    info = _of_env(group.reset_info, 0) if isinstance(env, VectorEnv) else group.reset_info
+    if (mask := info.get(ACTION_MASK)) is None:
+        return False
+    try:
+        group.keep_infos(InfoKeys([group.spec.infos, {ACTION_MASK: _form(ACTION_MASK, mask, ())}], env))
+    except SpaceError as error:
+        if is_needed:
+            advice = f"Return one array. If it is no mask of legal actions, {leave_out(ACTION_MASK)}"
+            raise SpaceError(f"info contains {ACTION_MASK}, but {error}. {advice}") from error
+        return False
+    return True
+
+
+def lacks_mask(group: Env, exclude: Sequence[str]) -> bool:
+    """Whether a mask of legal actions must be searched in the infos of a group.
+
+    Args:
+        exclude: `env.exclude_keys`; names the mask to leave it out.
+    """
+    is_possible = group.spec.device is None and may_return_mask(next(iter(group.user_envs), None))
+    return is_possible and ACTION_MASK not in exclude and mask_of(group.spec) is None
+
+
+def may_return_mask(env: Any) -> bool:
+    """Whether the infos of an env may contain masks of legal actions: those of Gymnasium's envs with discrete
+    actions."""
+    name = "single_action_space" if isinstance(env, VectorEnv) else "action_space"
+    return isinstance(env, gymnasium.Env | VectorEnv) and can_be_masked(getattr(env, name, None))
 
 
 def undeclared(keys: Sequence[str | Mapping[str, Any]]) -> list[str]:

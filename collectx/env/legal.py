@@ -1,33 +1,35 @@
 """Masks of legal actions, which tell the actions that an env allows for the observation that it has returned.
 
 An env returns a mask as the entry `action_mask` of its Dict observation, as PettingZoo's and TorchRL's envs do, or of
-`info`, if `env.info_keys` keeps it. A mask contains a number for each value of the action; zero means that the value is
-illegal.
+the `info` of resets and steps, as Gymnasium's Taxi does. A mask contains a number for each value of the action; zero
+means that the value is illegal.
 
-    action space     mask
-    Discrete(n)      [n]
-    MultiDiscrete    [sum(nvec)]: the values of the first choice, then those of the second, and so on
+    action                       mask
+    Discrete(n), OneHot(n)       [n], or another shape with n numbers
+    MultiDiscrete, MultiOneHot   [sum(nvec)]: the values of the first choice, then those of the second, and so on
+    of a group of agents         [agents, n], or [agents, sum(nvec)], in the entry of the group
 
 A batch contains the masks like any other observation, so trainers use the masks that the policy saw.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from gymnasium import Space, spaces
 from torch import nn
 
-from collectx.batch import Key, Leaf
+from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
+from collectx.env.observation import ACTION_MASK
+from collectx.env.spaces import leave_out, parts_of
+from collectx.env.torchrl.specs import choices_of
 from collectx.errors import ShapeError, SpaceError
-
-_NAME = "action_mask"
-# The possible keys of the mask; the first one in the observation counts.
-MASK_KEYS: tuple[Key, ...] = ((_NAME,), ("info", _NAME))
 
 
 class LegalActions(nn.Module):
@@ -35,6 +37,7 @@ class LegalActions(nn.Module):
 
     Args:
         mask: the leaf of `spec.observation` that contains the masks.
+        action: the leaf of `spec.action` to which they belong; None: the first one.
 
     Attributes:
         key: the key of the masks.
@@ -46,18 +49,12 @@ class LegalActions(nn.Module):
     _start: torch.Tensor
     _columns: torch.Tensor | None
 
-    def __init__(self, spec: EnvSpec, mask: Leaf):
+    def __init__(self, spec: EnvSpec, mask: Leaf, action: Leaf | None = None):
         super().__init__()
-        self.key = mask.key
-        space, (counts, start) = spec.action_space, _counts(spec.action_space)
-        if not fits(spec, mask):
-            needs = f"needs [{counts.sum()}]" if len(counts) else "can have none, unlike Discrete and MultiDiscrete"
-            option = "env.info_keys" if mask.key[0] == "info" else f"env.exclude_keys=[{_NAME}]"
-            raise SpaceError(
-                f"{'.'.join(mask.key)}, a mask of legal actions, has the shape {[*mask.shape]}, but the action space "
-                f"{space} {needs}. Fix the shape. If the entry is no such mask, rename it, or leave it out ({option})"
-            )
-        self._action = spec.action[0]
+        self.key, self._num_dims = mask.key, len(mask.shape)
+        self._action = spec.action[0] if action is None else action
+        counts, start, self._is_one_hot = _choices(spec, self._action)
+        _check_shape(spec, mask, counts)
         self._choices, self._width = len(counts), int(counts.max())
         self.register_buffer("_start", torch.as_tensor(start, dtype=torch.int64), persistent=False)
         # Where the numbers of a mask go in a table of choices, whose rows have the width of the widest choice; None:
@@ -68,9 +65,11 @@ class LegalActions(nn.Module):
         self._is_checked = not spec.ragged
 
     def forward(self, mask: torch.Tensor) -> torch.Tensor:
-        """Returns, for masks `[..., size]`, whether each value of each choice is legal: `[..., choices, width]`
+        """Returns, for masks `[..., *shape]`, whether each value of each choice is legal: `[..., choices, width]`
         bool."""
         legal = mask.bool()
+        if self._num_dims > 1:
+            legal = legal.flatten(-self._num_dims)
         if self._columns is not None:
             table = legal.new_zeros((*legal.shape[:-1], self._choices * self._width))
             legal = table.index_copy(-1, self._columns, legal)
@@ -107,20 +106,26 @@ class LegalActions(nn.Module):
         return raw.masked_fill(~legal.flatten(-2), torch.finfo(raw.dtype).min)
 
     def draw(self, mask: torch.Tensor) -> torch.Tensor:
-        """Returns random legal actions `[E, *shape]` for masks `[E, size]`. Raises `ShapeError` if an env has none."""
+        """Returns random legal actions, `[E, *shape of an action]`, for masks `[E, *shape of a mask]`. Raises
+        `ShapeError` if an env has none."""
         chosen = uniform(self.check(self(mask))) + self._start
+        if self._is_one_hot:
+            chosen = F.one_hot(chosen, self._width).flatten(-2)
+            chosen = chosen if self._columns is None else chosen[..., self._columns]
         return chosen.to(self._action.dtype).reshape(-1, *self._action.shape)
 
 
-def mask_of(spec: EnvSpec) -> Leaf | None:
-    """Returns the leaf of the observation with the masks; None if the env returns no masks."""
-    found = (leaf for key in MASK_KEYS for leaf in spec.observation if leaf.key[: len(key)] == key)
+def mask_of(spec: EnvSpec, action: Leaf | None = None) -> Leaf | None:
+    """Returns the leaf of the observation with the masks of an action; None if the env returns no masks.
+
+    Args:
+        action: the leaf of the action; None: the first one.
+    """
+    group = () if spec.action_spec is None else (action or spec.action[0]).key[:-1]
+    # The first one counts.
+    keys = dict.fromkeys([(*group, ACTION_MASK), (ACTION_MASK,), ("info", ACTION_MASK)])
+    found = (leaf for key in keys for leaf in spec.observation if leaf.key[: len(key)] == key)
     return next(found, None)
-
-
-def fits(spec: EnvSpec, mask: Leaf) -> bool:
-    """Whether a mask contains a number for each value of the action."""
-    return mask.key in MASK_KEYS and mask.shape == (_counts(spec.action_space)[0].sum(),)
 
 
 def network_inputs(spec: EnvSpec) -> tuple[Leaf, ...]:
@@ -149,7 +154,7 @@ def uniform(legal: torch.Tensor) -> torch.Tensor:
 def sample(space: Space, observation: Any, info: Mapping) -> Any:
     """Returns a random action for a Gymnasium env, or actions for a vector env, in the form of `space.sample()`. They
     are legal if the action of an env is Discrete, or MultiDiscrete with one dimension."""
-    found = [entry[_NAME] for entry in (observation, info) if isinstance(entry, Mapping) and _NAME in entry]
+    found = [entry[ACTION_MASK] for entry in (observation, info) if isinstance(entry, Mapping) and ACTION_MASK in entry]
     mask = (np.asarray(found[0]) != 0).astype(np.int8).reshape(-1) if found else None
     if mask is not None and mask.size != _counts(space)[0].sum():
         mask = None  # an entry of that name which the configuration leaves out
@@ -158,8 +163,44 @@ def sample(space: Space, observation: Any, info: Mapping) -> Any:
     return space.sample(mask) if isinstance(space, spaces.Discrete) else space.sample()
 
 
+def can_be_masked(space: Space | None) -> bool:
+    """Whether an action, or a part of it, is a choice among some values."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return any(can_be_masked(part) for _, part in parts_of(space))
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+
+
+def _choices(spec: EnvSpec, action: Leaf) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Returns the number of values of each choice of an action, and the first value of each (empty arrays if it does
+    not consist of choices), and whether it is one-hot."""
+    if spec.action_spec is None:
+        return *_counts(spec.action_space), False
+    counts, is_one_hot = choices_of(spec.action_spec[action.key], action)
+    return counts, np.zeros(len(counts), np.int64), is_one_hot
+
+
+def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
+    """Raises `SpaceError` unless a mask contains a row for choices among `counts` values, or a row for each agent."""
+    dims = spec.nested_dims.get(mask.key[:-1], ())
+    rows = math.prod(dims)
+    sizes = {*counts.reshape(rows, -1).sum(1).tolist()} if len(counts) and len(counts) % rows == 0 else set()
+    needed = [*dims, *sizes] if len(sizes) == 1 else []
+    is_flat = len(counts) == 1 and math.prod(mask.shape) == counts[0]
+    if mask.key[-1] == ACTION_MASK and needed and (is_flat or [*mask.shape] == needed):
+        return
+    needs = f"needs {needed}" if needed else "can have none, unlike Discrete and MultiDiscrete"
+    advice = "Fix the shape"
+    if len(counts) > 1 and math.prod(mask.shape) == math.prod(counts.tolist()):
+        advice = f"For a mask over all combinations, use one Discrete({math.prod(mask.shape)}) as action"
+    raise SpaceError(
+        f"{'.'.join(mask.key)}, a mask of legal actions, has the shape {[*mask.shape]}, but the action space "
+        f"{spec.action_space} {needs}. {advice}. If the entry is no such mask, rename it, or "
+        + leave_out(".".join(mask.key).removeprefix("info."))
+    )
+
+
 def _counts(space: Space) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of values of each choice, and the first value of each; empty arrays for other spaces."""
+    """Returns `_choices` of a Gymnasium space, without the last part."""
     counts, start = np.zeros(0, np.int64), np.zeros(0)
     if isinstance(space, spaces.Discrete):
         counts, start = np.array([space.n]), np.array([space.start])

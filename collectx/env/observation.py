@@ -27,6 +27,8 @@ from collectx.errors import SpaceError
 # Keys that every batch contains, so that no part of an observation can have them.
 _TAKEN = ("action", *REWARD.key, "next", TRAJ_IDS[0], *(name for (name,) in DONE_KEYS))
 _STATE, _OBSERVATION = "state", "observation"
+# The part, or the entry of `info`, that is a mask of legal actions (`collectx.env.legal`).
+ACTION_MASK = "action_mask"
 
 
 class ObservationLeaves(SpaceLeaves):
@@ -135,7 +137,8 @@ def exclude_parts(space: Space, names: Sequence[str]) -> Space:
 def check_excluded(names: Sequence[str], known: Sequence[Path], which: str) -> None:
     """Raises ConfigError if a name in `env.exclude_keys` matches no part in `known`, or several."""
     paths = {path: ".".join(map(str, path)) for path in known}
-    if unknown := [name for name in names if name not in paths.values()]:
+    # The mask of legal actions may be in the infos instead.
+    if unknown := [name for name in names if name not in paths.values() and name != ACTION_MASK]:
         rule = f"{', '.join(unknown)} {which} contains {', '.join(paths.values()) or 'no parts'}."
         raise Refusal(Problem("env.exclude_keys", rule))
     several = clashes((name, path) for path, name in paths.items())

@@ -32,7 +32,7 @@ from collectx.collector.saved_state import CollectorState
 from collectx.collector.stream import Stream
 from collectx.config.derived import surplus_note
 from collectx.env.base import EnvSpec
-from collectx.env.infos import undeclared
+from collectx.env.infos import may_return_mask, undeclared
 from collectx.env.user_env import copied, is_env
 from collectx.library.attributes import ReadableCollector
 from collectx.library.background import Background
@@ -126,11 +126,11 @@ class BaseCollector(ReadableCollector):
 
     def _read_spec(self) -> EnvSpec:
         """Returns the spec of one worker's envs, read from an env that this makes. If the user passed an env object,
-        copies it for workers, and where the reading would step it."""
+        copies it for workers, and where the reading would reset it."""
         env, has_workers = self._cfg.env, self._keywords.has_workers
         assert isinstance(env, UserEnvConfig)
         has_users_policy = policies.is_user_policy(self._cfg.policy)
-        if has_workers or has_users_policy or undeclared(env.info_keys):
+        if has_workers or has_users_policy or undeclared(env.info_keys) or may_return_mask(env.create):
             env = copied(env, is_required=has_workers)
         return envs.read_spec(env, has_users_policy)
 

@@ -158,9 +158,12 @@ def head_for(space: object, leaf: Leaf) -> Head:
         return Categorical(np.full(space.shape, 2), np.zeros(space.shape), leaf)
     if isinstance(space, spaces.Box) and leaf.dtype.is_floating_point:
         return Gaussian(leaf)
-    # A bare `Space` stands for spaces that only TorchRL has, such as one-hot actions.
-    name = f"of one-hot actions {list(leaf.shape)}" if type(space) is spaces.Space else space
+    name, ways = str(space), "policy=random or policy=custom"
+    if type(space) is spaces.Space:  # it stands for spaces that only TorchRL has, such as one-hot actions
+        name, ways = f"of one-hot actions {list(leaf.shape)}", f"{ways}, or an env with categorical actions"
+    elif isinstance(space, spaces.Dict) and len(leaf.key) > 1:
+        name = f"of a group of agents, {'.'.join(leaf.key)}"
     raise SpaceError(
         f"no built-in policy acts in the action space {name}: they support Discrete, MultiDiscrete, MultiBinary and "
-        "floating-point Box. Use policy=random or policy=custom."
+        f"floating-point Box. Use {ways}."
     )

@@ -18,7 +18,7 @@ from gymnasium import Space, spaces
 
 from collectx.batch import Leaf
 from collectx.env.base import EnvSpec, steps_per_draw
-from collectx.env.legal import LegalActions, fits, mask_of
+from collectx.env.legal import LegalActions, mask_of
 from collectx.policy.base import Actor
 from collectx.policy.spaces import action_space
 
@@ -75,24 +75,37 @@ class RandomActor(Actor):
 
 
 class LegalRandomActor(RandomActor):
-    """Samples among the legal actions."""
+    """Samples among the legal actions.
 
-    def __init__(self, spec: EnvSpec, mask: Leaf):
+    Args:
+        masks: the mask of each leaf of the action; None: the leaf has none.
+    """
+
+    def __init__(self, spec: EnvSpec, masks: Sequence[Leaf | None]):
         super().__init__(spec)
-        self._index = spec.observation.index(mask)
-        self._legal = LegalActions(spec, mask).to(spec.device or self.device)
+        # For each mask: the index of its leaf of the action, its own in the observation, and its reader.
+        self._readers = [
+            (i, spec.observation.index(mask), LegalActions(spec, mask, leaf).to(spec.device or self.device))
+            for i, (mask, leaf) in enumerate(zip(masks, spec.action, strict=True))
+            if mask is not None
+        ]
+        self._draws_others = None in masks
 
     def act(self, observation: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return (self._legal.draw(observation[self._index]),)
+        actions: list[Any] = [*next(self._actions)] if self._draws_others else [None] * len(self._readers)
+        for i, mask, legal in self._readers:
+            actions[i] = legal.draw(observation[mask])
+        return actions
 
 
 def random_actor(spec: EnvSpec) -> RandomActor:
-    """Returns the actor for random actions of an env group. TorchRL envs draw by masks that `LegalRandomActor` cannot
-    read, such as those of one-hot actions (`ActionMask`)."""
-    mask = mask_of(spec)
-    if mask is None or (spec.draw is not None and not fits(spec, mask)):
-        return RandomActor(spec)
-    return LegalRandomActor(spec, mask)
+    """Returns the actor for random actions of an env group.
+
+    Raises:
+        SpaceError: a mask of legal actions does not fit its action.
+    """
+    masks = [mask_of(spec, leaf) for leaf in spec.action]
+    return LegalRandomActor(spec, masks) if any(masks) else RandomActor(spec)
 
 
 class _SpaceDraws(Iterator[Sequence[torch.Tensor]]):

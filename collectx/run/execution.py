@@ -209,14 +209,15 @@ class _Execution:
         snapshot.write_numerics(self._files, device)
         frames = None if self._point is None else self._record.statistics.frames
         self._make_loggers = logger_threads.factories(cfg, self._files, frames)
-        with self._limited(f"making the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
+        with self._limited(f"making or resetting the trainer's own env ({env_option(cfg.env)})", "start_timeout_s"):
             spec = env.read_spec(cfg.env, policy.is_user_policy(cfg.policy), self._examine)
         if spec.normalizers:
             self._add_event("statistics_in_envs", message=" ".join(map(note_of, spec.normalizers)))
-        if names := undeclared(getattr(cfg.env, "info_keys", ())):
+        names = undeclared(getattr(cfg.env, "info_keys", ()))
+        # The evaluator's envs are not stepped or reset for that again.
+        self._cfg = cfg = dataclasses.replace(cfg, env=declare(cfg.env, spec.infos))
+        if names:
             forms = [shown({name: spec.infos[name]}) for name in names]
-            # The evaluator's envs are not stepped for that again.
-            self._cfg = cfg = dataclasses.replace(cfg, env=declare(cfg.env, spec.infos))
             self._add_event("infos_examined", names=names, declared=f"env.info_keys=[{', '.join(forms)}]")
         # Seeds the generators that a policy's initialisation or a user's trainer draws from. Envs and workers have
         # separate seeds.

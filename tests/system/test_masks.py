@@ -10,7 +10,8 @@ from commands import collectx, environment, forked, result
 TESTS = Path(__file__).parents[1]
 MASKED = ["env=gym", "env.entry_point=worlds.masked:MaskedEnv"]
 VECTOR = ["env=gym_vector", "env.id=worlds.masked:Masked-v0", "env.vectorization_mode=sync"]
-INFO = ["env.kwargs={where: info}", "env.info_keys=[action_mask]"]
+INFO = ["env.kwargs={where: info}"]
+TORCHRL = ["env=torchrl", "env.target=user_code.torchrlenvs:Players"]
 CHOICES = "env.kwargs={nvec: [3, 2, 4]}"
 IMAGE = "env.kwargs={image: true}"
 SMALL = ["policy.channels=[4]", "policy.kernel_sizes=[8]", "policy.strides=[4]", "policy.hidden_size=8"]
@@ -19,6 +20,10 @@ SYNC, ASYNC = "collector=multi_sync", "collector=multi_async"
 COMMANDS = {
     "random": [*MASKED, *RANDOM, CHOICES],
     "random-next_step": [*VECTOR, *RANDOM, "env.autoreset_mode=next_step", *INFO],
+    "random-gloo": [*VECTOR, *RANDOM, *INFO, "collector=distributed_sync"],
+    "random-players": [*TORCHRL, *RANDOM],
+    "random-players-one_hot": [*TORCHRL, *RANDOM, "env.kwargs={one_hot: true}"],
+    "random-one_hot": ["env=torchrl", "env.target=user_code.torchrlenvs:OneHotMasked", *RANDOM],
     "ppo": [*MASKED, "policy=mlp", "trainer=ppo", SYNC],
     "ppo-choices-server": [*MASKED, "policy=mlp", "trainer=ppo", CHOICES, SYNC, "inference=server"],
     "ppo-next_step": [*VECTOR, "policy=mlp", "trainer=ppo", "env.autoreset_mode=next_step"],
@@ -47,6 +52,7 @@ def test_a_run_takes_no_illegal_action(tmp_path, name):
     assert result(tmp_path / "run")["frames"] >= 256
 
 
+@pytest.mark.difference("random actions of a Gymnasium env with an `action_mask`")
 @pytest.mark.ci
 def test_a_trained_policy_takes_no_illegal_action(tmp_path):
     run(COMMANDS["ppo"], tmp_path)
@@ -60,8 +66,12 @@ def test_a_trained_policy_takes_no_illegal_action(tmp_path):
 
 
 SCRIPT = """
+from functools import partial
+
 import torch
-from collectx import Collector, RandomPolicy, load_policy
+from collectx import Collector, MultiSyncCollector, RandomPolicy, load_policy
+from gymnasium.vector import SyncVectorEnv
+from tensordict.nn import TensorDictModule
 from worlds.masked import MaskedEnv
 
 if __name__ == "__main__":
@@ -75,6 +85,17 @@ if __name__ == "__main__":
     with Collector(MaskedEnv, RandomPolicy(), frames_per_batch=20, total_frames=40) as collector:
         for batch in collector:
             assert batch["action_mask"].gather(-1, batch["action"][:, None] - 2).all()
+    frames, make = {"frames_per_batch": 20, "total_frames": 40}, partial(MaskedEnv, where="info")
+    first = TensorDictModule(lambda mask: mask.argmax(-1) + 2, [("info", "action_mask")], ["action"])
+    for collector in (
+        Collector(make(), RandomPolicy(), **frames),
+        MultiSyncCollector([make] * 2, RandomPolicy(), **frames),
+        Collector(SyncVectorEnv([make] * 2), RandomPolicy(), **frames),
+        Collector(make, first, init_random_frames=20, **frames),
+    ):
+        with collector:
+            for batch in collector:
+                assert batch["info", "action_mask"].gather(-1, batch["action"][..., None] - 2).all()
 """
 
 
@@ -83,6 +104,29 @@ def test_an_env_that_allows_no_action_and_one_with_another_mask_say_so(tmp_path)
     done = run([*MASKED, "policy=mlp", "trainer=ppo", "env.kwargs={closed_at: 4}"], tmp_path, status=1)
     assert "env 0 of 2: action_mask allows no action. Return a mask with a legal action" in done.stderr
     assert "(step 4 of the batch)" in done.stderr
-    wrong = [*MASKED, *RANDOM, INFO[0], "env.info_keys=[{action_mask: [int8, 4]}]"]
+    wrong = [*MASKED, *RANDOM, *INFO, "env.info_keys=[{action_mask: [int8, 4]}]"]
     done = forked("run", *wrong, cwd=tmp_path, status=2)
     assert "info.action_mask, a mask of legal actions, has the shape [4], but" in done.stderr
+
+
+@pytest.mark.ci
+def test_what_is_not_supported_says_so(tmp_path):
+    done = run([*TORCHRL, "policy=mlp", "trainer=ppo"], tmp_path, status=2)
+    assert "no built-in policy acts in the action space of a group of agents, players.action" in done.stderr
+    joint = [*MASKED, *RANDOM, "env.kwargs={nvec: [3, 3], joint: true, where: info}"]
+    done = forked("run", *joint, cwd=tmp_path, status=2)
+    assert "info.action_mask, a mask of legal actions, has the shape [3, 3], but" in done.stderr
+    assert "For a mask over all combinations, use one Discrete(9) as action" in done.stderr
+
+
+@pytest.mark.ci
+def test_a_mask_in_infos_holds_for_all_commands_and_can_be_left_out(tmp_path):
+    run([*MASKED, "policy=mlp", "trainer=ppo", *INFO, "eval.every_batches=1"], tmp_path)
+    events = (tmp_path / "run/events.jsonl").read_text()
+    assert '"evaluated"' in events
+    assert "evaluation_failed" not in events
+    forked("eval", "run", "episodes=4", cwd=tmp_path)
+    forked("plan", *MASKED, *RANDOM, *INFO, cwd=tmp_path)
+    (tmp_path / "run").rename(tmp_path / "first")
+    done = run([*MASKED, *RANDOM, *INFO, "env.exclude_keys=[action_mask]"], tmp_path, status=1)
+    assert "IllegalAction" in done.stderr

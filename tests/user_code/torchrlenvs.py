@@ -187,6 +187,47 @@ def masked():
     return envs.TransformedEnv(Masked(), envs.ActionMask())
 
 
+class Players(Toy):
+    """A group of two agents with masks, as PettingZooWrapper makes them. It raises an error at an illegal action."""
+
+    def __init__(self, one_hot=False):
+        super().__init__()
+        self.observation_spec = self._of_players(
+            observation=Unbounded((2, 3)), action_mask=Binary(4, (2, 4), dtype=torch.bool)
+        )
+        self.action_spec = self._of_players(action=OneHot(4, (2, 4)) if one_hot else Categorical(4, (2,)))
+        self._is_one_hot = one_hot
+
+    def _of_players(self, **specs):
+        return Composite(players=Composite(**specs, shape=(2,)))
+
+    def _values(self):
+        self._mask = (torch.rand(2, 4) < 0.3).scatter(1, torch.randint(4, (2, 1)), True)
+        return {"players": TensorDict({"observation": torch.rand(2, 3), "action_mask": self._mask.clone()}, [2])}
+
+    def _step(self, tensordict):
+        action = tensordict["players", "action"]
+        chosen = action.bool() if self._is_one_hot else torch.nn.functional.one_hot(action, 4).bool()
+        assert (chosen & self._mask).any(1).all(), "illegal"
+        return super()._step(tensordict)
+
+
+class OneHotMasked(Masked):
+    """With one-hot actions, and a mask of two rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(action_mask=Binary(2, (2, 2), dtype=torch.bool))
+        self.action_spec = OneHot(4)
+
+    def _values(self):
+        return {"action_mask": super()._values()["action_mask"].reshape(2, 2)}
+
+    def _step(self, tensordict):
+        assert tensordict["action"].int().argmax() == self._step_number % 4, "illegal"
+        return super()._step(tensordict)
+
+
 class Spoken(Toy):
     """Its reset observes a text, which its steps want to see."""
 

@@ -16,10 +16,12 @@ class MaskedEnv(gymnasium.Env):
         nvec: the number of values of each choice; None: one Discrete of 5, whose first value is 2.
         where: what contains the mask, "observation" or "info".
         image: whether it observes an image.
+        joint: whether the mask is a table of all combinations of the choices, which collectx refuses.
         closed_at: the step after which no action is legal, although the episode goes on.
     """
 
-    def __init__(self, nvec=None, where="observation", image=False, closed_at=None):
+    def __init__(self, nvec=None, where="observation", image=False, closed_at=None, joint=False):
+        self._is_joint = joint
         self._counts, self._where, self._closed_at = nvec or [5], where, closed_at
         self.action_space = spaces.MultiDiscrete(nvec) if nvec else spaces.Discrete(5, start=2)
         self._seen = spaces.Box(0, 255, (36, 36, 1), np.uint8) if image else spaces.Box(-1, 1, (3,))
@@ -32,11 +34,12 @@ class MaskedEnv(gymnasium.Env):
         for mask in masks:
             mask[self.np_random.integers(len(mask))] = True
         self._mask = np.concatenate(masks).astype(np.int8) * (not is_over)
+        shown = np.ones(self._counts, np.int8) if self._is_joint else self._mask
         self._seen.seed(int(self.np_random.integers(2**31)))
         seen = self._seen.sample()
         if self._where == "observation":
-            return {"action_mask": self._mask, "observation": seen}, {}
-        return seen, {"action_mask": self._mask}
+            return {"action_mask": shown, "observation": seen}, {}
+        return seen, {"action_mask": shown}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -282,6 +283,21 @@ def _space(spec: Any, leaf: Leaf, num_batch_dims: int) -> Space:
         low, high = (np.asarray(bound.cpu())[(0,) * num_batch_dims] for bound in (spec.space.low, spec.space.high))
         return spaces.Box(low, high, leaf.shape, dtype.type)
     return Space(leaf.shape, dtype)
+
+
+def choices_of(spec: Any, leaf: Leaf) -> tuple[np.ndarray, bool]:
+    """Returns the number of values of each choice of the action `leaf`, empty if it does not consist of choices; and
+    whether it is one-hot."""
+    data = sys.modules["torchrl.data"]
+    if isinstance(spec, data.MultiCategorical):
+        return np.asarray(spec.nvec.cpu())[(0,) * (spec.ndim - len(leaf.shape))].reshape(-1), False
+    if isinstance(spec, data.Categorical):
+        return np.full(math.prod(leaf.shape), spec.n), False
+    if isinstance(spec, data.MultiOneHot):
+        return np.tile([box.n for box in spec.space], math.prod(leaf.shape[:-1])), True
+    if isinstance(spec, data.OneHot):
+        return np.full(math.prod(leaf.shape[:-1]), leaf.shape[-1]), True
+    return np.zeros(0, np.int64), False
 
 
 def _dict_space(parts: dict[str, Any]) -> spaces.Dict:

@@ -26,8 +26,7 @@ from collectx.batch import Leaf, as_key
 from collectx.checkpoints import Checkpoint, Checkpoints
 from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
-from collectx.env.legal import MASK_KEYS
-from collectx.env.observation import ObservationLeaves
+from collectx.env.observation import ACTION_MASK, ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
 from collectx.errors import ConfigError, DamagedFile, ShapeError, summary_of
 from collectx.policy.base import Actor
@@ -205,7 +204,9 @@ class LoadedPolicy:
         self._actor(rows)
         first = self.spec.example_observation
         # Where all actions are legal.
-        others = {leaf.key: torch.full((1, *leaf.shape), leaf.key in MASK_KEYS).to(leaf.dtype) for leaf in self.leaves}
+        others = {
+            leaf.key: torch.full((1, *leaf.shape), leaf.key[-1] == ACTION_MASK).to(leaf.dtype) for leaf in self.leaves
+        }
         observations = [first.get(leaf.key, others[leaf.key]).to(self.device) for leaf in self.leaves]
         tensors = [each.repeat(rows, *[1] * (each.ndim - 1)) for each in observations]
         return (*tensors, *(state.clone() for state in self._first_states(rows)))

@@ -40,6 +40,31 @@ def test_the_numbers_of_a_mask_belong_to_the_choices_in_their_order():
     assert (legal.draw(mask.expand(50, 6)) == torch.tensor([0, 6, 0])).all()
 
 
+@pytest.mark.parametrize(
+    ("action_spec", "mask", "drawn"),
+    [
+        (lambda data: data.OneHot(4), [[1, 0], [0, 0]], [1, 0, 0, 0]),
+        (lambda data: data.MultiOneHot((3, 2)), [0, 1, 0, 0, 1], [0, 1, 0, 0, 1]),
+        (lambda data: data.MultiCategorical((3, 2)), [0, 1, 0, 0, 1], [1, 1]),
+        (lambda data: data.Categorical(4, (1,)), [0, 0, 1, 0], [2]),
+        (lambda data: data.Categorical(3, (2,)), [[0, 1, 0], [0, 0, 1]], [1, 2]),
+        (lambda data: data.OneHot(3, (2, 3)), [[0, 1, 0], [0, 0, 1]], [[0, 1, 0], [0, 0, 1]]),
+        (lambda data: data.MultiCategorical((2, 3), (1, 2)), [[0, 1, 1, 0, 0]], [[1, 0]]),
+    ],
+)
+def test_actions_of_torchrl_are_drawn_in_their_own_form(action_spec, mask, drawn):
+    data = pytest.importorskip("torchrl.data")
+    mask, form = torch.tensor(mask), action_spec(data)
+    is_group = mask.ndim == 2 and mask.shape[0] == form.shape[0] and form.shape != (4,)
+    group = ("agents",) if is_group else ()
+    action, leaf = (
+        Leaf((*group, name), tuple(each.shape), each.dtype) for name, each in (("action", form), ("action_mask", mask))
+    )
+    dims = {group: (mask.shape[0],)} if group else {}
+    one = EnvSpec(1, (leaf,), (action,), spaces.Dict(), spaces.Dict(), action_spec={action.key: form}, nested_dims=dims)
+    assert LegalActions(one, leaf).draw(mask[None]).tolist() == [drawn]
+
+
 def test_legal_actions_are_drawn_equally_often():
     torch.manual_seed(0)
     legal = LegalActions(spec(spaces.Discrete(6, start=10), SEEN, MASK), MASK)
@@ -83,7 +108,11 @@ def test_the_mask_of_the_observation_is_read_before_that_of_the_info():
         (spaces.MultiDiscrete([2, 3]), Leaf(("action_mask",), (2, 3), torch.bool), r"shape \[2, 3\].*needs \[5\]"),
         (spaces.Box(-1, 1, (6,)), MASK, r"can have none, unlike Discrete"),
         (spaces.Discrete(6), Leaf(("action_mask", "arm"), (6,), torch.int8), r"^action_mask\.arm, .*exclude_keys"),
-        (spaces.Discrete(5), Leaf(("info", "action_mask"), (6,), torch.int8), r"^info\.action_mask, .*env\.info_keys"),
+        (
+            spaces.Discrete(5),
+            Leaf(("info", "action_mask"), (6,), torch.int8),
+            r"^info\.action_mask, .*exclude_keys=\[action_mask\]",
+        ),
     ],
 )
 def test_a_mask_that_does_not_fit_the_actions_is_refused(action_space, mask, words):

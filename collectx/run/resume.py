@@ -146,7 +146,8 @@ class ResumePoint:
             text = f"{name} does not accept its saved state: {summary_of(error)}"
             if not hasattr(trainer, "load_state_dict"):
                 text = (
-                    f"{name} cannot be restored: give the class load_state_dict(state), the inverse of its state_dict."
+                    f"{name} cannot be restored. Give its class a method load_state_dict(state), the inverse of "
+                    "state_dict."
                 )
             raise ConfigError(f"{self._checkpoint.path}: {text}") from error
 

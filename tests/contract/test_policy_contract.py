@@ -409,7 +409,7 @@ def test_a_policy_that_does_not_fit_is_refused(policy, error, message):
 @pytest.mark.parametrize(
     ("cfg", "action", "error", "message"),
     [
-        (custom("collectx.errors:No"), "discrete", ConfigError, "does not define No"),
+        (custom("collectx.errors:No"), "discrete", ConfigError, "collectx.errors has no No"),
         (custom("no_such:No"), "discrete", ConfigError, "PYTHONPATH"),
         (POLICIES["mlp"], TWO_ACTIONS, SpaceError, "policy=custom"),
         (POLICIES["q_mlp"], "box", SpaceError, "policy=q_mlp"),

@@ -403,14 +403,14 @@ def test_an_updater_of_torchrls_gets_and_maps_the_weights(form):
 )
 def test_an_updater_supplies_the_weights_where_none_are_passed(kind, keywords, action):
     updater = getattr(updaters, kind)(**keywords)
-    with pytest.raises(RuntimeError, match=f"{kind}: construct a collector with weight_updater"):
+    with pytest.raises(RuntimeError, match=f"{kind} belongs to no collector yet. Pass it to one with weight_updater"):
         updater.push_weights()
     called = []
     updater.register_post_hook(lambda: called.append(None))
     with Collector(cartpole, Constant(), frames_per_batch=10, weight_updater=updater) as collector:
         assert updater.collector is collector
         if action is None:
-            with pytest.raises(RuntimeError, match="pass the weights"):
+            with pytest.raises(RuntimeError, match="Pass them to update_policy_weights_"):
                 updater.push_weights()
         else:
             updater.push_weights()

@@ -19,7 +19,7 @@ def test_what_torch_was_built_without_is_refused_with_the_reason():
 @pytest.mark.parametrize(
     ("version", "prte", "reason"),
     [
-        (None, "prte", "mpi4py is not installed: pip install 'collectx[mpi]'"),
+        (None, "prte", "mpi4py is not installed. Install it (pip install 'collectx[mpi]')"),
         ("MPICH 4.1, of 2023", "prte", "this is MPICH 4.1: pip install"),
         ("Open MPI v5", None, "its program prte to start workers, but it is neither in"),
         ("Open MPI v5", "prte", "Set PRTE_ALLOW_RUN_AS_ROOT=1"),

@@ -202,7 +202,8 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
     """
     if section is not None:
         group, key = path.split(".", 1)
-        if others := [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]:
+        others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
+        if others and not difflib.get_close_matches(key, names, n=1, cutoff=0.8):
             return Problem(path, f"is an option of {group}={either(others)}, not of {section}", advice="leave it out.")
         return Problem(
             path, f"is not an option of {section}{did_you_mean(key, names, f'{group}.', _how_to_list(path))}"

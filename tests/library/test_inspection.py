@@ -266,7 +266,7 @@ def test_frames_of_one_worker(frames, each, mean):
         assert collector.frames_per_batch_worker() == mean
         assert collector.num_workers == 2
         assert collector.next().numel() == sum(each) == collector.frames_per_batch
-        with pytest.raises(ValueError, match="worker_idx=2: there are 2 workers"):
+        with pytest.raises(ValueError, match="worker_idx=2 does not exist: there are 2 workers"):
             collector.frames_per_batch_worker(worker_idx=2)
 
 
@@ -291,7 +291,7 @@ def test_a_reset_of_some_workers(way):
         collector.reset([False, True])
         after = collector.next()["collector", "traj_ids"][:, 0]
         assert (after > before).tolist() == [False, True]
-        with pytest.raises(ValueError, match=r"reset_idx=\[True\]: one entry for each of 2 workers"):
+        with pytest.raises(ValueError, match=r"reset_idx=\[True\] must have one entry for each of 2 workers"):
             collector.reset([True])
 
 
@@ -299,7 +299,7 @@ def test_resets_that_are_refused():
     with make(SINGLE, partial(cartpoles, mode="NEXT_STEP")) as collector, pytest.raises(ValueError, match="by itself"):
         collector.reset([True, False, False])
     with make(SINGLE, cartpoles, frames_per_batch=6, trajs_per_batch=2) as collector:
-        with pytest.raises(ValueError, match="trajs_per_batch=2: reset all"):
+        with pytest.raises(ValueError, match="trajs_per_batch=2 you can only reset all"):
             collector.reset([True, False, False])
         with pytest.raises(ValueError, match="resets do not take options"):
             collector.reset(options={})

@@ -52,12 +52,18 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
     [
         ({"backend": "thread"}, "backend='thread' must be one of direct"),
         ({"num_collectors": 0}, "num_collectors=0 must be a whole number"),
-        ({"num_collectors": 2, "backend": "direct"}, "num_collectors=2: this collector collects in this process"),
-        ({"num_collectors": 0, "backend": "direct"}, "num_collectors=0: this collector collects in this process"),
-        ({"sync": False}, "sync=False: this collector collects"),
+        (
+            {"num_collectors": 2, "backend": "direct"},
+            "num_collectors=2 is not supported: this collector collects in this process",
+        ),
+        (
+            {"num_collectors": 0, "backend": "direct"},
+            "num_collectors=0 is not supported: this collector collects in this process",
+        ),
+        ({"sync": False}, "sync=False is not supported: this collector collects"),
         ({"create_env_fn": [cartpole] * 2, "num_collectors": 3}, "num_collectors=3, but create_env_fn has 2"),
-        ({"backend": "process", "backend_options": {"sync": True}}, "backend_options has sync"),
-        ({"backend": "process", "seed": 1, "backend_options": {"seed": 1}}, "backend_options has seed"),
+        ({"backend": "process", "backend_options": {"sync": True}}, "backend_options contains sync"),
+        ({"backend": "process", "seed": 1, "backend_options": {"seed": 1}}, "backend_options contains seed"),
         (
             {"backend": "submitit", "launcher": "mp"},
             "launcher='mp' cannot be used with backend='submitit', which is a launcher itself",

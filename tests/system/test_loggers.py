@@ -75,7 +75,7 @@ def test_wandb_without_a_key_is_said_before_the_run(tmp_path):
     )
     assert done.returncode == 2, done.stderr
     remedy = "Run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline."
-    assert f"logger=wandb: there is no API key. {remedy}" in done.stderr
+    assert f"logger=wandb cannot be used: wandb has no API key. {remedy}" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

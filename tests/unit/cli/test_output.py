@@ -19,7 +19,7 @@ def test_tune_says_it_before_it_measures(blocked, capsys, within):
     assert "Choose another file with --output" in capsys.readouterr().err
     within(tune, "os", access=lambda path, mode: False)
     assert tune.main([]) == 2
-    assert "conf/experiment/tuned.yaml: cannot be written below" in capsys.readouterr().err.replace("\n", " ")
+    assert "conf/experiment/tuned.yaml cannot be written below" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_export_names_the_option(blocked, capsys, monkeypatch):

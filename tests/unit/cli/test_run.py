@@ -37,7 +37,7 @@ def test_run_folders_of_the_same_second_differ_and_advice_is_a_note(stub, capsys
     stub.status = lambda cfg: "interrupted"
     assert run.main(["collector=multi_async"]) == run.main(["collector=multi_async"]) == 130
     assert len({folder for _, folder, _ in stub.calls}) == 2
-    assert capsys.readouterr().err.startswith("note: trainer=ppo collector=multi_async")
+    assert capsys.readouterr().err.startswith("note: with collector=multi_async, batches are a few updates old")
 
 
 def test_an_interruption_then_a_failure_outweighs_what_completed():

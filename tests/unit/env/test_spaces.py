@@ -46,7 +46,7 @@ def test_values_of_one_env_that_do_not_fit(size, dtype):
 @pytest.mark.parametrize(("root", "named"), [("pose", "its space"), ("info", "info_keys")])
 def test_the_error_names_what_declares_the_form(root, named):
     (leaf,) = ObservationLeaves(spaces.Dict({root: spaces.Dict(x=spaces.Box(0, 1, (2,)))})).leaves
-    with pytest.raises(ShapeError, match=rf"{root}\.x: .* but {named} "):
+    with pytest.raises(ShapeError, match=rf"returned {root}\.x of .* but {named} "):
         write_env([leaf], [np.zeros((1, 2), np.float32)], 0, [np.zeros(3, np.float32)])
 
 

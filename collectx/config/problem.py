@@ -130,11 +130,12 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = 
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     near = near or [each for each in candidates if len(name) > 2 and each.startswith(name)]
     question = [f"Did you mean {prefix}{near[0]}?"] if near else []
-    if not more or len(candidates) <= (_MAX_LISTED // 2 if near else _MAX_LISTED):
+    is_short = len(candidates) <= (_MAX_LISTED // 2 if near else _MAX_LISTED)
+    if is_short or not (near or more):
         num_more = len(candidates) - _MAX_LISTED
         shown = ", ".join(candidates[:_MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
         more = f"Valid names: {shown}." if candidates[len(near) :] else ""
-    return ". " + " ".join(filter(None, [*question, more]))
+    return f". {' '.join(filter(None, [*question, more]))}".rstrip()
 
 
 def either(names: Iterable[str]) -> str:

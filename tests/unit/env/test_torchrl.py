@@ -360,7 +360,11 @@ class Misfit(torchrlenvs.ManyKeys):
             ShapeError,
             r"returned pixels of shape \(1,\), .* shape \(2, 2, 3\), .*step 2 of the batch",
         ),
-        (partial(Misfit, torch.full((2, 2, 3), 300)), ShapeError, "pixels: .*values from 300 to 300, where 0 to 255"),
+        (
+            partial(Misfit, torch.full((2, 2, 3), 300)),
+            ShapeError,
+            "returned pixels of .*values from 300 to 300, where 0 to 255",
+        ),
     ],
 )
 def test_what_a_batch_cannot_hold_is_refused(make, kind, message):

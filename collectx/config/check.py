@@ -185,8 +185,9 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
     except (TypeError, ValueError, OverflowError):
         if value == "":
             return Problem(path, "is empty", advice=f"give {describe(hint, language)}.")
-        rule = out_of_range(str(value), limits, language) if "choices" in limits else wrong_type(hint, language)
+        rule = out_of_range(str(value), limits, language) if "choices" in limits else None
         has_keys = language is YAML and describe(hint, language) == language.types[dict]
+        rule = rule or wrong_type(hint, language)
         return Problem(path, rule, value, f"set its keys, as in {path}.NAME=VALUE." if has_keys else "")
     if violated := out_of_range(converted, limits, language):
         may_be_null = "choices" not in limits and type(None) in members(hint)

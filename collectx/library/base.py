@@ -575,7 +575,10 @@ class BaseCollector(ReadableCollector):
         Raises:
             KeyError: the dict is not the state of a collector.
             RuntimeError: the weights do not fit the policy.
+            TypeError: the state is no dict.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"load_state_dict() got {type(state_dict).__name__}. Pass the result of state_dict()")
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}. Pass the result of state_dict()")
         workers = self._core.workers

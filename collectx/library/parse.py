@@ -89,5 +89,5 @@ def _check_known(name: str, known: list[str], others: list[str]) -> None:
         near = difflib.get_close_matches(key, known, 1)
         unknown.append(f"{key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
     if unknown:
-        listed = f"valid keywords: {', '.join(known)}" if len(known) <= 12 else f"to list them: help({name})"
+        listed = f"valid keywords: {', '.join(known)}" if len(known) <= 12 else f"to list all: help({name})"
         raise TypeError(f"{name}() got an unexpected keyword argument {', '.join(unknown)}; {listed}")

@@ -202,7 +202,8 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
             text = f"{unknown[1]} does not exist. To list the options: collectx run --cfg all"
         if unknown := re.match(r"In '(.+)': Could not (?:find|load) '(.+)/(.+?)'", text):
             file, group, name = unknown.groups()
-            near = did_you_mean(name, re.findall(r"(?m)^\t(\S+)$", text), f"{group}=")
+            more = f"To list all: collectx list {group}" if group in GROUPS else ""
+            near = did_you_mean(name, re.findall(r"(?m)^\t(\S+)$", text), f"{group}=", more)
             source = "" if file in (_PACKAGED, "hydra/config") else f"{file}.yaml: "
             text = f"{source}{group}={name} does not exist{near}"
         word = text.removeprefix("Error merging override ").lstrip("+")

@@ -73,7 +73,7 @@ class ResumePoint:
         )
         passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
         if passed:
-            text = "{}={}: {} already contains {} {}. Choose more."
+            text = "{}={} is too few: {} already contains {} {}. Choose more."
             raise ConfigError(*[text.format(name, end, path, done, what) for name, end, done, what in passed])
 
     def _continue_digest(self, files: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:

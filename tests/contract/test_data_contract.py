@@ -394,7 +394,7 @@ def test_an_env_replays_the_episodes_in_recorded_order(tmp_path, format):
         assert any_ended == ended.any()
         env.restart(ended, [observation])
     assert not recorded[-1].terminated[-1]
-    with pytest.raises(ConfigError, match=r"contains no data set. Name a data set folder, or a run folder with"):
+    with pytest.raises(ConfigError, match=r"contains no data set. Name a data set folder, or the folder of a run with"):
         envs.read_spec(DatasetEnvConfig(kind="dataset", num_envs=1, dir=str(tmp_path / "nowhere")))
     trainer("minari", tmp_path / "other").train(Batches(batches, tmp_path))
     with pytest.raises(ConfigError, match=r"collectx reads .*, not minari. Read it with minari.MinariDataset"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -37,10 +38,11 @@ _OPTIONS: dict[str, dict[str, str]] = {"tune": {"output": "-o"}}
 _HYDRA_SWITCHES = {"hydra-help": "", "multirun": "-m", "run": "-r", "resolve": "", "version": ""}
 _HYDRA_OPTIONS = {"config-dir": "-cd", "config-name": "-cn", "cfg": "-c", "package": "-p"}
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+_VALUES = {"cfg": ("job", "hydra", "all")}
 _BLOCKED = {
-    "--experimental-rerun": "not available, because it executes a pickle and writes into the old run folder. Use "
+    "--experimental-rerun": "cannot be used, because it executes a pickle and writes into the old run folder. Use "
     "`collectx reproduce RUN_DIR [overrides]`.",
-    "--config-path": "not available, as the packaged choices are always there. Add your own with --config-dir DIR.",
+    "--config-path": "cannot be used, as the packaged choices are always there. Add your own with --config-dir DIR.",
 }
 
 
@@ -88,16 +90,17 @@ class _Parser(argparse.ArgumentParser):
         for name, short in switches.items():
             self.add_argument(*filter(None, (short, f"--{name}")), dest=name, action="store_const", const="")
         for name, short in options.items():
-            self.add_argument(short, f"--{name}", dest=name, metavar="VALUE")
+            self.add_argument(short, f"--{name}", dest=name, metavar="VALUE", choices=_VALUES.get(name))
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}.")
+        wrong = re.fullmatch(r"argument .*(--\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
+        raise UsageError(f"{wrong[1]} {wrong[2]} does not exist. Choose one of {wrong[3]}." if wrong else f"{message}.")
 
 
 class _Blocked(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **keywords: Any) -> NoReturn:
         name = self.option_strings[-1]
-        raise UsageError(f"{name}: {_BLOCKED[name]}")
+        raise UsageError(f"{name} {_BLOCKED[name]}")
 
 
 def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Arguments:
@@ -113,8 +116,10 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
     if unknown:
         word = unknown[0].lstrip("-")
         if "=" in word:
-            raise UsageError(f"{unknown[0]}: options are written without dashes: {word}")
-        raise UsageError(f"{unknown[0]}: no such flag{_instead(unknown[0], argv, subcommand, usage)}")
+            raise UsageError(f"{unknown[0]} is not a flag. Write options without dashes: {word}")
+        raise UsageError(
+            f"collectx {subcommand} has no flag {unknown[0]}{_instead(unknown[0], argv, subcommand, usage)}"
+        )
     values = vars(flags)
     return Arguments(tuple(values.pop("words")), values, ("collectx", subcommand, *argv))
 
@@ -122,12 +127,17 @@ def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Argu
 def _instead(flag: str, argv: Sequence[str], subcommand: str, usage: str) -> str:
     """Returns the end of a sentence about an unknown flag, with what to type."""
     if near := difflib.get_close_matches(flag, names(subcommand), n=1, cutoff=0.75):
-        return f"; did you mean {near[0]}?"
+        return f". Did you mean {near[0]}?"
     if subcommand not in COMPOSING or not flag.startswith("--"):
-        return f". Usage: {usage.partition(': ')[0]}" if usage else f": see collectx {subcommand} --help."
+        return f". {synopsis(usage)}" if usage else f". To list them: collectx {subcommand} --help"
     # The words after the flag include its value, if it has one.
     value = next(iter([*argv, ""][argv.index(flag) + 1 :]))
-    return f"; options are written without dashes: {flag.lstrip('-')}={value if value[:1] not in ('', '-') else 'true'}"
+    return f". Write options without dashes: {flag.lstrip('-')}={value if value[:1] not in ('', '-') else 'true'}"
+
+
+def synopsis(usage: str) -> str:
+    """Returns how to type a subcommand, from the text of its `--help`."""
+    return "Usage: " + re.split(r":\s", usage)[0]
 
 
 def names(subcommand: str) -> list[str]:
@@ -183,9 +193,11 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
     Raises:
         ConfigError: there are several words, or the word does not name one of `groups`.
     """
-    unknown = [name for name in words if name not in groups] or words[1:]
-    if unknown:
-        raise ConfigError(f"{subcommand}: {unknown[0]}: no such group{did_you_mean(unknown[0], [*groups])}")
+    if unknown := [name for name in words if name not in groups]:
+        more = "To list all: collectx list"
+        raise ConfigError(f"{subcommand}: there is no group {unknown[0]}{did_you_mean(unknown[0], groups, more=more)}")
+    if len(words) > 1:
+        raise ConfigError(f"{subcommand}: name one group, not {len(words)} ({', '.join(words)}), or none to list all.")
     return next(iter(words), None)
 
 

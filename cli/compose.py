@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationTyp
 from collectx.cli import signatures
 from collectx.cli.overrides import Checked, check_overrides
 from collectx.config.check import UNSET, Unresolved, check_config
+from collectx.config.problem import did_you_mean, either
 from collectx.config.registry import GROUPS, KINDS, schemas
 from collectx.config.schema.fields import Unset, incomplete
 from collectx.config.schema.launcher import SlurmResources
@@ -42,6 +43,8 @@ from hydra_plugins import collectx as plugins
 # `hydra.searchpath`.
 _PACKAGED = "config"
 SNAPSHOT = "_collectx_snapshot"
+# The words in a problem with an unknown key, see `collectx.config.check`.
+_UNKNOWN = "an option"
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> RunConfig:
@@ -90,7 +93,7 @@ class Composer:
 
     def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = _PACKAGED):
         if config_dir is not None and not os.path.isdir(config_dir):
-            raise ConfigError(f"--config-dir {config_dir}: no such folder.")
+            raise ConfigError(f"there is no folder {config_dir}, which --config-dir names.")
         self.config_dir = config_dir
         self.config_name = config_name
         self._loader = _config_loader(config_dir)
@@ -182,23 +185,33 @@ def config_errors(*others: type[Exception]) -> Iterator[None]:
     except expected as error:
         text = str(error).strip()
         if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
-            text = f"{mark.name}, line {mark.line + 1}: not valid YAML: "
-            text += ", ".join(filter(None, (error.context, error.problem)))
+            why = ", ".join(filter(None, (error.context, error.problem)))
+            text = f"{mark.name} is not valid YAML at line {mark.line + 1}: {why}."
         if isinstance(error, MissingConfigException) and text.startswith("Cannot find primary config"):
             name = error.missing_cfg_file
-            text = f"--config-name {name}: no such file. Name the folder that contains {name}.yaml with --config-dir."
+            text = (
+                f"there is no {name}.yaml for --config-name {name}. Name the folder that contains it with --config-dir."
+            )
         if "'hydra.launcher." in text:
             key = text.partition("'hydra.launcher.")[2].partition("'")[0]
             text = (
-                f"hydra.launcher.{key}: no such key of the chosen hydra/launcher. For collectx jobs: launcher=slurm "
-                f"launcher.{key}=VALUE; for those of submitit: -m hydra/launcher=submitit_slurm."
+                f"hydra.launcher.{key} is not an option of the chosen hydra/launcher. For jobs of collectx, use "
+                f"launcher=slurm launcher.{key}=VALUE. For jobs of submitit, use -m hydra/launcher=submitit_slurm."
             )
+        if unknown := re.match(r"Could not (?:override '|delete from config. ')(.+?)'", text):
+            text = f"{unknown[1]} does not exist. To list the options: collectx run --cfg all"
+        if unknown := re.match(r"In '(.+)': Could not (?:find|load) '(.+)/(.+?)'", text):
+            file, group, name = unknown.groups()
+            more = f"To list all: collectx list {group}" if group in GROUPS else ""
+            near = did_you_mean(name, re.findall(r"(?m)^\t(\S+)$", text), f"{group}=", more)
+            source = "" if file in (_PACKAGED, "hydra/config") else f"{file}.yaml: "
+            text = f"{source}{group}={name} does not exist{near}"
         word = text.removeprefix("Error merging override ").lstrip("+")
         if word != text:
             # Hydra merges what an override gives into the value of the file.
             text = (
-                f"{word}: a list can only replace a list, and a mapping a mapping. If the option accepts both, write "
-                f"'~{word.partition('=')[0]}' '+{word}'."
+                f"{word} cannot replace the default, because one is a list and the other is not. If the option accepts "
+                f"both, write '~{word.partition('=')[0]}' '+{word}'."
             )
         raise ConfigError(text) from error
 
@@ -221,14 +234,15 @@ def _with_file(problem: str, hydra: DictConfig) -> str:
     if group not in GROUPS or choice is None or choice in KINDS[group]:
         return problem
     if key == "kind" and " is not set" in problem:
-        bases = ", ".join(KINDS[group])
+        bases = either(KINDS[group])
         return (
-            f"{group}={choice}: {group}/{choice}.yaml does not begin with `defaults: [BASE, _self_]` (BASE: {bases})."
+            f"{group}={choice} cannot be used: {group}/{choice}.yaml does not name its kind. Begin the file with "
+            f"`defaults: [BASE, _self_]`, where BASE is {bases}."
         )
     is_elsewhere = hydra.runtime.choices.get("experiment") is not None or any(
         word.lstrip("+").startswith(path) for word in overrides_of(hydra)
     )
-    return problem if is_elsewhere or "no such key" not in problem else f"{group}/{choice}.yaml: {problem}"
+    return problem if is_elsewhere or _UNKNOWN not in problem else f"{group}/{choice}.yaml: {problem}"
 
 
 def _launcher_problems(problems: Sequence[str], hydra: DictConfig, cfg: RunConfig) -> Iterator[str]:
@@ -236,12 +250,12 @@ def _launcher_problems(problems: Sequence[str], hydra: DictConfig, cfg: RunConfi
     exists. Then yields the problem that both launchers submit jobs."""
     theirs = hydra.runtime.choices["hydra/launcher"]
     for problem in problems:
-        key = problem.partition(":")[0].partition("=")[0].removeprefix("launcher.")
-        is_theirs = problem.startswith("launcher.") and "no such key" in problem and key in hydra.launcher
-        yield problem + f" hydra/launcher={theirs} has hydra.launcher.{key}." * is_theirs
+        key = re.split("[= ]", problem)[0].removeprefix("launcher.")
+        is_theirs = problem.startswith("launcher.") and _UNKNOWN in problem and key in hydra.launcher
+        yield problem + f" For hydra/launcher={theirs}, write hydra.launcher.{key}." * is_theirs
     with suppress(Unset):
         if ".hydra_submitit_launcher." in hydra.launcher._target_ and isinstance(cfg.launcher, SlurmResources):
-            yield f"hydra/launcher={theirs} and launcher={cfg.launcher.kind} both say where jobs run. Use one of them."
+            yield f"hydra/launcher={theirs} and launcher={cfg.launcher.kind} both submit jobs. Use only one of them."
 
 
 @contextmanager
@@ -269,12 +283,14 @@ def folder_of(node: DictConfig, key: str) -> str:
     try:
         return str(OmegaConf.select(node, key, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={as_written(node, key)}: {_why_unresolved(error)}") from error
+        raise ConfigError(f"{key}={as_written(node, key)} {_why_unresolved(error)}") from error
 
 
 def _why_unresolved(error: OmegaConfBaseException) -> str:
-    """Returns what OmegaConf says about an interpolation; for an unknown resolver also where to register it."""
-    text = str(error).splitlines()[0]
+    """Returns a predicate with what OmegaConf says about an interpolation; for an unknown resolver also how to register
+    one."""
+    text = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", str(error).splitlines()[0])
+    text = f"cannot be resolved: {text}"
     if isinstance(error, UnsupportedInterpolationType):
         text += ". Register the resolver in hydra_plugins/NAME.py in the working directory (docs/reference/hydra.md)"
     return text
@@ -334,7 +350,7 @@ def _leave_out_unused(values: dict[str, Any], choices: Mapping[str, Any], overri
     if not unused:
         return ""
     named = " ".join(f"{group}={choices[group]}" for group in dict.fromkeys(path.partition(".")[0] for path in unused))
-    return f"{named} ignores {', '.join(unused)}, set by {' or '.join(presets)}: no such option."
+    return f"{named} ignores {', '.join(unused)} of {' and '.join(presets)}, as it has no such option."
 
 
 def _plain(node: DictConfig, key: str) -> Any:

@@ -24,7 +24,7 @@ Exit status: 0, 1 there is a problem, 2 wrong usage."""
 
 def _doctor(arguments: Arguments) -> int:
     if arguments.words:
-        raise ConfigError(f"doctor takes no arguments (got {arguments.words[0]}): collectx doctor")
+        raise ConfigError(f"doctor takes no arguments. Leave out {arguments.words[0]}.")
     from collectx.doctor import PROBLEM, examine
 
     findings = []

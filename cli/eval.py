@@ -37,7 +37,7 @@ _SHORT = {field.name for field in fields(EvalOptions)}
 
 
 def _eval(arguments: Arguments) -> int:
-    why_no_sweep = "eval evaluates one run. For a sweep, call it once for each point."
+    why_no_sweep = "eval evaluates one run. For a sweep, evaluate each of its runs."
     files, words = run_folder(arguments, _USAGE, why_no_sweep)
     saved_config.check_folder(files)
     saved = saved_config.read_config(files.newest_config)

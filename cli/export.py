@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from collectx import data
-from collectx.cli.arguments import Arguments, UsageError, subcommand
+from collectx.cli.arguments import Arguments, UsageError, subcommand, synopsis
 from collectx.config.problem import did_you_mean
 from collectx.errors import CannotExport, ConfigError, summary_of
 from collectx.run import RunFolder
@@ -55,21 +55,21 @@ def _export(arguments: Arguments) -> int:
     options = dict(word.split("=", 1) for word in arguments.words if "=" in word and not Path(word).is_dir())
     sources = [word for word in arguments.words if word.partition("=")[0] not in options]
     if unknown := [key for key in options if key not in _OPTIONS]:
-        raise UsageError(f"export: {unknown[0]}: no such option{did_you_mean(unknown[0], _OPTIONS)}")
+        raise UsageError(f"export: {unknown[0]} is not an option{did_you_mean(unknown[0], _OPTIONS)}")
     name, output = options.pop("format", None), options.pop("output", None)
     if name not in (formats := [*POLICIES, *data.FORMATS]):
-        problem = "export needs format=NAME" if name is None else f"format={name}: no such format"
-        raise UsageError(f"{problem}{did_you_mean(name or '', formats)}")
+        problem = "name a format, as format=NAME" if name is None else f"format={name} does not exist"
+        raise UsageError(f"export: {problem}{did_you_mean(name or '', formats, 'format=')}")
     if not sources:
-        raise UsageError(f"export needs a folder.\n{_USAGE}")
+        raise UsageError(f"export: which run? {synopsis(_USAGE)}")
     allowed = _OPTIONS_OF.get(name, ())
     if unfit := [key for key in options if key not in allowed]:
-        raise UsageError(f"export: {unfit[0]}={options[unfit[0]]}: format={name} has no such option.\n{_USAGE}")
+        raise UsageError(f"export: format={name} has no option {unfit[0]}. Leave out {unfit[0]}={options[unfit[0]]}.")
     target = None if output is None else Path(output).expanduser()
     if name in data.FORMATS:
         return _export_episodes(sources, name, target, options)
     if len(sources) > 1:
-        raise UsageError(f"export: {sources[1]}: format={name} takes one run folder.\n{_USAGE}")
+        raise UsageError(f"export: format={name} takes one run folder. Leave out {sources[1]}.")
     return _export_policy(sources[0], name, target, options.get("weights", "newest"), "trust" in arguments.flags)
 
 
@@ -82,13 +82,15 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
     except ConfigError:
         raise
     except CannotExport as error:
-        printing.error(f"format={name}: {error}")
+        printing.error(f"export to {name} failed: {error}")
         return 1
     except OSError as error:
         place = error.filename or files.path
-        raise ConfigError(f"export: {place}: {error.strerror or error}. Choose another output=PATH.") from error
+        raise ConfigError(
+            f"export: cannot write to {place}: {error.strerror or error}. Choose another output=PATH."
+        ) from error
     except Exception as error:
-        printing.error(f"format={name}: {summary_of(error)}")
+        printing.error(f"export to {name} failed: {summary_of(error)}")
         return 1
     print(path)
     return 0
@@ -96,10 +98,10 @@ def _export_policy(source: str, name: str, target: Path | None, weights: str, tr
 
 def _export_episodes(sources: Sequence[str], name: str, target: Path | None, options: dict[str, str]) -> int:
     if len(sources) > 1 and target is None:
-        raise UsageError("export: several folders are merged into one data set. Say where with output=FOLDER.")
+        raise UsageError("export: you named several folders. Say where to merge them with output=FOLDER.")
     fps = options.get("fps", "30")
     if not fps.isdigit() or int(fps) < 1:
-        raise UsageError(f"export: fps={fps}: expected a number of at least 1.")
+        raise UsageError(f"export: fps={fps} must be a whole number of at least 1.")
     target = target or Path(sources[0], name)
     # Runs that have recorded to one data set are exported once, with it.
     sets = dict.fromkeys(_recorded(each) for each in sources)
@@ -112,12 +114,16 @@ def _recorded(source: str) -> Path:
     """Returns the data set of the run in a folder, or the folder itself."""
     files = RunFolder(source)
     if not files.path.is_dir():
-        raise ConfigError(f"export: {source}: no such folder.")
+        raise ConfigError(f"export: there is no folder {source}. To list your runs: collectx status DIR")
     if not files.config.exists():
         return Path(source)
     trainer = saved_config.read_config(files.config)["trainer"]
     if trainer["kind"] != "record":
-        raise ConfigError(f"export: {source} ran with trainer={trainer['kind']}. Only trainer=record records episodes.")
+        raise ConfigError(
+            f"export: {source} contains no episodes, because it ran with trainer={trainer['kind']}. Only "
+            "trainer=record "
+            "records them."
+        )
     return Path(source) if trainer["dir"] is None else Path(trainer["dir"]).expanduser()
 
 

@@ -23,16 +23,16 @@ def _logs(arguments: Arguments) -> int:
     if others:
         raise ConfigError(f"logs: {arguments.words[0]} is a sweep. Name one of its runs, such as {run.path}.")
     if len(words := arguments.words[1:]) > 1:
-        raise ConfigError(f"logs takes one role, got {len(words)}: {', '.join(words)}.")
+        raise ConfigError(f"logs: name one role, not {len(words)} ({', '.join(words)}), or none to see all.")
     role = words[0] if words else None
     if role is not None and role not in (known := roles(run)):
-        raise ConfigError(f"logs: {role}: no such role{did_you_mean(role, known)}")
+        raise ConfigError(f"logs: the run has no role {role}{did_you_mean(role, known)}")
     if not print_logs(run, role, "follow" in arguments.flags):
-        nothing = "no logs" if role is None else f"no log of {role}"
+        nothing = "there are no logs" if role is None else f"{role} has no log"
         printing.note(
-            f"{nothing}: nothing failed, and no env printed anything. {run.path} contains {run.metrics.name} (a line "
-            f"for each batch), {run.events.name} (starts, failures, checkpoints) and {run.result.name} (how it ended); "
-            f"collectx watch {run.path} shows them."
+            f"{nothing}, because nothing failed and no env printed anything. {run.path} contains {run.metrics.name} (a "
+            f"line for each batch), {run.events.name} (starts, failures, checkpoints) and {run.result.name} (how it "
+            f"ended). To see them: collectx watch {run.path}"
         )
     return 0
 

@@ -31,7 +31,7 @@ SUBCOMMANDS = {
     "logs": "print the logs of a run: collectx logs DIR [ROLE] [-f]",
     "report": "write a page with the figures of runs: collectx report DIR... [out=DIR]",
     "list": "list the choices of a group, and their keys: collectx list [GROUP] [-v]",
-    "schema": "a JSON schema for editors: collectx schema [GROUP]",
+    "schema": "print a JSON schema for editors: collectx schema [GROUP]",
 }
 
 # Subcommands that only print. They end when nobody reads their output any more; the others continue.
@@ -81,7 +81,7 @@ def _limit_exit(status: int) -> None:
 
     def end() -> None:
         left = ", ".join(threads())
-        text = f"note: the command ends, although these threads of an env or of other code of yours still run: {left}."
+        text = f"note: the command ends, although threads of an env or of other code of yours still run: {left}."
         print(f"{text} Start such threads with daemon=True.", file=sys.stderr)
         sys.stdout.flush()
         atexit._run_exitfuncs()
@@ -125,7 +125,8 @@ def _dispatch(argv: list[str]) -> int:
     if name not in SUBCOMMANDS:
         from collectx.config.problem import did_you_mean
 
-        print(f"collectx: {name}: no such subcommand{did_you_mean(name, SUBCOMMANDS)}", file=sys.stderr)
+        near = did_you_mean(name, SUBCOMMANDS, "collectx ", "To list all: collectx --help")
+        print(f"collectx: there is no subcommand {name}{near}", file=sys.stderr)
         return 2
     from collectx.run.signals import ignore_requests
 
@@ -135,7 +136,7 @@ def _dispatch(argv: list[str]) -> int:
     try:
         sys.path.insert(0, os.getcwd())
     except FileNotFoundError:
-        print(f"collectx {name}: the working directory was deleted. Change to another one.", file=sys.stderr)
+        print("collectx: the working directory was deleted. Change to another one with cd.", file=sys.stderr)
         return 2
     subcommand: Callable[[list[str]], int] = import_module(f"collectx.cli.{name}").main
     return subcommand(rest)

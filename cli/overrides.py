@@ -52,13 +52,16 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
     for text in overrides:
         try:
             override = parser.parse_override(text)
-        except HydraException as error:
-            problems.append(_unreadable(text, error))
+        except HydraException:
+            problems.append(_unreadable(text))
             continue
         key = override.key_or_group
+        if not key:
+            problems.append(f"{text} has no key. Write key=value or group=choice, without spaces around the =.")
+            continue
         pattern: object = override.value()
         if key in _FOLDERS and pattern in ("", None):
-            problems.append(f"{text}: the folder name is empty. Name one, or leave this out for a new folder.")
+            problems.append(f"{text} names no folder. Name one, or leave this out for a new folder.")
             continue
         if isinstance(pattern, Glob):
             # Hydra's expansion would include files with a leading underscore, and needs its config loader.
@@ -86,18 +89,21 @@ def check_overrides(overrides: Sequence[str], groups: Mapping[str, Sequence[str]
 
 def _no_such_choice(key: str, choice: str, options: Sequence[str]) -> str:
     choice = choice.replace("\\:", ":")  # as Hydra prints it
-    problem = f"{key}={choice}: no such choice{did_you_mean(choice, options)}"
     if ":" not in choice or key not in _CLASS_OPTIONS:
-        return problem
+        more = f"To list all: collectx list {key}"
+        return f"{key}={choice} does not exist{did_you_mean(choice, options, f'{key}=', more)}"
     # A class or function as MODULE:NAME.
     kind, option = _CLASS_OPTIONS[key]
-    return f"{key}={choice}: no such choice. To use your own, type {key}={kind} {key}.{option}={choice}"
+    return f"{key}={choice} does not exist. To use your own, type {key}={kind} {key}.{option}={choice}"
 
 
 def _nothing_matches(text: str, key: str, groups: Mapping[str, Sequence[str]]) -> str:
     if key not in groups:
-        return f"{text}: glob() selects choices of a group, but {key} is not a group. Groups: {', '.join(groups)}."
-    return f"{text}: glob() matches no choice. Choices: {', '.join(groups[key])}."
+        return (
+            f"{text} cannot be used: {key} is not a group, whose choices glob() would select. To list all groups: "
+            "collectx list"
+        )
+    return f"{text} matches none of the choices: {', '.join(groups[key])}."
 
 
 def _wrong_choices(override: Override, options: Sequence[str]) -> list[str]:
@@ -120,8 +126,7 @@ def _forced(override: Override, text: str) -> str:
     return text
 
 
-def _unreadable(text: str, error: HydraException) -> str:
+def _unreadable(text: str) -> str:
     if "=" not in text:
-        return f"{text}: not an override. Write key=value or group=choice."
-    reason = str(error).splitlines()[0]
-    return f"{text}: cannot be parsed: {reason}. Quote values with special characters: \"key='a b'\"."
+        return f"{text} has no value. Write key=value or group=choice, without spaces around the =."
+    return f"{text} cannot be read. Close all brackets, and put quotes around special characters: \"key='a b'\""

@@ -36,7 +36,10 @@ def _plan(arguments: Arguments) -> int:
         runs = [NamedRun(name, root / name, point.cfg) for name, point in named]
         num_parallel = 1 if prepared.is_ours else None
     else:
-        raise ConfigError("plan: this sweeper chooses points by the results of others. Plan one of them, without -m.")
+        raise ConfigError(
+            "plan cannot plan this sweep, whose sweeper chooses points by the results of others. Plan one of them, "
+            "without -m."
+        )
     from collectx import plan
 
     try:

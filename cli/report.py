@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.arguments import Arguments, subcommand, synopsis
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.run import OBJECTIVES
 from collectx.errors import ConfigError
@@ -29,16 +29,18 @@ def _report(arguments: Arguments) -> int:
     options = {key: value for key, _, value in words if key in _OPTIONS}
     folders = [Path("".join(word)) for word in words if word[0] not in _OPTIONS]
     if not folders or not all(arguments.words):
-        raise ConfigError(f"report needs a folder of runs: collectx report DIR...\n{_USAGE}")
+        raise ConfigError(f"report: which runs? {synopsis(_USAGE)}")
     try:
         from collectx.report import page, read
     except ModuleNotFoundError as error:
-        raise ConfigError(f"report: {error}: pip install 'collectx[report]'") from error
+        raise ConfigError(
+            f"report: {error.name} is not installed. Install it: pip install 'collectx[report]'"
+        ) from error
     runs = read.read_runs(folders)
     objective = options.get("objective") or read.objective_of(runs[0])
     known = (*OBJECTIVES, *dict.fromkeys(name for run in runs for name in run.options.get("env.metrics") or ()))
     if objective not in known:
-        raise ConfigError(f"objective={objective}: no such metric{did_you_mean(objective, known)}")
+        raise ConfigError(f"report: objective={objective} is not a metric{did_you_mean(objective, known)}")
     name = RunFolder(folders[0]).report.name
     out = Path(options.get("out") or (folders[0] / name if len(folders) == 1 else name))
     printing.say(str(page.write_report(runs, out, objective)))

@@ -57,7 +57,7 @@ def _reproduce(arguments: Arguments) -> int:
         printing.note(f"the source of {text} has changed since the run.")
     for override in parsed(composer.check(overrides).overrides):
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
-            raise ConfigError(f"{override.input_line}: this folder contains the run to reproduce. Choose another one.")
+            raise ConfigError(f"{override.input_line} names the folder of the run to reproduce. Choose another one.")
     if not had_digest:
         printing.note(f"{old.path} recorded no batch digests, so the run is repeated without comparing.")
     elif not any(text.lstrip("+").startswith("trainer.digest=") for text in overrides):
@@ -123,7 +123,7 @@ def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut:
         printing.say(f"note: the order in which workers were ready depends on timing and was not recorded: {reason}.")
     elif lost := {event["worker"] for event in old.read_events() if event.get("event") in LOSSES}:
         workers = ", ".join(map(str, sorted(lost)))
-        printing.say(f"note: {old.path} lost workers ({workers}). Batches after a loss cannot be repeated.")
+        printing.say(f"note: {old.path} lost workers ({workers}), and batches after a loss cannot be repeated.")
     if differences := snapshot.differences(old, RunFolder(new)):
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
         printing.say("\n  ".join(["note: these differences may explain it:", *differences[:_SHOWN]]) + more)

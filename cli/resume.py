@@ -32,7 +32,7 @@ def _resume(arguments: Arguments) -> int:
     files, overrides = run_folder(arguments, _USAGE, why_no_sweep)
     if wrong := [text for text in overrides if _contradicts(text)]:
         raise ConfigError(
-            f"{', '.join(wrong)}: resume continues the run in {files.path}. Leave this out, or use collectx run."
+            f"resume continues the run in {files.path}, so leave out {', '.join(wrong)}, or use collectx run."
         )
     if where := where_running(files):
         raise ConfigError(f"{files.path} is {where}. Wait until it ends, or stop it: collectx cancel {files.path}")

@@ -235,7 +235,7 @@ def _check_folder(files: RunFolder, cfg: RunConfig) -> None:
             return  # the command watches this job, unless its configuration differs
         known = f", as far as this host knows ({status.detail})" if status.status is Status.UNKNOWN else ""
         advice = f"Cancel it with scancel {job}, or choose another folder."
-        raise ConfigError(f"{files.path}: job {job} has not ended{known}. {advice}")
+        raise ConfigError(f"job {job} in {files.path} has not ended{known}. {advice}")
     with locked(files, cfg.run.overwrite or cfg.run.resume == "auto"):
         pass
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from collectx.cli.arguments import Arguments, UsageError
+from collectx.cli.arguments import Arguments, UsageError, synopsis
 from collectx.cli.compose import SNAPSHOT, Composer
 from collectx.config.registry import GROUPS
 from collectx.config.schema.run import RunConfig
@@ -26,8 +26,8 @@ def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[Run
     """
     folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
     if len(folders) != 1:
-        problem = f"one run folder at a time, not {len(folders)}: {', '.join(folders)}" if folders else "which run?"
-        raise UsageError(f"{problem}\n{usage}")
+        problem = f"name one run folder, not {len(folders)} ({', '.join(folders)})." if folders else "which run?"
+        raise UsageError(f"{arguments.argv[1]}: {problem} {synopsis(usage)}")
     if arguments.is_multirun:
         raise UsageError(why_no_sweep)
     return RunFolder(folders[0]), tuple(word for word in arguments.words if word not in folders)

@@ -39,7 +39,7 @@ def problems(cfg: RunConfig) -> list[str]:
         for key in target.kwargs:
             if names is not None and key not in (*names, *extra):
                 hint = did_you_mean(str(key), [*names, *extra], prefix=f"{target.kwargs_key}.")
-                messages.append(f"{target.kwargs_key}.{key}: {target.name} has no such argument{hint}")
+                messages.append(f"{target.kwargs_key}.{key} is not an argument of {target.name}{hint}")
     return messages
 
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.arguments import Arguments, subcommand, synopsis
 from collectx.errors import ConfigError, DamagedFile, LauncherError
 from collectx.jobs.status import (
     JobStates,
@@ -40,14 +40,15 @@ _NUM_NEWEST = 10
 
 def _status(arguments: Arguments) -> int:
     if len(arguments.words) > 1:
-        raise ConfigError(f"status takes one folder, got {len(arguments.words)}.\n{_USAGE}")
+        raise ConfigError(f"status: name one folder, not {len(arguments.words)}. {synopsis(_USAGE)}")
     if arguments.words and not arguments.words[0]:
-        raise ConfigError("status: the folder name is empty. For the current folder, write a dot.")
+        raise ConfigError("status: the folder name is empty. For the current folder, type a dot.")
     root = Path(arguments.words[0]) if arguments.words else _OUTPUTS
     runs = runs_below(root)
     if not runs:
-        reason = "no run in or below this folder" if root.is_dir() else "no such folder"
-        raise ConfigError(f"status: {root}: {reason}.")
+        if not root.exists():
+            raise ConfigError(f"status: there is no folder {root}.")
+        raise ConfigError(f"status: there is no run in or below {root}.")
     if arguments.words:
         return _show(root, runs)
     newest = sorted(runs, key=lambda run: run.snapshot.stat().st_mtime)[-_NUM_NEWEST:]

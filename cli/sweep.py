@@ -84,11 +84,11 @@ def prepare(
     swept = [override for override in overrides if override.is_sweep_override()]
     # The chosen launcher may turn every run into a sweep of one or more points.
     if "MULTIRUN" not in str(master.hydra.mode):
-        text = f"{_text(swept)}: to sweep over values, add -m. To pass a list, write key=[a,b]."
+        text = f"{_text(swept)} has several values. To sweep over them, add -m. To pass a list, write key=[a,b]."
         raise ConfigError(*checked.problems, text)
     if is_basic and (continuous := [override for override in swept if not override.is_discrete_sweep()]):
         text = (
-            f"{_text(continuous)}: Hydra's basic sweeper cannot enumerate an interval. Use "
+            f"{_text(continuous)} is an interval, which Hydra's basic sweeper cannot enumerate. Use "
             "choice(a,b) or range(a,b,step), or a sweeper that draws values, such as hydra/sweeper=optuna "
             "(pip install hydra-optuna-sweeper)."
         )
@@ -96,7 +96,7 @@ def prepare(
     if empty := [
         override for override in swept if override.is_discrete_sweep() and next(iter(_texts(override)), None) is None
     ]:
-        text = f"{_text(empty)}: no value, so there is nothing to sweep. Write at least one, as in seed=range(0,3)."
+        text = f"{_text(empty)} has no value, so there is nothing to sweep. Write at least one, as in seed=range(0,3)."
         raise ConfigError(*checked.problems, text)
     combinations = product(overrides) if is_basic else [sample(overrides)]
     points = [composer.examine(words, checked.broken, master) for words in combinations]
@@ -114,7 +114,9 @@ def prepare(
     for text in dict.fromkeys(point.note for point in points if point.note):
         printing.note(text)
     if is_multirun and is_basic and not swept:
-        printing.note("-m: no option has several values, so this is a sweep of one run. To sweep, write seed=0,1,2.")
+        printing.note(
+            "no option has several values, so this is a sweep of one run. To sweep, write for example seed=0,1,2."
+        )
     by_words = dict(zip(map(last_of_each_key, combinations), points, strict=True)) if is_basic else {}
     is_ours = master.hydra.launcher._target_.startswith("hydra_plugins.collectx.")
     return Sweep(folder_of(master, "hydra.sweep.dir"), objectives(master)[0], is_ours, by_words)
@@ -126,7 +128,7 @@ def _sweeper_problems(point: Composed) -> list[str]:
     direction, names = OmegaConf.select(point.node, "hydra.sweeper.direction"), objectives(point.node)
     count = len(direction) if OmegaConf.is_list(direction) else 1
     if OmegaConf.select(point.node, "sweep.objective") is None:
-        messages.append("sweep.objective is not set: set sweep.objective=mean_return.")
+        messages.append("sweep.objective is not set. Set sweep.objective=mean_return.")
     elif count != len(names):
         messages.append(
             f"sweep.objective names {', '.join(names)}, but hydra.sweeper.direction has {count}. Name one objective "
@@ -212,7 +214,7 @@ class PointRunner:
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
         if not isinstance(task, Task):
-            raise ConfigError("hydra/launcher=collectx only runs points of `collectx run`. Choose another launcher.")
+            raise ConfigError("hydra/launcher=collectx only runs sweeps of `collectx run`. Choose another launcher.")
         self._context = context
         self._task = task
         self._master = master

@@ -53,7 +53,7 @@ def _tune(arguments: Arguments) -> int:
     checked = composer.check(arguments.words)
     prepared = run.prepare(composer, checked, arguments.is_multirun)
     if not isinstance(prepared, Composed):
-        raise UsageError("tune: searches one configuration, without -m. Give each option one value.")
+        raise UsageError("tune searches one configuration. Leave out -m, and give each option one value.")
     cfg, options = prepared.cfg, check_section("tune", prepared.node.tune)
     assert isinstance(options, TuneConfig)
     overrides = [each for each in parsed(checked.overrides) if not each.key_or_group.startswith("tune.")]
@@ -133,15 +133,13 @@ def _output(arguments: Arguments) -> Path:
     is_found = arguments.config_dir is None or file.absolute().parent.parent == Path(folder).absolute()
     if file.suffix != ".yaml" or file.absolute().parent.name != "experiment" or not is_found:
         place = "DIR" if arguments.config_dir is None else folder
-        raise UsageError(
-            f"--output {file}: Hydra would not look for an experiment there. Use {place}/experiment/NAME.yaml."
-        )
+        raise UsageError(f"--output {file} is not where Hydra finds experiments. Use {place}/experiment/NAME.yaml.")
     if file.exists() and _WRITTEN_BY not in file.read_text():
-        raise UsageError(f"{file}: exists, and was not written by collectx tune. Choose another with --output.")
+        raise UsageError(f"{file} exists, and was not written by collectx tune. Choose another file with --output.")
     # Before anything is measured.
     place = next(each for each in (file, *file.absolute().parents) if each.exists())
     if not os.access(place, os.W_OK) or not (place is file or place.is_dir()):
-        raise UsageError(f"{file}: cannot be written below {place}. Choose another with --output.")
+        raise UsageError(f"{file} cannot be written below {place}. Choose another file with --output.")
     return file
 
 

@@ -27,7 +27,7 @@ def _watch(arguments: Arguments) -> int:
     runs = runs_of("watch", arguments.words)
     for run, status in zip(runs, statuses(runs), strict=True):
         if status.status is Status.UNKNOWN:
-            printing.note(f"{run.path}: {status.detail}, so watch follows its folder.")
+            printing.note(f"the state of {run.path} is unknown ({status.detail}), so watch follows its folder.")
     root = Path(arguments.words[0])
     followed = [(replace(named_run(run), name=run.name_below(root)), read_job(run)) for run in runs]
     watcher = Watcher(followed, is_owner=False)
@@ -43,9 +43,9 @@ def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
         ConfigError: there is not one word, or no run in that folder.
     """
     if len(words) != 1:
-        raise ConfigError(f"{subcommand} takes one folder, got {len(words)}. See collectx {subcommand} --help.")
+        raise ConfigError(f"{subcommand}: name one folder, not {len(words)}, as in collectx {subcommand} DIR.")
     if not words[0]:
-        raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder, write a dot.")
+        raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder, type a dot.")
     folder = Path(words[0])
     # Hydra writes multirun.yaml. Below other folders, such as outputs, are runs that do not belong together.
     runs = runs_below(folder) if (folder / "multirun.yaml").is_file() else runs_below(folder, max_depth=1)

@@ -136,12 +136,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_bytes())
     except OSError as error:
-        raise DamagedFile(f"{file}: cannot be read: {error.strerror}") from error
+        raise DamagedFile(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise DamagedFile(f"{file}: is not JSON: {error}") from error
+        raise DamagedFile(f"{file} is not JSON: {error}") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or "format" not in manifest or STATE not in files:
-        raise DamagedFile(f"{file}: is not a checkpoint manifest")
+        raise DamagedFile(f"{file} is not a checkpoint manifest")
     if manifest["format"] != _FORMAT:
         rule = f"uses format {manifest['format']}, but this version of collectx reads format {_FORMAT}"
         advice = "Use the version that wrote it (packages.collectx in snapshot/meta.json), or start a new run"
@@ -166,9 +166,9 @@ class Checkpoint:
             try:
                 now = _describe(path / name)
             except OSError as error:
-                raise DamagedFile(f"{path / name}: cannot be read: {error.strerror}") from error
+                raise DamagedFile(f"{path / name} cannot be read: {error.strerror}") from error
             if now != written:
-                raise DamagedFile(f"{path / name}: changed since it was written (now {now}, expected {written})")
+                raise DamagedFile(f"{path / name} has changed since it was written (now {now}, expected {written})")
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint contains a file of this name."""
@@ -191,7 +191,7 @@ class Checkpoint:
             return torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
-            raise DamagedFile(f"{path}: cannot be loaded: {type(error).__name__}: {text}") from error
+            raise DamagedFile(f"{path} cannot be loaded: {type(error).__name__}: {text}") from error
 
 
 def sync(path: Path) -> None:

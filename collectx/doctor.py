@@ -205,7 +205,7 @@ def _slurm() -> Iterator[Finding]:
         by_partition.setdefault(partition, []).append(f"{count} {state}")
     text = "; ".join(f"{partition} {', '.join(states)}" for partition, states in by_partition.items())
     is_usable = any(state.rstrip("*~#") in ("idle", "mixed", "allocated", "completing") for _, state, _ in rows)
-    advice = "" if is_usable else "jobs will wait: sinfo --list-reasons says why."
+    advice = "" if is_usable else "jobs will wait: `sinfo --list-reasons` says why."
     yield Finding(OK if is_usable else WARNING, f"nodes: {text or 'none'}", advice)
     if reason := commands.why_no_accounting():
         yield Finding(

@@ -112,8 +112,10 @@ def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     """
     place = place_of(cfg)
     if not place.is_local:
-        advice = "Use launcher=local, for a cluster node inside an allocation."
-        raise ConfigError(f"launcher={cfg.launcher.kind}: tune measures on the machine where it runs. {advice}")
+        advice = "Use launcher=local; to measure a cluster node, start it inside an allocation."
+        raise ConfigError(
+            f"tune cannot use launcher={cfg.launcher.kind}, because it measures on the machine where it runs. {advice}"
+        )
     collector, envs = cfg.collector, cfg.env.num_envs
     usable, is_spread = cores.num_cores(), not place.is_inline
     powers = [2**power for power in range(16)]

@@ -5,7 +5,6 @@ collectors themselves: they are pickled by value (cloudpickle) when a worker sta
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import io
 import pickle
@@ -18,6 +17,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from collectx.config.problem import did_you_mean
 from collectx.config.schema.env import EnvConfig
 from collectx.config.schema.policy import PolicyConfig
 from collectx.errors import ConfigError, summary_of
@@ -36,7 +36,7 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     if callable(name):
         return name
     if not isinstance(name, str) or not re.fullmatch(r"[\w.]*\w[.:]\w[\w.]*", name):
-        raise ConfigError(f"{where}={name} is not an import path. Write package.module:Name.")
+        raise ConfigError(f"{where}={name} is not an import path. Write it as package.module:Name.")
     path, (module_name, _, attribute) = name, name.rpartition(".")
     # With a colon, an error inside the module is not mistaken for a missing module.
     with contextlib.suppress(ModuleNotFoundError):
@@ -45,18 +45,17 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
     try:
         target = pkgutil.resolve_name(path)
     except SyntaxError as error:
-        raise ConfigError(f"{where}={name}: {place_of(error)}") from error
+        raise ConfigError(f"{where}={name} cannot be imported: {place_of(error)}") from error
     except (ImportError, AttributeError) as error:
         module = getattr(error, "obj", None)
         if isinstance(error, AttributeError) and isinstance(module, ModuleType) and name.startswith(module.__name__):
             names = [key for key, each in vars(module).items() if key[0] != "_" and callable(each)]
-            near = difflib.get_close_matches(str(error.name), names, n=1)
-            hint = f"did you mean {module.__name__}:{near[0]}?" if near else f"it defines {', '.join(names)}."
-            raise ConfigError(f"{where}={name}: {module.__name__} does not define {error.name}; {hint}") from error
+            hint = did_you_mean(str(error.name), names, f"{module.__name__}:")
+            raise ConfigError(f"{where}={name} does not exist: {module.__name__} has no {error.name}{hint}") from error
         missing = ". Is it installed, or on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigError(f"{where}={name}: cannot be imported: {error}{extra_advice(error) or missing}") from error
+        raise ConfigError(f"{where}={name} cannot be imported: {error}{extra_advice(error) or missing}") from error
     if not callable(target):
-        raise ConfigError(f"{where}={name}: is {type(target).__name__}, expected a class or function")
+        raise ConfigError(f"{where}={name} is a value of type {type(target).__name__}. Name a class or a function.")
     return target
 
 
@@ -79,7 +78,10 @@ def named_call(item: Any) -> tuple[Any, Any]:
 
 def place_of(error: SyntaxError) -> str:
     """Returns the file, line and text of a syntax error in a module."""
-    return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}: {(error.text or '').strip()}"
+    text = (error.text or "").strip()
+    return f"{type(error).__name__} in {error.filename}, line {error.lineno}: {error.msg}" + (
+        f" in `{text}`" if text else ""
+    )
 
 
 def call(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str) -> Any:
@@ -105,14 +107,14 @@ def raise_missing(error: TypeError, target: Callable[..., Any], kwargs: Mapping[
     needed = (name for name, each in parameters.items() if each.default is each.empty and each.kind not in variable)
     if missing := [name for name in needed if name not in kwargs]:
         name = getattr(target, "__qualname__", repr(target))
-        problems = [f"{where}.{each}: {name} requires it. Set {where}.{each}=VALUE." for each in missing]
+        problems = [f"{where}.{each} is not set, but {name} requires it. Set {where}.{each}=VALUE." for each in missing]
         raise ConfigError(*problems) from error
 
 
 def extra_advice(error: Exception) -> str:
     """Returns the end of a message about a missing package: the command that installs it, if an extra contains it."""
     package = re.search(rf"\b({'|'.join(_EXTRAS)})\b", str(error), re.IGNORECASE)
-    return f": pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
+    return f". Install it: pip install 'collectx[{_EXTRAS[package[0].lower()]}]'" if package else ""
 
 
 _T = TypeVar("_T")

@@ -637,7 +637,10 @@ def _with_needs(column: str) -> tuple[str, ...]:
 
 def _is_of_machine(problems: Sequence[str]) -> bool:
     """Whether a configuration is refused for what this machine lacks."""
-    return any(re.search(r"cannot work on this machine|\bGPU\b", each) for each in problems)
+    return any(
+        re.search(r"cannot be used: (torch|mpi4py|MPI|Open MPI|its library|ray|envpool)|\bGPU\b", each)
+        for each in problems
+    )
 
 
 # The matrix

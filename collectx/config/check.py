@@ -10,8 +10,8 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from collectx.config.convert import convert, describe, members, out_of_range
-from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean
+from collectx.config.convert import convert, describe, members, out_of_range, wrong_type
+from collectx.config.problem import ABSENT, YAML, Language, Problem, did_you_mean, either
 from collectx.config.registry import DEFAULTS, GROUPS, KINDS, field_of, schemas
 from collectx.config.schema.fields import default_of, incomplete, section_of
 from collectx.config.schema.run import COMMAND_SECTIONS, OBJECTIVES, SECTIONS, RunConfig
@@ -68,7 +68,7 @@ def _unknown_objectives(sweep: Any, env: Any) -> Iterator[Problem]:
     objective = vars(sweep).get("objective")
     choices = (*OBJECTIVES, *(vars(env).get("metrics") or ()))
     if objective is not None and (violated := out_of_range(objective, {"choices": choices})):
-        yield Problem("sweep.objective", f"must be {violated}", objective)
+        yield Problem("sweep.objective", violated, objective)
 
 
 def check_section(name: str, values: Mapping[str, Any]) -> Any:
@@ -104,9 +104,9 @@ def check_group(group: str, section: Any, problems: list[Problem]) -> Any:
         problems.append(cls)
         return incomplete(_hints(RunConfig)[group])
     kind = section.get("kind")
-    names = [field.name for field in dataclasses.fields(cls)]
+    names = [field.name for field in dataclasses.fields(cls) if field.name != "kind"]
     for key in section:
-        if key not in names:
+        if key not in names and key != "kind":
             choice = f"{group}={kind}" if KINDS[group] else group
             problems += [_unknown(path, choice, names) for path in _leaves(f"{group}.{key}", section[key])]
     return incomplete(cls, **_options(f"{group}.", cls, section, problems))
@@ -117,16 +117,16 @@ def _class_of(group: str, section: Any) -> Any:
     if isinstance(section, Unresolved):
         return Problem(group, section.reason)
     if not isinstance(section, Mapping):
-        return Problem(group, "nothing is chosen", advice=f"set {group}=NAME (see `collectx list {group}`).")
+        return Problem(group, "is not chosen", advice=f"set {group}=NAME. To list the names: collectx list {group}")
     if not KINDS[group]:
         return schemas(group)["cpu"]
     path, kind = f"{group}.kind", section.get("kind", UNSET)
     if isinstance(kind, Unresolved):
         return Problem(path, kind.reason)
     if kind is None or kind == UNSET:
-        return Problem(path, "is not set", advice=f"choose one of {', '.join(KINDS[group])}.")
+        return Problem(path, "is not set", advice=f"choose {either(KINDS[group])}.")
     if not isinstance(kind, str) or kind not in KINDS[group]:
-        return Problem(path, f"is not known{did_you_mean(str(kind), KINDS[group])}", kind)
+        return Problem(path, f"is unknown{did_you_mean(str(kind), KINDS[group])}", kind)
     return KINDS[group][kind].schema
 
 
@@ -135,13 +135,14 @@ def _part(path: str, cls: Any, value: Any, problems: list[Problem]) -> Any:
     names = [field.name for field in dataclasses.fields(cls)]
     if not isinstance(value, Mapping):
         is_resolved = not isinstance(value, Unresolved)
-        advice = f"set one of them, such as {path}.{_example(cls)}."
-        wrong = Problem(path, "must be a mapping of options", value, advice) if is_resolved else None
+        advice = f"set one of its options, as in {path}.{_example(cls)}."
+        wrong = Problem(path, f"{path} is a section", value, advice) if is_resolved else None
         problems.append(wrong or Problem(path, value.reason))
         return incomplete(cls)
     for key in value:
         if key not in names:
-            problems.append(Problem(f"{path}.{key}", f"no such key{did_you_mean(str(key), names, prefix=f'{path}.')}"))
+            near = did_you_mean(str(key), names, f"{path}.", _how_to_list(path))
+            problems.append(Problem(f"{path}.{key}", f"is not an option{near}"))
     return incomplete(cls, **_options(f"{path}.", cls, value, problems))
 
 
@@ -183,12 +184,14 @@ def check_option(path: str, value: Any, hint: Any, limits: Mapping[str, Any], la
         converted = convert(value, hint, language)
     except (TypeError, ValueError, OverflowError):
         if value == "":
-            return Problem(path, "is empty", advice=f"it must be {describe(hint, language)}.")
-        rule = "choices" in limits and out_of_range(str(value), limits)
-        return Problem(path, f"must be {rule or describe(hint, language) + '.'}", value)
-    if violated := out_of_range(converted, limits):
+            return Problem(path, "is empty", advice=f"give {describe(hint, language)}.")
+        rule = out_of_range(str(value), limits, language) if "choices" in limits else None
+        has_keys = language is YAML and describe(hint, language) == language.types[dict]
+        rule = rule or wrong_type(hint, language)
+        return Problem(path, rule, value, f"set its keys, as in {path}.NAME=VALUE." if has_keys else "")
+    if violated := out_of_range(converted, limits, language):
         may_be_null = "choices" not in limits and type(None) in members(hint)
-        return Problem(path, "must be " + (f"{violated[:-1]}, or {language.null}." if may_be_null else violated), value)
+        return Problem(path, f"{violated[:-1]}, or {language.null}." if may_be_null else violated, value)
     return converted
 
 
@@ -201,7 +204,12 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
     """
     if section is not None:
         group, key = path.split(".", 1)
-        return Problem(path, f"{section} has no such key{did_you_mean(key, names, prefix=f'{group}.')}")
+        others = [kind for kind, cls in schemas(group).items() if key in cls.__dataclass_fields__]
+        if others and not difflib.get_close_matches(key, names, n=1, cutoff=0.8):
+            return Problem(path, f"is an option of {group}={either(others)}, not of {section}", advice="leave it out.")
+        return Problem(
+            path, f"is not an option of {section}{did_you_mean(key, names, f'{group}.', _how_to_list(path))}"
+        )
     # The same key in a group is the likeliest meaning, then the nearest group, then a similar key in a group.
     last = path.rpartition(".")[2]
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
@@ -212,8 +220,13 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
         near = [] if is_group else difflib.get_close_matches(path, leaves, n=1, cutoff=0.85)
         same += [known for known in known_paths() if known.rpartition(".")[2] in near]
     if len(same) == 1 or (same and "." not in path):
-        return Problem(path, f"no such key; did you mean {' or '.join(same[:3])}?")
-    return Problem(path, f"no such key{did_you_mean(path.partition('.')[0], _TOP_LEVEL)}")
+        return Problem(path, f"is not an option. Did you mean {either(same[:3])}?")
+    groups = did_you_mean(path.partition(".")[0], _TOP_LEVEL, more="To list all groups: collectx list")
+    return Problem(path, f"is not an option{groups}")
+
+
+def _how_to_list(path: str) -> str:
+    return f"To list all: collectx list {path.partition('.')[0]} -v"
 
 
 def _leaves(path: str, value: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import types
@@ -9,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectx.config.problem import PYTHON, YAML, Language, did_you_mean
+from collectx.config.problem import PYTHON, YAML, Language, either
 from collectx.config.schema.fields import BITS
 
 _SCALARS = (bool, int, float, str)
@@ -104,8 +105,18 @@ def _describe(hint: Any, language: Language) -> str:
     return language.types.get(dict if origin in _MAPPINGS else origin, str(hint))
 
 
-def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
-    """Returns the limit that `value` violates, such as "at least 1."; None if it violates none.
+def wrong_type(hint: Any, language: Language = YAML) -> str:
+    """Returns the predicate of a value of another type, such as "is neither an integer nor null."."""
+    names = [name for member in members(hint) for name in _describe(member, language).split(" or ")]
+    if any(_is_list(member) for member in members(hint)):
+        return f"is not {describe(hint, language)}."
+    if len(names) == 2:
+        return f"is neither {names[0]} nor {names[1]}."
+    return f"is not {either(dict.fromkeys(names))}."
+
+
+def out_of_range(value: Any, limits: Mapping[str, Any], language: Language = YAML) -> str | None:
+    """Returns the predicate of a value outside of its limits, such as "must be at least 1."; None for other values.
 
     Args:
         limits: the field's metadata, see `collectx.config.schema.fields.Limits`.
@@ -116,7 +127,9 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     if choices is not None:
         wrong = [each for each in (value if isinstance(value, list) else [value]) if each not in choices]
         if wrong or value == []:
-            return f"one of {', '.join(choices)}{did_you_mean(str(*wrong[:1]), choices, listed=False)}"
+            near = difflib.get_close_matches(str(*wrong[:1]), choices, n=1)
+            rule = f"must be {either(map(language.show, choices))}."
+            return f"is unknown. Did you mean {language.show(near[0])}? It {rule}" if near else rule
     for number in value if isinstance(value, list) else [value]:
         if type(number) is int and number >= 2**BITS:
             limits = {"bits": BITS} | dict(limits)
@@ -128,13 +141,19 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
 
 def _range(limits: Mapping[str, Any]) -> str:
     text = " and ".join(each.format(limits[name]) for name, each in _WORDS.items() if name in limits)
-    return text + "".join(f", or {other}" for other in limits.get("also", ())) + "."
+    if {"minimum", "maximum"} <= limits.keys():
+        text = f"from {limits['minimum']} to {limits['maximum']}"
+    return f"must be {text}" + "".join(f", or {other}" for other in limits.get("also", ())) + "."
 
 
 def members(hint: Any) -> tuple[Any, ...]:
     """Returns the types of a union, or the type alone."""
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     return typing.get_args(hint) if is_union else (hint,)
+
+
+def _is_list(hint: Any) -> bool:
+    return (typing.get_origin(hint) or hint) in _LISTS
 
 
 def _is_checked(hint: Any) -> bool:

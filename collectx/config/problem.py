@@ -12,6 +12,11 @@ from typing import Any
 from collectx.config.schema.fields import ABSENT, Unset
 from collectx.errors import ConfigError
 
+# The verbs with which a rule begins that is a predicate of its option.
+_VERBS = ("is ", "has ", "cannot ", "must ", "needs ")
+# More names than these are not listed in a message.
+_MAX_LISTED = 12
+
 # A word between backticks that languages write in their own ways: `null`, `group.option`, `group=choice`.
 _WORD = re.compile(r"`(null|true|false|\w+[.=][^` ]*(?: or \w+)*)`")
 
@@ -66,8 +71,9 @@ class Problem:
 
     Attributes:
         path: the option, such as "collector.num_slots"; "collector" if the choice in the group is wrong.
-        rule: what the value must be, with the arithmetic; or a predicate of the option, which begins with "is ", "has "
-            or "cannot ". Options in it stand between backticks, as each `Language` names them in its own way.
+        rule: a predicate of the option, with the arithmetic, which begins with one of `_VERBS`; or a clause that says
+            why the option cannot be used. Options in it stand between backticks, as each `Language` names them in its
+            own way.
         value: what the option was set to; ABSENT: the message names the option alone.
         advice: what to do, a sentence that begins with a verb. Ends with a full stop, as does a rule without advice.
     """
@@ -81,8 +87,8 @@ class Problem:
         """Returns the message to the user: what is wrong, then what to do."""
         name = language.name(self.path) or self.path
         subject = name if self.value is ABSENT else f"{name}={language.show(self.value)}"
-        is_sentence = self.rule.startswith(("is ", "has ", "cannot "))
-        text = f"{subject}{' ' if is_sentence else ': '}{language.words(self.rule)}"
+        verb = "" if self.rule.startswith(_VERBS) else "cannot be used: "
+        text = f"{subject} {verb}{language.words(self.rule)}"
         if not self.advice:
             return text
         is_known = None not in map(language.name, _WORD.findall(self.advice))
@@ -110,21 +116,29 @@ def found(rules: Iterable[Callable[..., Iterable[Any]]], *arguments: Any) -> Ite
             yield from rule(*arguments)
 
 
-def did_you_mean(name: str, names: Iterable[str], listed: bool = True, prefix: str = "") -> str:
-    """Returns the end of a sentence about a name that does not exist, `; did you mean X? (valid: ...)`, without the
-    parts that do not apply.
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = "") -> str:
+    """Returns the end of a sentence about a name that does not exist: `. Did you mean X? Valid names: X, Y.`, without
+    the parts that do not apply.
 
     Args:
         name: the wrong name.
         names: the valid ones.
-        listed: whether to name all of `names`.
-        prefix: stands before each name that is proposed.
+        prefix: stands before the name that is proposed.
+        more: a sentence that says how to list all names, if they are many.
     """
     candidates = list(names)
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     near = near or [each for each in candidates if len(name) > 2 and each.startswith(name)]
-    if not listed or not candidates:
-        return f"; did you mean {prefix}{near[0]}?" if near else "."
-    if near:
-        return f"; did you mean {prefix}{near[0]}? (valid: {', '.join(candidates)})"
-    return f"; valid: {', '.join(candidates)}."
+    question = [f"Did you mean {prefix}{near[0]}?"] if near else []
+    is_short = len(candidates) <= (_MAX_LISTED // 2 if near else _MAX_LISTED)
+    if is_short or not (near or more):
+        num_more = len(candidates) - _MAX_LISTED
+        shown = ", ".join(candidates[:_MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
+        more = f"Valid names: {shown}." if candidates[len(near) :] else ""
+    return f". {' '.join(filter(None, [*question, more]))}".rstrip()
+
+
+def either(names: Iterable[str]) -> str:
+    """Returns names as in "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

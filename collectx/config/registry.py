@@ -123,14 +123,14 @@ def why_not(kind: str, group: str = "backend") -> str | None:
         One clause that says why not, and what to do; None if it can.
     """
     alternative = "backend=gloo" if group == "backend" else f"another {group}"
-    install = f"pip install 'collectx[{kind}]', or use {alternative}"
+    install = f"Install it (pip install 'collectx[{kind}]'), or use {alternative}"
     try:
         module = implementation(group, kind)
     except ModuleNotFoundError as error:
-        return f"{error.name} is not installed: {install}"
+        return f"{error.name} is not installed. {install}"
     except Exception as error:
         first, *_ = str(error).splitlines() or [type(error).__name__]
-        return f"cannot load its library ({first}): {install}"
+        return f"its library cannot be loaded ({first}). {install}"
     return module.why_not() if group == "backend" else None
 
 

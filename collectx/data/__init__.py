@@ -48,7 +48,7 @@ def writer_class(name: str) -> type[Writer]:
     """
     module, _, attribute = FORMATS[name].partition(":")
     if missing := [package for package in DATA_PACKAGES[name] if importlib.util.find_spec(package) is None]:
-        raise ConfigError(f"format={name}: needs {missing[0]}: pip install 'collectx[record]'.")
+        raise ConfigError(f"format={name} needs {missing[0]}. Install it: pip install 'collectx[record]'")
     return getattr(importlib.import_module(module), attribute)
 
 
@@ -75,7 +75,9 @@ def data_set(path: str | os.PathLike[str]) -> Path:
     for folder in (Path(path), Path(path, "data")):
         if (folder / "_runs").is_dir():
             return folder
-    raise ConfigError(f"{path}: contains no data set. Name a data set folder, or a run folder with trainer=record.")
+    raise ConfigError(
+        f"{path} contains no data set. Name a data set folder, or the folder of a run with trainer=record."
+    )
 
 
 def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]]:
@@ -87,7 +89,7 @@ def readable_runs(path: str | os.PathLike[str]) -> tuple[Path, list[RecordedRun]
     folder = data_set(path)
     runs = runs_of(folder)
     if not runs:
-        raise ConfigError(f"{folder}: no run recorded an episode.")
+        raise ConfigError(f"{folder} contains no recorded episode.")
     if runs[0].format not in READABLE:
         theirs = {"minari": "minari.MinariDataset", "lerobot": "lerobot's LeRobotDataset"}[runs[0].format]
         raise ConfigError(
@@ -140,7 +142,7 @@ def load(path: str | os.PathLike[str]) -> TensorDict:
 
     pieces = list(shards(path))
     if not pieces:
-        raise ConfigError(f"{path}: no run recorded an episode.")
+        raise ConfigError(f"{path} contains no recorded episode.")
     lengths = [len(episode) for piece in pieces for episode in episodes_of(piece)]
     frames: TensorDict = torch.cat(pieces)
     frames["collector", "episode"] = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -164,7 +166,7 @@ def export(
     """
     folder, runs = readable_runs(path)
     if folder.resolve() == Path(target).resolve():
-        raise ConfigError(f"{target}: this data set is the source. Choose another folder.")
+        raise ConfigError(f"{target} is the data set to export. Choose another output folder.")
     count = 0
     for run in runs:
         with closing(open_writer(Path(target), replace(run, format=format, fps=fps, task=task))) as writer:

@@ -177,8 +177,10 @@ class SequentialWriter(Writer):
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            rule = f"another run is recording to it, and format={self.run.format} allows one at a time"
-            raise ConfigError(f"{self.path}: {rule}: wait until it ends, or use format=memmap or parquet.") from error
+            rule = f"another run is recording to it, and format={self.run.format} allows only one at a time"
+            raise ConfigError(
+                f"{self.path} is in use: {rule}. Wait until it ends, or use format=memmap or parquet."
+            ) from error
 
     def close(self) -> None:
         super().close()
@@ -194,7 +196,7 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
     known = {each.name: each for each in runs_of(path)}
     names = {each.name for each in path.iterdir()}
     if names and not names & {"_runs", "_new", "_lock"}:
-        raise ConfigError(f"{path}: contains files that do not belong to a collectx data set. Choose another folder.")
+        raise ConfigError(f"{path} contains files that do not belong to a data set. Choose another folder.")
     if position is None and [*known] == [run.name]:
         # The data set only contains an earlier run of the same run folder.
         for each in (*path.glob(f"{run.name}-*"), *(path / name for name in ("data", "meta", "_new", "_runs"))):
@@ -232,12 +234,16 @@ def begin(kind: type[Writer], path: Path, run: RecordedRun, position: int | None
 def _check_equal(path: Path, run: RecordedRun, other: RecordedRun) -> None:
     """Raises `ConfigError` if a run of the data set uses another format, or other frames."""
     if other.format != run.format:
-        raise ConfigError(f"{path}: this data set uses format={other.format}, not {run.format}. Choose another folder.")
+        raise ConfigError(
+            f"the data set in {path} uses format={other.format}, not {run.format}. Choose another folder."
+        )
     ours, theirs = ({leaf.key: f"{list(leaf.shape)} {leaf.dtype}" for leaf in each.leaves} for each in (run, other))
     if different := [key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key)]:
         mine, its = (each.get(different[0], "missing") for each in (ours, theirs))
         rule = f"{'.'.join(different[0])} is {mine} in this run, and {its} in {other.folder}"
-        raise ConfigError(f"{path}: its runs must record the same keys, but {rule}. Choose another folder.")
+        raise ConfigError(
+            f"the runs of the data set in {path} must record the same keys, but {rule}. Choose another folder."
+        )
 
 
 def clash_problems(names: Iterable[tuple[str, Key]]) -> list[str]:

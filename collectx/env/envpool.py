@@ -48,16 +48,14 @@ class EnvPoolEnv(Env):
             import envpool
         except ImportError as error:
             raise ConfigError(
-                f"env.kind=envpool (id={cfg.id}): needs EnvPool: pip install 'collectx[envpool]'"
+                f"env.kind=envpool (id={cfg.id}) needs EnvPool. Install it: pip install 'collectx[envpool]'"
             ) from error
         self._envpool = envpool
         reserved = sorted(set(cfg.kwargs) & set(_RESERVED_ARGUMENTS))
         if reserved:
-            raise ConfigError(
-                f"env.kwargs must not contain {', '.join(reserved)}: collectx sets these arguments itself"
-            )
+            raise ConfigError(f"env.kwargs must not contain {', '.join(reserved)}, which collectx sets itself")
         if cfg.id not in self._envpool.list_all_envs():
-            raise ConfigError(f"env.id={cfg.id} is not a task of EnvPool: envpool.list_all_envs() lists them")
+            raise ConfigError(f"env.id={cfg.id} is not a task of EnvPool. To list them, call envpool.list_all_envs()")
         self._id = cfg.id
         # One spare for eight envs suffices even for the short episodes of a random policy on CartPole. If there is
         # none, `restart` calls reset.
@@ -72,7 +70,7 @@ class EnvPoolEnv(Env):
             self._observation = ObservationLeaves(spec.gymnasium_observation_space, cfg.exclude_keys)
             action = SpaceLeaves(spec.gymnasium_action_space, ("action",))
         if not action.single:
-            raise SpaceError(f"action: env=envpool supports one action, not the parts of {action.space}")
+            raise SpaceError(f"env=envpool supports one action, not the parts of {action.space}")
         leaves = self._observation.leaves
         self.spec = EnvSpec(cfg.num_envs, leaves, action.leaves, self._observation.space, action.space)
         self._num_envs = cfg.num_envs
@@ -147,7 +145,7 @@ class EnvPoolEnv(Env):
         self._ended = self._ended & ~ended
 
     def set_reset_options(self, options: Mapping[str, Any] | None) -> None:
-        raise NotImplementedError("the resets of EnvPool take no options. Use env.kwargs, or other envs")
+        raise NotImplementedError("EnvPool's resets take no options. Use env.kwargs, or other envs")
 
     def close(self) -> None:
         self._pool = None
@@ -164,7 +162,7 @@ class EnvPoolEnv(Env):
         self._observation_at = keys.index("obs") if self._observation.single and "obs" in keys else None
         self._action_dtype = pool.spec.action_array_spec[pool._action_keys[-1]].dtype
         if tuple(pool._action_keys[:2]) != ("env_id", "players.env_id") or len(pool._action_keys) != 3:
-            raise SpaceError(f"action: EnvPool's {self._id} takes {pool._action_keys}, which collectx does not support")
+            raise SpaceError(f"collectx does not support EnvPool's {self._id}, whose actions are {pool._action_keys}")
         self._pool = pool
 
     def _reset_members(self, members: np.ndarray) -> list[np.ndarray]:

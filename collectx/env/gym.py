@@ -52,8 +52,7 @@ def _check_spaces(env: Any) -> None:
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             made = type(getattr(env, "unwrapped", env)).__name__
-            rule = "A Gymnasium env sets observation_space and action_space in its constructor."
-            raise ConfigError(f"{made} has no {name}. {rule}")
+            raise ConfigError(f"{made} has no {name}. Set observation_space and action_space in its constructor.")
 
 
 class GymEnv(Env):
@@ -208,10 +207,11 @@ def reward_number(reward: Any, e: int | None = None) -> float:
         got = f"shape {array.shape}, dtype {array.dtype}" if array.shape else f"{reward!r:.100}"
         if array.size > 1:
             advice += (
-                "; of several objectives the sum, as mo_gymnasium.wrappers.LinearReward in env.wrappers does. Or store "
-                "all of them: env=torchrl with TorchRL's MOGymWrapper"
+                ", such as the sum of several objectives (mo_gymnasium.wrappers.LinearReward in env.wrappers). To "
+                "store "
+                "all of them, use env=torchrl with TorchRL's MOGymWrapper"
             )
-    raise ShapeError(f"reward: expected one number, got {got}{source}. {advice}")
+    raise ShapeError(f"the reward must be one number, but is {got}{source}. {advice}")
 
 
 def _stored_integer(number: int, source: str) -> float:
@@ -223,7 +223,8 @@ def _stored_integer(number: int, source: str) -> float:
         stored = math.inf
     if stored != number:
         raise ShapeError(
-            f"reward: got {number!s:.40}{source}, an integer that float32, the dtype of rewards, would round to "
-            f"{stored:.0f}: return float(reward) from step to allow this"
+            f"the reward {number!s:.40}{source} would be rounded to {stored:.0f}, because rewards are stored as "
+            "float32. "
+            "To allow this, return float(reward) from step"
         )
     return stored

@@ -61,7 +61,7 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
         try:
             gymnasium.register_envs(importlib.import_module("ale_py"))
         except ImportError as error:
-            raise ConfigError(f"env.id={cfg.id}: needs ale-py: pip install 'collectx[atari]'") from error
+            raise ConfigError(f"env.id={cfg.id} needs ale-py. Install it: pip install 'collectx[atari]'") from error
     module, _, name = cfg.id.rpartition(":")
     try:
         if module:
@@ -71,9 +71,9 @@ def resolve_source(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]
             with contextlib.suppress(ImportError):
                 importlib.import_module("mujoco")
     except SyntaxError as error:
-        raise ConfigError(f"env.id={cfg.id}: {place_of(error)}") from error
+        raise ConfigError(f"env.id={cfg.id} cannot be imported: {place_of(error)}") from error
     except (ImportError, gymnasium.error.Error) as error:
-        raise ConfigError(f"env.id={cfg.id}: {error}") from error
+        raise ConfigError(f"env.id={cfg.id} cannot be made: {error}") from error
     return None
 
 
@@ -99,7 +99,7 @@ def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env, EnvNumbers], gymn
     name, arguments = named_call(item)
     is_one = not isinstance(item, Mapping) or "_target_" in item or len(item) == 1
     if not is_one or not isinstance(arguments, Mapping):
-        raise ConfigError(f"{where}={item}: expected a name, or {{name: {{argument: value}}}}")
+        raise ConfigError(f"{where}={item} is neither a name nor {{name: {{argument: value}}}}.")
     return partial(_wrap, resolve(name, where), arguments, where)
 
 
@@ -121,7 +121,7 @@ def _wrap(
         raise
     except (TypeError, ValueError, AssertionError, AttributeError, gymnasium.error.Error) as error:
         name = make.__name__
-        raise ConfigError(f"{where}={name} does not fit {env}: {error}") from error
+        raise ConfigError(f"{where}={name} cannot wrap {env}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -134,14 +134,14 @@ def explain_errors(cfg: GymEnvConfig | GymVectorEnvConfig) -> Iterator[None]:
         # Without Gymnasium's advice, which names an extra of Gymnasium.
         text = str(error).partition(", run ")[0] if extra_advice(error) else str(error)
         source = f"env.id={cfg.id}" if cfg.id is not None else f"env.entry_point={cfg.entry_point}"
-        raise ConfigError(f"{source}: {text}{extra_advice(error)}") from error
+        raise ConfigError(f"{source} cannot be made: {text}{extra_advice(error)}") from error
     except TypeError as error:
         made_by, passed = _call_of(cfg)
         raise_missing(error, made_by, passed, "env.kwargs")
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unexpected and unexpected[1] in cfg.kwargs:
             name = cfg.id or cfg.entry_point
-            raise ConfigError(f"env.kwargs.{unexpected[1]}: {name} has no such argument. Leave it out.") from error
+            raise ConfigError(f"env.kwargs.{unexpected[1]} is not an argument of {name}. Leave it out.") from error
         raise
 
 

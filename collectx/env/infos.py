@@ -60,7 +60,7 @@ class InfoKeys:
         for name, form in self.declared.items():
             parts = list(_walk(name, form, ()))
             if not parts:
-                raise SpaceError(f"env.info_keys: {name!r} is an empty dict, and only numbers and arrays can be kept")
+                raise SpaceError(f"env.info_keys cannot keep {name!r}, which is an empty dict")
             self._entries[name] = Leaves(parts)
         self.leaves = tuple(
             leaf
@@ -177,8 +177,8 @@ def _examples(names: Sequence[str], env: gymnasium.Env | VectorEnv) -> dict[str,
             return examples
     missing = next(name for name in names if name not in examples)
     raise SpaceError(
-        f"env.info_keys: no {missing!r} in the infos of one episode with random actions (or its first {_PROBED_STEPS} "
-        f"steps); they contain {', '.join(sorted(known)) or 'nothing'}. If it occurs elsewhere, declare it: {_EXAMPLE}"
+        f"env.info_keys names {missing!r}, but the infos of an episode with random actions contain "
+        f"{', '.join(sorted(known)) or 'nothing'}. If it occurs elsewhere, declare it: {_EXAMPLE}"
     )
 
 
@@ -225,8 +225,9 @@ def _form(name: str, value: Any, path: Path) -> Any:
         array = np.empty(0, object)  # of uneven shape
     if not is_numeric(array.dtype):
         raise SpaceError(
-            f"env.info_keys: {_dotted(name, path)!r} is not numeric ({value!r:.100}): only numbers, arrays and "
-            "dicts of these can be kept"
+            f"env.info_keys cannot keep {_dotted(name, path)!r}, because its value {value!r:.100} is not a number, an "
+            "array "
+            "or a dict of these"
         )
     return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
 
@@ -246,5 +247,5 @@ def _walk(name: str, form: Any, path: Path) -> Iterator[tuple[Leaf, Path]]:
         leaf = Leaf(("info", name, *map(str, path)), tuple(map(int, shape)), torch_dtype(np.dtype(dtype)))
     except (TypeError, ValueError) as error:
         problem = f"{_dotted(name, path)!r} is declared as {form!r:.100}"
-        raise SpaceError(f"env.info_keys: {problem}. Write {_EXAMPLE}") from error
+        raise SpaceError(f"env.info_keys is wrong: {problem}. Write {_EXAMPLE}") from error
     yield leaf, path

@@ -90,8 +90,9 @@ class InfoMetrics:
             numbers = None
         if numbers is None:
             raise ShapeError(
-                f"env.metrics: {name!r} is not numeric ({value!r:.100}), and only numbers and arrays have a mean. Take "
-                "it out of env.metrics"
+                f"env.metrics cannot average {name!r}, because its value {value!r:.100} is not a number or an array. "
+                "Take it "
+                "out of env.metrics"
             )
         if numbers.size:
             values = numbers.reshape(len(numbers) if per_env else 1, -1).mean(1)

@@ -77,7 +77,7 @@ def _check_names(names: Sequence[Any], taken: Sequence[str]) -> None:
     """Raises SpaceError if the name of a part of a Dict observation is taken."""
     if colliding := [str(name) for name in names if str(name) in taken]:
         raise SpaceError(
-            f"{' and '.join(colliding)}: reserved in batches, so no part of a Dict observation can have this name. "
+            f"no part of a Dict observation can be called {' or '.join(colliding)}, which is reserved in batches. "
             f"Rename it (gymnasium.wrappers.TransformObservation), or {leave_out(*colliding)}"
         )
 

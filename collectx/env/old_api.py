@@ -6,6 +6,12 @@ from typing import Any
 
 from collectx.errors import ShapeError
 
+# What the methods of a Gymnasium env take and return.
+_GYMNASIUMS = {
+    "step": "Return observation, reward, terminated, truncated, info.",
+    "reset": "Write reset(self, *, seed=None, options=None), and return observation, info.",
+}
+
 
 def refuse(error: Exception, method: str, where: str, result: Any = None) -> None:
     """Raises a `ShapeError` if the env uses the old API; otherwise does nothing.
@@ -17,17 +23,13 @@ def refuse(error: Exception, method: str, where: str, result: Any = None) -> Non
     """
     text = str(error)
     if method == "step":
-        what = "step returned 4 values" if "values to unpack (expected 5, got 4)" in text else ""
+        what = "returned 4 values" if "values to unpack (expected 5, got 4)" in text else ""
     elif "unexpected keyword argument 'seed'" in text:
-        what = "reset has no argument seed"
+        what = "has no argument seed"
     else:
         is_pair = isinstance(result, tuple) and len(result) == 2
         unpacked = "values to unpack (expected 2" in text or "has no attribute 'items'" in text
         lacks_info = unpacked if result is None else not is_pair
-        what = "reset returned an observation without an info" if lacks_info else ""
+        what = "returned an observation without an info" if lacks_info else ""
     if what:
-        raise ShapeError(
-            f"{where}: {what}, as in Gym before 0.26. In Gymnasium, step returns observation, reward, terminated, "
-            "truncated, info, and reset(*, seed=None, options=None) returns observation, info. Change the env, or "
-            "wrap it"
-        ) from error
+        raise ShapeError(f"{method} of {where} {what}, as in Gym before 0.26. {_GYMNASIUMS[method]}") from error

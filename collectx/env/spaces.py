@@ -52,7 +52,7 @@ class Leaves:
                     part = part[step]
             except (KeyError, IndexError, TypeError) as error:
                 raise ShapeError(
-                    f"{'.'.join(leaf.key)}: the space contains it, but the env returned {value!r:.200}"
+                    f"the env returned no {'.'.join(leaf.key)}, which its space contains, but {value!r:.200}"
                 ) from error
             flat.append(part)
         return flat
@@ -77,7 +77,8 @@ class SpaceLeaves(Leaves):
         parts = list(_walk(space, root, ()))
         if not parts and not may_be_empty:
             raise SpaceError(
-                f"{'.'.join(root) or 'observation'}: {space} is empty, so there is nothing to store. Put a Box in it"
+                f"the space {space} of {'.'.join(root) or 'observation'} is empty, so there is nothing to store. Put a "
+                "Box in it"
             )
         super().__init__((leaf, path) for leaf, path, _ in parts)
         self._part_spaces = [part for *_, part in parts]
@@ -202,7 +203,7 @@ def check_value(leaf: Leaf, value: Any, dtype: np.dtype, e: int | None = None) -
     is_info = leaf.key[0] == "info"
     says = "but info_keys declares, or the first info had, shape" if is_info else "but its space has shape"
     raise ShapeError(
-        f"{'.'.join(leaf.key)}: {where} returned {got}, {says} {leaf.shape}, dtype "
+        f"{where} returned {'.'.join(leaf.key)} of {got}, {says} {leaf.shape}, dtype "
         f"{str(leaf.dtype).removeprefix('torch.')}"
     )
 
@@ -249,9 +250,9 @@ def _walk(space: Space, key: Key, path: Path) -> Iterator[tuple[Leaf, Path, Spac
                 why = f"torch has no dtype {space.dtype}"
         advice = f", or {leave_out('.'.join(map(str, path)))}" if key[0] != "action" and path else ""
         raise SpaceError(
-            f"{'.'.join(key)}: the space {space} cannot be stored as a tensor, as {why}: turn it into a Box, Discrete, "
-            "MultiDiscrete, MultiBinary, or a Dict or Tuple of these, as gymnasium.wrappers.TransformObservation does"
-            + advice
+            f"the space {space} of {'.'.join(key)} cannot be stored as a tensor, because {why}. Turn it into a Box, "
+            "Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these "
+            "(gymnasium.wrappers.TransformObservation)" + advice
         )
 
 

@@ -44,7 +44,7 @@ def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
         is_batched = False
     else:
         raise ConfigError(
-            f"create_env_fn: {cfg.create!r} returned {type(env).__module__}.{type(env).__qualname__}: expected a "
+            f"create_env_fn={cfg.create!r} returned {type(env).__module__}.{type(env).__qualname__}. Return a "
             "gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvBase of TorchRL, or a VecEnv of Stable-Baselines3."
         )
     if is_users and not is_torchrl_env(env):

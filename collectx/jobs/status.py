@@ -44,10 +44,10 @@ _TRANSITIONS = {
     "STAGE_OUT": "SLURM copies its files",
 }
 _END_REASONS = {
-    "TIMEOUT": "it reached its time limit: ask for more with launcher.time",
-    "OUT_OF_MEMORY": "it ran out of memory: ask for more with launcher.mem",
-    "NODE_FAIL": "it lost a node; with launcher.requeue=true SLURM restarts it",
-    "PREEMPTED": "another job preempted it; with launcher.requeue=true SLURM restarts it",
+    "TIMEOUT": "it reached its time limit. Ask for more time with launcher.time",
+    "OUT_OF_MEMORY": "it ran out of memory. Ask for more with launcher.mem",
+    "NODE_FAIL": "it lost a node. With launcher.requeue=true, SLURM restarts such jobs",
+    "PREEMPTED": "another job preempted it. With launcher.requeue=true, SLURM restarts such jobs",
     "DEADLINE": "its deadline has passed",
     "BOOT_FAIL": "a node did not boot",
 }
@@ -179,33 +179,35 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     state = None if isinstance(states, LauncherError) else states.get(job)
     if state is not None and not state.is_over and not state.has_started:
         word = "" if state.word == "PENDING" else state.word
-        return RunStatus(Status.QUEUED, ": ".join(filter(None, (_requeue_reason(files), word, state.reason))))
+        return RunStatus(Status.QUEUED, ", ".join(filter(None, (_requeue_reason(files), word, state.reason))))
     if result is not None:
         run = _from_result(result)
         # The trainer only knows which signal ended it.
         it = "it" if re.search(rf"\bjob {job}\b", run.detail) else f"job {job}"
         if run.status is Status.INTERRUPTED and state is not None and state.word in _END_REASONS:
-            return RunStatus(run.status, f"{run.detail}: {it} ended as {state.word}: {_END_REASONS[state.word]}")
+            return RunStatus(
+                run.status, f"{run.detail}; {it} ended as {state.word}, because {_END_REASONS[state.word]}"
+            )
         if run.status is Status.INTERRUPTED and state is not None and state.word in _TRANSITIONS:
-            return RunStatus(run.status, f"{run.detail}: {it} is {_transition(state)}")
+            return RunStatus(run.status, f"{run.detail}; {it} is {_transition(state)}")
         return run
     if isinstance(states, LauncherError):
         return RunStatus(Status.UNKNOWN, f"{_last_batch(files)}; SLURM does not answer: {states}")
     if state is None and files.job_note.exists() and not files.log("job").exists():
         # A job of collectx opens its log first.
-        reason = f"job {job} was cancelled in the queue: SLURM no longer knows it, and it has no log"
+        reason = f"job {job} was cancelled in the queue, because SLURM no longer knows it and it has no log"
         return RunStatus(Status.INTERRUPTED, reason)
     if state is None:
         return _failed(files, f"SLURM no longer knows job {job}, which left no result")
     where = f"on {state.node}" if state.node else ""
     # SLURM removes lost nodes from a job that may lose them, and nodes from an ending job.
     if state.word != "COMPLETING" and (lost := _lost_node(files, job, state)):
-        return _failed(files, f"{lost}, the node of the trainer, is gone: job {job} is {state}")
+        return _failed(files, f"{lost}, the node of the trainer, is gone, and job {job} is {state}")
     if not state.is_over:
-        return RunStatus(Status.RUNNING, where if state.word == "RUNNING" else f"{where}: {_transition(state)}")
+        return RunStatus(Status.RUNNING, where if state.word == "RUNNING" else f"{where}, {_transition(state)}")
     reason = f"job {job} ended as {' '.join(filter(None, (state.word, where)))}"
     if state.word in _END_REASONS:
-        reason += f": {_END_REASONS[state.word]}"
+        reason += f", because {_END_REASONS[state.word]}"
     if state.word == "NODE_FAIL" and (nodes := _down_nodes(state)):
         reason += f"; SLURM says that {', '.join(nodes)} is down"
     return RunStatus(Status.INTERRUPTED, reason) if state.word == "CANCELLED" else _failed(files, reason)
@@ -251,13 +253,13 @@ def status_of_process(files: RunFolder) -> RunStatus:
         if is_locked(files):
             return RunStatus(Status.RUNNING, f"on {host}")
         return _failed(files, "its process ended without a result")
-    unknown = f"it was started on {host} and has no result: ask there"
+    unknown = f"it was started on {host} and has no result, so ask on that host"
     states = query_workers(files)
     if isinstance(states, LauncherError):
         return RunStatus(Status.UNKNOWN, f"{unknown}; SLURM does not answer: {states}")
     if num_jobs := sum(not state.is_over for state in states.values()):
         where = f"on {host}, {_last_batch(files)}"
-        return RunStatus(Status.RUNNING, f"{where}; {num_jobs} worker jobs wait or run")
+        return RunStatus(Status.RUNNING, f"{where}; {num_jobs} worker jobs are waiting or running")
     return RunStatus(Status.UNKNOWN, unknown)
 
 
@@ -277,13 +279,13 @@ def waiting_workers(files: RunFolder) -> list[str]:
     """Returns a line for each reason why worker jobs wait in the queue. Asks SLURM if the run has worker jobs."""
     states = query_workers(files)
     if isinstance(states, LauncherError):
-        return [f"collectx cannot tell whether worker jobs wait: {states}"]
+        return [f"cannot tell whether worker jobs are waiting: {states}"]
     waiting: dict[str, list[str]] = {}
     workers = _worker_jobs(files)
     for job, state in states.items():
         if not (state.has_started or state.is_over):
             waiting.setdefault(str(state), []).append(workers[job])
-    return [f"worker {', '.join(workers)}: {reason}" for reason, workers in waiting.items()]
+    return [f"worker {', '.join(workers)} is {reason}" for reason, workers in waiting.items()]
 
 
 def numbers_of(files: RunFolder) -> dict[str, Any] | None:
@@ -314,12 +316,13 @@ def _log_tail(files: RunFolder) -> str:
         except OSError:
             continue
         if lines:
-            return "\n".join([f"{log} ends:", *(f"  {line}" for line in lines[-_NUM_LOG_LINES:])])
+            return "\n".join([f"{log} ends with:", *(f"  {line}" for line in lines[-_NUM_LOG_LINES:])])
     if not files.job_note.exists() or job.exists():
-        return f"{files.logs} contains no output of it: it was killed (kill -9, or by the kernel as memory ran out)"
+        return f"It left no output in {files.logs}, so it was killed: by kill -9, or by the kernel when memory ran out."
     return (
-        f"{job} does not exist: all nodes must share that file system. Choose another with hydra.run.dir or "
-        "hydra.sweep.dir."
+        f"{job} does not exist, perhaps because not all nodes share that file system. Choose another with "
+        "hydra.run.dir "
+        "or hydra.sweep.dir."
     )
 
 

@@ -180,7 +180,9 @@ class ReadableCollector(EnvMethods):
         if worker_idx is None:
             return -(-sum(frames) // len(frames))
         if not 0 <= worker_idx < len(frames):
-            raise ValueError(f"worker_idx={worker_idx}: there are {len(frames)} workers, numbered from 0")
+            raise ValueError(
+                f"worker_idx={worker_idx} does not exist: there are {len(frames)} workers, numbered from 0"
+            )
         return frames[worker_idx]
 
     @property
@@ -291,7 +293,9 @@ class ReadableCollector(EnvMethods):
         """
         total, frames = self.total_frames, self.frames_per_batch
         if total < 0 or self.trajs_per_batch is not None:
-            raise TypeError("an endless collector (total_frames=-1), or one of whole trajectories, has no length")
+            raise TypeError(
+                "a collector has no length if it is endless (total_frames=-1) or collects whole trajectories"
+            )
         return -(-total // frames)
 
     def getattr_env(self, attr: str) -> Any:
@@ -327,7 +331,8 @@ class ReadableCollector(EnvMethods):
             return [resolve(self, attr)] * len(self._core.workers)
         if (path := within("env", attr)) is None:
             raise AttributeError(
-                f"{attr!r}: workers are no collectors. Use worker_idx, or a path within env or replay_buffer, as env.x"
+                f"{attr!r} cannot be read: workers are no collectors. Use worker_idx, or a path within env or "
+                "replay_buffer, such as env.x"
             )
         return [value for _, value in sorted(self._ask("getattr_env", path).items())]
 
@@ -346,7 +351,7 @@ class ReadableCollector(EnvMethods):
             AttributeError: `model_id` is not "policy".
         """
         if model_id != "policy":
-            raise AttributeError(f"model_id={model_id!r}: the only model here is 'policy'")
+            raise AttributeError(f"model_id={model_id!r} does not exist: the only model here is 'policy'")
         return self.policy
 
     def stats(self, workers: str = "aggregate", *, timeout: float | None = None) -> dict[str, int | float | bool]:
@@ -367,7 +372,7 @@ class ReadableCollector(EnvMethods):
             ValueError: `workers` is none of the three.
         """
         if workers not in ("aggregate", "per_worker", "both"):
-            raise ValueError(f"workers={workers!r}: must be 'aggregate', 'per_worker' or 'both'")
+            raise ValueError(f"workers={workers!r} must be 'aggregate', 'per_worker' or 'both'")
         collector = self._core
         counters: dict[str, int | float | bool] = {
             "workers": self._cfg.collector.num_workers,

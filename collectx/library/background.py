@@ -31,7 +31,7 @@ class Background:
         """Starts to call `step`, which collects one batch and raises `StopIteration` after the last one. Returns when
         the thread has begun its first step. Raises `RuntimeError` at a second call."""
         if self._running is not None:
-            raise RuntimeError("start() was called before")
+            raise RuntimeError("start() was already called")
         self._running = self._thread.submit(partial(self._run, step))
         self._has_begun.wait()
 

@@ -182,7 +182,7 @@ class BaseCollector(ReadableCollector):
         that was awaited; without workers, it collects that batch again, from new episodes."""
         self._check_process()
         if self.is_running():
-            raise RuntimeError("start() made this collector collect in the background: sample from its replay buffer")
+            raise RuntimeError("this collector collects in the background since start(). Sample from its replay buffer")
         return cast(TensorDictBase, self._collect())
 
     def __aiter__(self) -> Self:
@@ -217,7 +217,7 @@ class BaseCollector(ReadableCollector):
             RuntimeError: the collector was made without a replay buffer, or collects in the background.
         """
         if self.replay_buffer is None:
-            raise RuntimeError("fill() collects into a replay buffer: pass replay_buffer=... to the constructor")
+            raise RuntimeError("fill() needs a replay buffer. Pass replay_buffer=... to the constructor")
         before = self._core.num_frames
         while (collected := self._core.num_frames - before) < frames and next(self, _END) is not _END:
             pass
@@ -248,7 +248,7 @@ class BaseCollector(ReadableCollector):
         """
         self._check_process()
         if self.replay_buffer is None:
-            raise RuntimeError("start() collects into a replay buffer: pass replay_buffer=... to the constructor")
+            raise RuntimeError("start() needs a replay buffer. Pass replay_buffer=... to the constructor")
         self._background.start(self._collect)
 
     def is_running(self) -> bool:
@@ -271,7 +271,9 @@ class BaseCollector(ReadableCollector):
             Exception: on entry, the error that ended the background thread, once.
         """
         if not resume:
-            raise ValueError("resume=False: a pause ends with its block; use shutdown() to end the collecting")
+            raise ValueError(
+                "resume=False cannot be used: a pause ends with its block. Use shutdown() to stop collecting"
+            )
         with self._exclusive(timeout):
             if self._keywords.shared_buffer is not None:
                 self._core.wait_until_idle()
@@ -395,7 +397,10 @@ class BaseCollector(ReadableCollector):
             list_of_args = [()]
         positional, named = list(list_of_args or ()), list(list_of_kwargs or ())
         if positional and named and len(positional) != len(named):
-            raise ValueError(f"list_of_args has {len(positional)} entries, list_of_kwargs {len(named)}: one per call")
+            raise ValueError(
+                f"list_of_args has {len(positional)} entries, but list_of_kwargs has {len(named)}. Give one for each "
+                "call"
+            )
         count = len(positional) or len(named)
         calls = zip(positional or [()] * count, named or [{}] * count, strict=True)
         return [resolve(self, method_name)(*args, **kwargs) for args, kwargs in calls]
@@ -406,7 +411,9 @@ class BaseCollector(ReadableCollector):
         positional, named = list_of_args or [()] * count, list_of_kwargs or [{}] * count
         if (len(positional), len(named)) != (count, count):
             given = f"{len(positional)} and {len(named)}"
-            raise ValueError(f"map_fn('env.{path}'): got lists of {given} entries: each worker, of {count}, takes one")
+            raise ValueError(
+                f"map_fn('env.{path}') got lists of {given} entries for {count} workers. Give one entry for each"
+            )
         contents = [*zip(map(tuple, positional), named, strict=True)]
         calls = [contents] if has_workers else [[each] for each in contents]
         replies = self._with_core(lambda core: [core.change("call", path, each) for each in calls])
@@ -470,9 +477,14 @@ class BaseCollector(ReadableCollector):
     def _check_selection(self, name: str, selection: Sequence[bool], count: int, what: str) -> None:
         """Raises ValueError unless `selection` contains an entry for each of `count` envs or workers to reset."""
         if len(selection) != count:
-            raise ValueError(f"{name}={list(selection)}: one entry for each of {count} {what}, or None for all")
+            raise ValueError(
+                f"{name}={list(selection)} must have one entry for each of {count} {what}, or be None for all"
+            )
         if self.trajs_per_batch is not None:
-            raise ValueError(f"{name}={list(selection)} with trajs_per_batch={self.trajs_per_batch}: reset all or none")
+            raise ValueError(
+                f"{name}={list(selection)} resets some envs, but with trajs_per_batch={self.trajs_per_batch} you can "
+                "only reset all"
+            )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the envs and the random numbers of policies like the constructor's `seed`, and resets the envs like
@@ -489,7 +501,7 @@ class BaseCollector(ReadableCollector):
             ValueError: `seed` is out of range, or not an integer.
         """
         if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**61:
-            raise ValueError(f"seed={seed!r}: must be at least 0, below 2**61 and a whole number")
+            raise ValueError(f"seed={seed!r} must be at least 0, below 2**61 and a whole number")
         self._reset(Reset(seed, static_seed))
         return seed if static_seed else env_seed(seed, 0)
 
@@ -563,7 +575,10 @@ class BaseCollector(ReadableCollector):
         Raises:
             KeyError: the dict is not the state of a collector.
             RuntimeError: the weights do not fit the policy.
+            TypeError: the state is no dict.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"load_state_dict() got {type(state_dict).__name__}. Pass the result of state_dict()")
         if missing := sorted({"policy_state_dict", "frames"} - set(state_dict)):
             raise KeyError(f"the state lacks {', '.join(missing)}. Pass the result of state_dict()")
         workers = self._core.workers

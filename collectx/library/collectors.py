@@ -81,9 +81,7 @@ class Collector(BaseCollector):
             IndexError: `index` selects an env that does not exist.
         """
         if keywords:
-            raise ValueError(
-                f"{', '.join(keywords)}: resets take no such arguments; set them on the env, or in its factory"
-            )
+            raise ValueError(f"resets do not take {', '.join(keywords)}. Set them on the env, or in its factory")
         if index is None:
             super().reset()
             return
@@ -91,7 +89,9 @@ class Collector(BaseCollector):
         mask[index] = True
         self._check_selection("index", mask.tolist(), self._spec.num_envs, "envs")
         if not self._spec.can_restart_early:
-            raise ValueError(f"index={index!r}: this vector env resets its envs by itself, at the ends of episodes")
+            raise ValueError(
+                f"index={index!r} cannot be used: this vector env resets its envs by itself when episodes end"
+            )
         self._ask("restart", mask.tolist())
 
 
@@ -159,7 +159,9 @@ class AsyncBatchedCollector(BaseCollector):
     @property
     def env(self) -> Any:
         """Raises AttributeError, because the envs are in the worker processes."""
-        raise AttributeError("env: the envs are in the workers' processes. Use getattr_env, or create_env_fn")
+        raise AttributeError(
+            "env cannot be read, because the envs are in the workers' processes. Use getattr_env, or create_env_fn"
+        )
 
 
 class AsyncCollector(MultiAsyncCollector):

@@ -155,7 +155,7 @@ def _check_dimension(dim: int, part: Sequence[str], is_uneven: bool) -> None:
         rule = (
             f"a worker's part is [{', '.join(part)}], so it must be from {-len(part)} to {len(part) - 1}, or 'stack'."
         )
-        raise ConfigError(f"cat_results={dim}: {rule}")
+        raise ConfigError(f"cat_results={dim} cannot be used: {rule}")
     if is_uneven and dim not in (-1, len(part) - 1):
-        rule = "parts of different lengths, [envs, time] or [time], fit together along time only"
-        raise ConfigError(f"cat_results={dim}: {rule}. Use cat_results=-1.")
+        rule = "parts of different lengths, [envs, time] or [time], only fit together along time"
+        raise ConfigError(f"cat_results={dim} cannot be used: {rule}. Use cat_results=-1.")

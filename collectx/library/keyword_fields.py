@@ -55,7 +55,8 @@ def only(advice: str, *allowed: Any) -> Callable[[Any], Any]:
 
     def convert(value: Any) -> Any:
         if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
-            raise ValueError(f"{advice}.".replace("`", ""))
+            text = f"{advice}.".replace("`", "")
+            raise ValueError(f"is not supported{f'. {text.capitalize()}' if text.startswith('use ') else f': {text}'}")
         return value
 
     return convert

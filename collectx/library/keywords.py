@@ -26,7 +26,7 @@ from collectx.user_objects import Hooks
 
 # Subclasses of `Collector` refuse the keywords that select another class.
 _IN_PROCESS = (
-    "this collector collects in this process, without workers: call Collector itself, with backend='process' or another"
+    "this collector collects in this process, without workers. Call Collector itself, with backend='process' or another"
 )
 CreateEnv = Callable[..., Any] | gymnasium.Env | VectorEnv | Sequence[Any]
 BACKENDS = ("direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
@@ -151,7 +151,7 @@ class Keywords:
     init_random_frames: int | None = option("collector.init_random_frames", convert=positive, note="Less than 0: none.")
     reset_at_each_iter: bool = option("collector.reset_at_each_iter", note="")
     set_truncated: bool = option("collector.set_truncated", note="")
-    reset_when_done: bool = fixed(True, "envs that are done are always reset: leave it out")
+    reset_when_done: bool = fixed(True, "envs that are done are always reset, so leave it out")
 
     device: Any = option("devices.device", None, only_device)
     storing_device: Any = option("devices.storing_device", None, first_device)
@@ -391,7 +391,7 @@ class AsyncBatchedKeywords(WorkerKeywords):
         "policy_version", """: batches have `("collector", "policy_version")`; see `track_policy_version`"""
     )
     compile_policy: bool | dict[str, Any] | None = fixed(
-        None, "the sizes of the batches differ: compile the policy's modules yourself", False
+        None, "the sizes of the batches differ, so compile the policy's modules yourself", False
     )
     cudagraph_policy: bool | dict[str, Any] | None = fixed(None, "the sizes of the batches differ", False)
 

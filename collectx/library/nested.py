@@ -66,10 +66,12 @@ def lift_shared(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     for name in names:
         values = [(each or {}).get(name) for each in per_worker]
         if len(set(map(str, values))) > 1:
-            problems.append(f"collector_kwargs: {name}={values}: must be the same for all workers.")
+            problems.append(f"collector_kwargs has different values of {name} ({values}). Give all workers the same.")
         # By their texts, so a device equals its name.
         elif keywords.get(name) is not None and str(keywords[name]) != str(values[0]):
-            problems.append(f"{name}={keywords[name]!r}, but {values[0]!r} in collector_kwargs. Give one of them.")
+            problems.append(
+                f"{name}={keywords[name]!r}, but collector_kwargs says {values[0]!r}. Give only one of them."
+            )
         else:
             lifted[name] = values[0]
     rest = [{name: value for name, value in (each or {}).items() if name not in SAME_FOR_ALL} for each in per_worker]

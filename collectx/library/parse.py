@@ -78,10 +78,9 @@ def option_value(field: dataclasses.Field, value: Any) -> Any:
 def _violated(field: dataclasses.Field, value: Any) -> str | None:
     """Returns the rule that a keyword's value violates; None for a correct value."""
     try:
-        violated = out_of_range(option_value(field, value), field.metadata)
+        return out_of_range(option_value(field, value), field.metadata, PYTHON)
     except ValueError as error:
         return str(error)
-    return f"must be {violated}" if violated else None
 
 
 def _check_known(name: str, known: list[str], others: list[str]) -> None:
@@ -90,6 +89,5 @@ def _check_known(name: str, known: list[str], others: list[str]) -> None:
         near = difflib.get_close_matches(key, known, 1)
         unknown.append(f"{key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
     if unknown:
-        raise TypeError(
-            f"{name}() got an unexpected keyword argument {', '.join(unknown)}; it takes {', '.join(known)}"
-        )
+        listed = f"valid keywords: {', '.join(known)}" if len(known) <= 12 else f"to list all: help({name})"
+        raise TypeError(f"{name}() got an unexpected keyword argument {', '.join(unknown)}; {listed}")

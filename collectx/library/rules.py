@@ -16,7 +16,7 @@ from tensordict.nn import CudaGraphModule
 from collectx import rules as config_rules
 from collectx.batch import Leaf
 from collectx.config.convert import out_of_range
-from collectx.config.problem import found
+from collectx.config.problem import PYTHON, found
 from collectx.config.registry import field_of, why_not
 from collectx.config.schema.run import RunConfig
 from collectx.env.user_env import is_env
@@ -84,7 +84,9 @@ def _lists(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name in LISTS:
         value = getattr(keywords, name, None)
         if isinstance(value, list | tuple) and len(value) != num_workers:
-            yield f"{name} has {len(value)} entries for {num_workers} workers: one for each, or one for all."
+            yield (
+                f"{name} has {len(value)} entries for {num_workers} workers. Give one for each worker, or one for all."
+            )
 
 
 def _callables(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -105,24 +107,24 @@ def _envs(keywords: Keywords, cfg: RunConfig) -> Messages:
     for index, one in enumerate(creates):
         if not (callable(one) or is_env(one)):
             yield (
-                f"create_env_fn[{index}]={one!r} is no env and cannot be called. Give a function that makes the env, "
-                "as lambda: gymnasium.make('CartPole-v1')."
+                f"create_env_fn[{index}]={one!r} is neither an env nor a function. Give a function that makes the env, "
+                "such as lambda: gymnasium.make('CartPole-v1')."
             )
     num_workers = cfg.collector.num_workers
     if not creates:
         yield "create_env_fn is empty. Give one callable for each worker."
     elif isinstance(keywords.create_env_fn, list | tuple) and len(creates) != num_workers:
-        yield f"num_workers={num_workers}, but create_env_fn has {len(creates)} callables: one for each worker."
+        yield f"num_workers={num_workers}, but create_env_fn has {len(creates)} entries. Give one for each worker."
     for kwargs in entries(keywords.create_env_kwargs):
         if kwargs is not None and not isinstance(kwargs, Mapping):
-            yield f"create_env_kwargs={kwargs!r}: must be a dict, or a list of one for each worker."
+            yield f"create_env_kwargs={kwargs!r} must be a dict, or a list of one for each worker."
 
 
 def _policies(keywords: Keywords, cfg: RunConfig) -> Messages:
     if isinstance(keywords.policy, type):
-        yield f"policy={keywords.policy!r} is a class. Give an object of it, or the class as policy_factory."
+        yield f"policy={keywords.policy!r} is a class. Give an instance, or pass the class as policy_factory."
     if not keywords.has_workers and keywords.policy is not None and keywords.policy_factory is not None:
-        yield "policy and policy_factory were both given, but there are no workers. Give one of them."
+        yield "policy and policy_factory cannot both be given here, because there are no workers. Give one of them."
     yield from _acceleration(keywords, "compile_policy", torch.compile)
     yield from _acceleration(keywords, "cudagraph_policy", CudaGraphModule)
 
@@ -132,14 +134,14 @@ def _acceleration(keywords: Keywords, name: str, function: Callable) -> Messages
     if value is None or value is False:
         return
     if keywords.policy is None and keywords.policy_factory is None:
-        yield f"{name}={value!r}: there is no policy, actions are random. Leave it out."
+        yield f"{name}={value!r} has no effect, because actions are random without a policy. Leave it out."
     elif not isinstance(value, bool | dict):
-        yield f"{name}={value!r}: must be True, or a dict of keyword arguments of {function.__name__}."
+        yield f"{name}={value!r} must be True, or a dict of keyword arguments of {function.__name__}."
     else:
         try:
             inspect.signature(function).bind(None, **(kwargs_of(value) or {}))
         except TypeError as error:
-            yield f"{name}={value!r}: {function.__name__}: {error}."
+            yield f"{name}={value!r} cannot be passed to {function.__name__}: {error}."
 
 
 def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -148,9 +150,12 @@ def _devices(keywords: Keywords, cfg: RunConfig) -> Messages:
             value = getattr(keywords, name)
             names = {device_name(each) or "cpu" for each in entries(value)}
             reasons = {missing_device(device) for device in names if device.startswith("cuda")}
-            yield from (f"{name}={value!r}: {reason}" for reason in reasons if reason)
+            yield from (f"{name}={value!r} cannot be used: {reason}" for reason in reasons if reason)
     if len(set(map(device_name, entries(keywords.storing_device)))) > 1:
-        yield f"storing_device={keywords.storing_device!r}: all batches are on one device of the trainer."
+        yield (
+            f"storing_device={keywords.storing_device!r} names several devices, but all batches are stored on one. "
+            "Give one device."
+        )
 
 
 def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -159,7 +164,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
     if isinstance(keywords, RpcKeywords):
         visible = cfg.backend.visible_devices  # type: ignore[attr-defined]
         if not keywords.has_jobs and (missing := next(filter(None, map(missing_device, visible or ())), None)):
-            yield f"visible_devices={keywords.visible_devices!r}: {missing}"
+            yield f"visible_devices={keywords.visible_devices!r} cannot be used: {missing}"
         else:
             yield from (
                 as_message(problem, keywords)
@@ -168,8 +173,9 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
     others = sorted({device for device in acting if not device.startswith("cuda")})
     if keywords.cudagraph_policy and others:
         yield (
-            f"cudagraph_policy={keywords.cudagraph_policy!r}: the policy acts on {', '.join(others)}, and CUDA graphs "
-            "are recorded on GPUs only. Give policy_device='cuda', or leave it out."
+            f"cudagraph_policy={keywords.cudagraph_policy!r} needs a GPU, but the policy acts on {', '.join(others)}. "
+            "Give "
+            "policy_device='cuda', or leave it out."
         )
 
 
@@ -177,16 +183,17 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
     """The keywords of delivery and of the replay buffer fit each other."""
     cat_results, buffer = keywords.cat_results, keywords.replay_buffer
     if cat_results not in (None, "stack") and not isinstance(cat_results, int):
-        yield f"cat_results={cat_results!r}: must be 'stack' or a dimension, as 0 or -1."
+        yield f"cat_results={cat_results!r} must be 'stack' or a dimension, such as 0 or -1."
     if keywords.split_trajs and not keywords.track_traj_ids:
-        yield "split_trajs=True with track_traj_ids=False: trajectories are distinguished by their ids."
+        yield "split_trajs=True needs track_traj_ids=True, because it splits batches by trajectory ids."
     if buffer is not None and not hasattr(buffer, "extend"):
-        yield f"replay_buffer={type(buffer).__name__}: has no `extend`."
+        yield f"replay_buffer={type(buffer).__name__} cannot be used, because it has no method `extend`."
     elif not keywords.extend_buffer and not hasattr(buffer, "add"):
-        yield f"extend_buffer=False: replay_buffer={type(buffer).__name__} has no `add`, which writes single frames."
+        yield f"extend_buffer=False needs a replay buffer with a method `add`, which {type(buffer).__name__} lacks."
     if keywords.split_trajs and (isinstance(buffer, ReplayBuffer) or not keywords.extend_buffer):
         yield (
-            "split_trajs=True: the replay buffer stores frames, so it would store padding as frames. Leave it out. "
+            "split_trajs=True cannot be used with a replay buffer, which would store the padding as frames. Leave it "
+            "out: "
             "SliceSampler samples within trajectories."
         )
 
@@ -198,37 +205,43 @@ def _frames_per_worker(keywords: Keywords, cfg: RunConfig) -> Messages:
         return
     if not keywords.has_workers or isinstance(keywords, RemoteKeywords):
         which = "only MultiSyncCollector and MultiAsyncCollector take a list"
-        yield f"frames_per_batch={frames}: must be one number; {which}."
+        yield f"frames_per_batch={frames} must be one number; {which}."
         return
     if len(frames) != num_workers:
         count = f"{len(frames)} entries for {num_workers} workers"
-        yield f"frames_per_batch={frames} has {count}: one for each, or one number."
+        yield f"frames_per_batch={frames} has {count}. Give one for each worker, or one number."
     if cfg.collector.schedule == "sync" and not keywords.is_concatenated:
         rule = "parts of different lengths cannot be stacked"
-        yield f"frames_per_batch={frames}: {rule}. Give cat_results=-1, or one number."
+        yield f"frames_per_batch={frames} cannot be used: {rule}. Give cat_results=-1, or one number."
 
 
 def _overlap(keywords: Keywords, cfg: RunConfig) -> Messages:
     """With overlap, a grant names one version for all workers."""
     if cfg.collector.overlap and keywords.has_individual_policies:
-        yield "overlap=1 with a policy_factory for each worker: all workers act with the same weights. Use overlap=0."
+        yield "overlap=1 needs the same weights in all workers, but each has its own policy_factory. Use overlap=0."
 
 
 def _early_ends(keywords: Keywords, cfg: RunConfig) -> Messages:
     """Batches that end early have different numbers of frames."""
     interruptor, share = getattr(keywords, "interruptor", None), cfg.collector.preemptive_threshold
     if interruptor is not None and not callable(getattr(interruptor, "collection_stopped", None)):
-        yield f"interruptor={type(interruptor).__name__}: has no `collection_stopped`."
+        yield f"interruptor={type(interruptor).__name__} cannot be used, because it has no method `collection_stopped`."
     if interruptor is not None and keywords.return_same_td:
-        yield "return_same_td=True with an interruptor: its batches have different numbers of frames."
+        yield (
+            "return_same_td=True cannot be used with an interruptor, because its batches vary in length. Leave one of "
+            "them out."
+        )
     if share is None:
         return
     if keywords.is_concatenated and keywords.return_same_td:
-        yield f"return_same_td=True with preemptive_threshold={share}: batches vary in length. Use cat_results='stack'."
+        yield (
+            f"return_same_td=True needs batches of one length. With preemptive_threshold={share}, use "
+            "cat_results='stack'."
+        )
     for name in () if keywords.is_concatenated else ("split_trajs", "replay_buffer"):
         if getattr(keywords, name) not in (None, False):
-            rule = "a stacked batch has places without a frame"
-            yield f"{name} with preemptive_threshold={share}: {rule}. Use cat_results=-1."
+            rule = "a stacked batch has gaps without frames"
+            yield f"{name} cannot be used with preemptive_threshold={share}: {rule}. Use cat_results=-1."
 
 
 def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -243,15 +256,16 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name, value in required.items():
         if bool(getattr(keywords, name)) is not value:
             yield (
-                f"{name}={not value} with trajs_per_batch={trajectories}: batches consist of whole trajectories, whose "
-                f"lengths differ. Leave {name} out."
+                f"{name}={not value} cannot be used with trajs_per_batch={trajectories}, because trajectories differ "
+                "in length. "
+                f"Leave {name} out."
             )
 
 
 def _models(keywords: Keywords, cfg: RunConfig) -> Messages:
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if unknown := unknown_models(getattr(keywords, name) or ()):
-            yield f"{name} names {', '.join(unknown)}: {MODELS}."
+            yield f"{name} names {', '.join(unknown)}, but {MODELS}."
 
 
 def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
@@ -261,20 +275,22 @@ def _collector_class(keywords: Keywords, cfg: RunConfig) -> Messages:
         pass
     elif not isinstance(keywords, RemoteKeywords):
         if kind_of_class(cls) != "single":
-            rule = "workers of this machine are single collectors"
-            yield f"collector_class={cls!r}: {rule}. Leave it out, or give a user's class."
+            rule = "workers on this machine are always single collectors"
+            yield f"collector_class={cls!r} cannot be used: {rule}. Leave it out, or give a class of your own."
     elif kind_of_class(cls) is None:
         yield (
-            f"collector_class={cls!r}: must be 'single', 'sync', 'async', one of {', '.join(KNOWN_CLASSES)}, or a "
-            "user's class."
+            f"collector_class={cls!r} must be 'single', 'sync', 'async', a class of your own, or one of "
+            f"{', '.join(KNOWN_CLASSES)}."
         )
     if user_class(cls) is not None:
         if keywords.update_weights_between_steps:
-            rule = "a user's collector_class takes weights between its batches"
-            yield f"update_weights_between_steps=True: {rule}. Leave it out."
+            rule = "your collector_class loads weights between its batches"
+            yield f"update_weights_between_steps=True cannot be used: {rule}. Leave it out."
         for name in ("num_envs", "info_keys", "exclude_keys"):
             if value := getattr(keywords, name):
-                yield f"{name}={value!r}: a user's collector_class makes its envs itself. Leave it out."
+                yield (
+                    f"{name}={value!r} has no effect, because your collector_class makes its envs itself. Leave it out."
+                )
     for worker, kwargs in enumerate(kwargs_of_workers(keywords, num_workers)):
         yield from worker_problems(keywords, cfg, worker, kwargs)
 
@@ -286,15 +302,18 @@ def worker_problems(keywords: Keywords, cfg: RunConfig, worker: int, kwargs: Map
         try:
             device_name(kwargs.get(name))
         except ValueError as error:
-            yield f"collector_kwargs: {name}={kwargs[name]!r}: {error}"
+            yield f"collector_kwargs: {name}={kwargs[name]!r} {error}"
     if collector is not None:
         yield from _call_problems(collector)
         return
     if unknown := sorted(kwargs.keys() - set(PER_WORKER)):
-        yield f"collector_kwargs has {', '.join(unknown)}: may have {', '.join(PER_WORKER + SAME_FOR_ALL)}."
+        yield (
+            f"collector_kwargs may not contain {', '.join(unknown)}. Valid keys: "
+            f"{', '.join(PER_WORKER + SAME_FOR_ALL)}."
+        )
     exploration = exploration_name(kwargs.get("exploration_type"))
-    if violated := out_of_range(exploration, field_of("collector.exploration_type").metadata):
-        yield f"collector_kwargs: exploration_type={exploration!r}: must be {violated}"
+    if violated := out_of_range(exploration, field_of("collector.exploration_type").metadata, PYTHON):
+        yield f"collector_kwargs: exploration_type={exploration!r} {violated}"
 
 
 def _call_problems(collector: UserCollector) -> Messages:
@@ -319,14 +338,14 @@ def _ray_actors(keywords: Keywords, cfg: RunConfig) -> Messages:
         yield reason
     configs, num_workers = entries(keywords.remote_configs), cfg.collector.num_workers
     if not all(config is None or isinstance(config, Mapping) for config in configs):
-        yield f"remote_configs={keywords.remote_configs!r}: must be a dict, or one for each worker."
+        yield f"remote_configs={keywords.remote_configs!r} must be a dict, or a list with one for each worker."
         return
     if reason is None:
         from collectx.place.ray_actors import objections
 
         yield from (f"remote_configs: {text}" for text in objections(configs))
     if keywords.num_collectors is not None and keywords.num_collectors != num_workers:
-        yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}. Give one of them."
+        yield f"num_collectors={keywords.num_collectors}, but num_workers={num_workers}. Give only one of them."
     acting = [device or "cpu" for device in policy_devices(keywords, num_workers)]
     yield from (
         as_message(problem, keywords)
@@ -341,21 +360,26 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     jobs, num_workers, backend = PresubmittedJobs.from_environment(), cfg.collector.num_workers, cfg.backend.kind
     if jobs is None:
         yield (
-            "launcher='submitit_delayed': no jobs were submitted for this process. Decorate the main function with "
+            "launcher='submitit_delayed' needs jobs that were submitted before. Decorate the main function with "
             "collectx.submitit_delayed_launcher, or use launcher='submitit'."
         )
         return
     if jobs.num_workers != num_workers:
         yield (
-            f"{num_workers} workers, but submitit_delayed_launcher(num_jobs={jobs.num_workers}). Pass the "
-            "same number to both."
+            f"the collector has {num_workers} workers, but submitit_delayed_launcher has num_jobs={jobs.num_workers}. "
+            "Pass "
+            "the same number to both."
         )
     if jobs.backend != backend:
-        yield f"backend={backend!r}, but submitit_delayed_launcher(backend={jobs.backend!r}). Pass the same to both."
+        yield (
+            f"the collector has backend={backend!r}, but submitit_delayed_launcher has backend={jobs.backend!r}. Pass "
+            "the same to both."
+        )
     if keywords.on_worker_failure == "restart":
         yield (
-            "on_worker_failure='restart': with launcher='submitit_delayed' a lost worker's job cannot be replaced. Use "
-            "'raise' or 'drop'."
+            "on_worker_failure='restart' cannot be used with launcher='submitit_delayed', which cannot replace a lost "
+            "job. "
+            "Use 'raise' or 'drop'."
         )
 
 
@@ -365,9 +389,9 @@ def _inference_server(keywords: Keywords, cfg: RunConfig) -> Messages:
         return
     has_both = keywords.policy is not None and keywords.policy_factory is not None
     if has_both or keywords.has_individual_policies:
-        yield "policy_factory: one policy acts for all workers. Give one callable, or policy."
+        yield "policy_factory must be one callable without a policy, because one policy acts for all workers."
     if len(set(policy_devices(keywords, cfg.collector.num_workers))) > 1:
-        yield "policy_device: one policy acts for all workers. Give one device."
+        yield "policy_device must be one device, because one policy acts for all workers."
 
 
 RULES: tuple[Callable[[Keywords, RunConfig], Messages], ...] = (

@@ -101,7 +101,7 @@ def submitit_delayed_launcher(
     """
     transports = {"distributed": backend, "rpc": "rpc"}
     if framework not in transports:
-        raise ConfigError(f"framework={framework!r}: must be 'distributed' or 'rpc'.")
+        raise ConfigError(f"framework={framework!r} must be 'distributed' or 'rpc'.")
 
     def decorate(main: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(main)
@@ -109,7 +109,7 @@ def submitit_delayed_launcher(
             if PresubmittedJobs.from_environment() is not None:
                 return main(*args, **kwargs)
             if not commands.is_here():
-                raise ConfigError("submitit_delayed_launcher: this machine has no sbatch on its PATH.")
+                raise ConfigError("submitit_delayed_launcher needs SLURM, but this machine has no sbatch on its PATH.")
             files = new_folder()
             transport, port = transports[framework], port_number(tcpport)
             presubmitted = PresubmittedJobs(str(files.path), num_jobs, transport, port, queue_timeout_s)

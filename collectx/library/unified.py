@@ -63,28 +63,29 @@ def select(
         rest["sync"] = bool(sync)
     if backend == "submitit" and rest.setdefault("launcher", backend) != backend:
         raise ConfigError(
-            f"launcher={rest['launcher']!r}: backend='submitit' is a launcher itself. Leave launcher out."
+            f"launcher={rest['launcher']!r} cannot be used with backend='submitit', which is a launcher itself. Leave "
+            "launcher out."
         )
     return synchronous if sync else asynchronous, (creates, *arguments[1:]), rest
 
 
 def _problems(creates: Any, count: Any, keywords: Mapping[str, Any], options: Any) -> list[str]:
     if not isinstance(options, Mapping):
-        return [f"backend_options={options!r}: must be a dict of the keywords of the class of that backend."]
+        return [f"backend_options={options!r} must be a dict of the keywords of the class of that backend."]
     problems = []
     if count is not None and not (isinstance(count, int) and count > 0):
-        problems.append(f"num_collectors={count!r}: must be a whole number, at least 1.")
+        problems.append(f"num_collectors={count!r} must be a whole number, at least 1.")
     elif isinstance(creates, list | tuple) and count not in (None, len(creates)):
         callables = f"create_env_fn has {len(creates)} callables"
-        problems.append(f"num_collectors={count}, but {callables}: one for each, or one callable for all.")
+        problems.append(f"num_collectors={count}, but {callables}. Give one for each, or one callable for all.")
     if twice := sorted(set(options) & ({*keywords, *ONE_CONSTRUCTOR} - {"backend"})):
-        problems.append(f"backend_options has {', '.join(twice)}, a keyword of Collector itself. Give it there.")
+        problems.append(f"backend_options contains {', '.join(twice)}, which is a keyword of Collector. Pass it there.")
     return problems
 
 
 def _checked(backend: Any) -> str:
     if backend not in BACKENDS:
-        raise ConfigError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}.")
+        raise ConfigError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}.")
     return "process" if backend == "multiprocessing" else backend
 
 

@@ -55,7 +55,9 @@ class WeightUpdaterBase:
             RuntimeError: there is no collector.
         """
         if self.collector is None:
-            raise RuntimeError(f"{type(self).__name__}: construct a collector with weight_updater=... first")
+            raise RuntimeError(
+                f"{type(self).__name__} belongs to no collector yet. Pass it to one with weight_updater=..."
+            )
         self.collector.update_policy_weights_(policy_or_weights, worker_ids=worker_ids)
 
     __call__ = push_weights
@@ -87,7 +89,7 @@ class RemoteModuleWeightUpdater(WeightUpdaterBase):
     """Supplies no weights: `update_policy_weights_` without weights raises `RuntimeError`."""
 
     def _get_server_weights(self) -> Any:
-        raise RuntimeError("RemoteModuleWeightUpdater: pass the weights to update_policy_weights_")
+        raise RuntimeError("RemoteModuleWeightUpdater has no weights itself. Pass them to update_policy_weights_")
 
 
 class RayWeightUpdater(WeightUpdaterBase):

@@ -61,9 +61,11 @@ def device_name(device: Any) -> str | None:
     try:
         return None if device is None else str(torch.device(device))
     except RuntimeError as error:
-        raise ValueError(str(error).splitlines()[0]) from None
+        text = str(error).splitlines()[0]
+        is_name = text.startswith("Expected one of")
+        raise ValueError("must be a device, such as 'cpu' or 'cuda:0'." if is_name else text) from None
     except TypeError:
-        raise ValueError("must be a torch.device or its name, as 'cpu' or 'cuda:0'.") from None
+        raise ValueError("must be a torch.device or its name, such as 'cpu' or 'cuda:0'.") from None
 
 
 def first_device(value: Any) -> str | None:

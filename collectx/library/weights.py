@@ -98,13 +98,14 @@ def weights_by_model(
     passed = [(model or "policy", each) for each in alternatives if each is not None] + [*(models or {}).items()]
     by_model = dict(passed) or {model or "policy": None}
     if unknown := unknown_models(by_model):
-        raise ValueError(f"weights of {', '.join(unknown)}: {MODELS}")
+        raise ValueError(f"there is no model {', '.join(unknown)}: {MODELS}")
     if len(passed) > len(by_model):
         raise TypeError(
-            "weights were passed more than once, by policy_or_weights, weights, policy_weights, policy, weights_dict"
+            "the weights were passed more than once. Pass only one of policy_or_weights, weights, policy_weights, "
+            "policy and weights_dict"
         )
     if missing := [name for name, weights in by_model.items() if weights is None and name != "policy"]:
-        raise TypeError(f"{missing[0]}: pass its weights; only the policy's may be None")
+        raise TypeError(f"the weights of {missing[0]} are None. Pass them: only the policy's may be None")
     return by_model
 
 
@@ -123,7 +124,7 @@ def weights_by_worker(
     # Not every Mapping: a TensorDict is one, but iterating over it yields rows.
     if isinstance(weights, dict) and any(isinstance(key, int | np.integer) for key in weights):
         if worker_ids is not None:
-            raise ValueError(f"weights by worker and worker_ids={worker_ids!r}: pass one of them")
+            raise ValueError(f"the weights already name their workers. Leave out worker_ids={worker_ids!r}")
         by_worker = {int(key) if isinstance(key, int | np.integer) else key: value for key, value in weights.items()}
     elif worker_ids is None:
         return {None: weights}
@@ -131,7 +132,9 @@ def weights_by_worker(
         indices = [worker_ids] if isinstance(worker_ids, int | np.integer) else worker_ids
         by_worker = dict.fromkeys(map(int, indices), weights)
     if not by_worker or not set(by_worker) <= set(range(num_workers)):
-        raise ValueError(f"weights for the workers {list(by_worker)}: pass one or more, from 0 to {num_workers - 1}")
+        raise ValueError(
+            f"the weights name the workers {list(by_worker)}, but workers are numbered from 0 to {num_workers - 1}"
+        )
     return by_worker
 
 
@@ -178,7 +181,7 @@ def load_weights(policy: Any, weights: nn.Module | TensorDictBase | Mapping[str,
         ValueError: shapes differ, or the numbers of weights of the two modules.
     """
     if not isinstance(policy, nn.Module):
-        raise TypeError(f"the policy is {policy!r}, no module, and has no weights: call without arguments")
+        raise TypeError(f"the policy {policy!r} is not a module, so it has no weights. Call this without arguments")
     if weights is policy:
         return
     if isinstance(weights, nn.Module):
@@ -212,7 +215,7 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def _by_name(policy: nn.Module, weights: TensorDictBase | Mapping[str, Any], strict: bool) -> list[Any]:
     if not isinstance(weights, Mapping | TensorDictBase):
-        raise TypeError(f"weights={weights!r}: pass a module, a state dict or a TensorDict of parameters")
+        raise TypeError(f"weights={weights!r} must be a module, a state dict or a TensorDict of parameters")
     weights, names = _unwrapped(as_state_dict(weights)), _unwrapped(dict.fromkeys(policy.state_dict()))
     if names.keys() - weights and names.keys() <= _within(weights).keys():
         weights = _within(weights)

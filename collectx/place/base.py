@@ -86,14 +86,13 @@ class Place:
         ends = self._ends()
         for name, device in ends.items():
             if not device.startswith("cuda"):
-                between = "it sends from the GPU of the policy to the GPU where batches are stored"
-                return f"`devices.{name}={device}`: {between}"
+                return f"nccl sends batches from GPU to GPU, but `devices.{name}={device}`"
         # On another host the same name is another GPU.
         policy, storing = (device if ":" in device else f"{device}:0" for device in ends.values())
         if self.is_local and policy == storing:
             return (
-                f"`devices.policy_device` and `devices.storing_device` are both {storing} with `launcher=local`: NCCL "
-                "needs one GPU for each end"
+                f"nccl needs one GPU for each end, but with `launcher=local`, `devices.policy_device` and "
+                f"`devices.storing_device` are both {storing}"
             )
         return None
 
@@ -152,7 +151,7 @@ class Place:
 
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:
         kind = self.cfg.launcher.kind
-        raise LauncherError(f"launcher={kind} submits its workers as jobs. Start it by `collectx run`.")
+        raise LauncherError(f"launcher={kind} submits its workers as jobs. Start it with `collectx run`.")
 
     # --- what does not fit ---
 
@@ -165,17 +164,17 @@ class Place:
         collector, backend, launcher = self.cfg.collector, self.cfg.backend.kind, self.cfg.launcher.kind
         if collector.kind == "rpc" and backend not in ("auto", "rpc"):
             advice = "use `backend=auto or rpc`, or `collector=distributed or distributed_sync`."
-            yield Problem("backend", "`collector=rpc` uses torch RPC", backend, advice)
+            yield Problem("backend", "`collector=rpc` always uses torch RPC", backend, advice)
             return
         yield from self._misplaced()
         if collector.needs_network and backend in ("inline", "shared_memory"):
-            rule = f"`collector={collector.kind}` uses torch.distributed"
+            rule = f"`collector={collector.kind}` always uses a network"
             alternative = f"`collector=multi_{collector.schedule}`"
             yield Problem("backend", rule, backend, f"use `backend=auto or gloo`, or {alternative}.")
         elif not collector.has_workers:
             yield from self._without_transport("`collector=single`")
         elif backend == "inline":
-            rule = f"`collector={collector.kind}` with `launcher={launcher}` has several processes"
+            rule = f"`collector={collector.kind}` with `launcher={launcher}` starts several processes"
             yield Problem("backend", rule, backend, "use `backend=auto or shared_memory`, or `launcher=inline`.")
         elif backend == "shared_memory" and not self.is_local:
             rule = f"the workers of `launcher={launcher}` may be on other hosts"
@@ -191,13 +190,13 @@ class Place:
 
     def _without_transport(self, choice: str) -> Iterator[Problem]:
         if self.cfg.backend.kind not in ("auto", "inline"):
-            rule = f"{choice} is one process, which needs no transport"
+            rule = f"{choice} is one process, and sends nothing"
             yield Problem("backend", rule, self.cfg.backend.kind, "use `backend=auto or inline`.")
 
     def _single_problems(self) -> Iterator[Problem]:
         """A launcher that starts workers has workers to start."""
         if self.needs_workers and not self.cfg.collector.has_workers:
-            rule = "it starts workers beside the trainer, and `collector=single` has none"
+            rule = "it would start workers, and `collector=single` has none"
             kind = self.cfg.launcher.kind
             yield Problem("launcher", rule, kind, "use `launcher=local`, or `launcher=slurm` for a job.")
 
@@ -210,7 +209,7 @@ class Place:
         when the env is made."""
         for name, value in vars(self.cfg.devices).items():
             if value is not None and not _DEVICE.fullmatch(value):
-                yield Problem(f"devices.{name}", "not a device", value, "use cpu, cuda or cuda:N.")
+                yield Problem(f"devices.{name}", "is not a device", value, "use cpu, cuda, or cuda:N for GPU N.")
         yield from self._gpu_problems(self._ends()["policy_device"])
 
     def _gpu_problems(self, acting: str) -> Iterator[Problem]:
@@ -228,7 +227,7 @@ class Place:
         if self.is_job or self.cfg.backend.kind not in NETWORKS or self.cfg.backend.kind == "gloo":
             return
         if reason := registry.why_not(self.cfg.backend.kind):
-            yield Problem("backend", f"cannot work on this machine: {reason}.", self.cfg.backend.kind)
+            yield Problem("backend", f"{reason}.", self.cfg.backend.kind)
 
     def launcher_problems(self) -> Iterator[Problem]:
         """The launcher's library is here, and accepts its options."""
@@ -242,13 +241,11 @@ class Place:
         from collectx.transport.network.addresses import local_addresses
 
         reason = registry.why_not(self.network)
-        problems = (
-            [] if reason is None else [f"backend={self.network} cannot work on this machine: {YAML.words(reason)}."]
-        )
+        problems = [] if reason is None else [f"backend={self.network} cannot be used: {YAML.words(reason)}."]
         if self.has_ranks and self.is_job and "PMIX_NAMESPACE" not in os.environ:
             problems = [
-                f"backend=mpi: launcher={self.cfg.launcher.kind} has started the roles without MPI's PMIx: "
-                "use launcher.srun.mpi=pmix where `srun --mpi=list` names it, or backend=gloo."
+                f"backend=mpi cannot be used: launcher={self.cfg.launcher.kind} started the job without MPI's PMIx. "
+                "Use launcher.srun.mpi=pmix if `srun --mpi=list` names it, or backend=gloo."
             ]
         try:
             local_addresses(self.cfg.backend.interface)
@@ -262,8 +259,8 @@ class Place:
         if self.network is None:
             chosen = {"interface": options.interface, "port": options.port}
             return [
-                f"backend.{name}={value} has no effect: the workers of this run connect to no port. A run over a "
-                "network is collector=distributed_sync, or backend=gloo."
+                f"backend.{name}={value} has no effect, because the workers of this run use no network. To use one, "
+                "choose collector=distributed_sync or backend=gloo."
                 for name, value in chosen.items()
                 if value is not None
             ]
@@ -272,10 +269,10 @@ class Place:
         anywhere = "loopback" if self.is_local else "the network by which a worker reaches the trainer"
         notes = {
             "nccl": "nccl, as policies and stored batches are both on GPUs.",
-            "rpc": "rpc, which pickles between trainer and workers: for private networks only.",
+            "rpc": "rpc. It pickles between trainer and workers, so use it on private networks only.",
             "gloo": f"gloo, over {options.interface or anywhere}.",
         }
-        return [f"backend=auto: {notes[self.network]}"]
+        return [f"backend=auto chose {notes[self.network]}"]
 
     @property
     def devices_of_pairs(self) -> tuple[str, str]:

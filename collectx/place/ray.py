@@ -57,19 +57,19 @@ class RayCluster(Place):
         yield from super()._gpu_problems(acting)
         path, configs, per_worker = "launcher.remote_configs", self._launcher.remote_configs, self._remote_configs
         if not all(isinstance(one, dict) for one in per_worker):
-            yield Problem(path, "must be a mapping, or a list with one for each worker.", configs)
+            yield Problem(path, "must be a mapping, or a list with one mapping for each worker.", configs)
             return
         num_workers = self.cfg.collector.num_workers
         if isinstance(configs, list) and len(configs) != num_workers:
             rule = f"has {len(configs)} entries for `collector.num_workers={num_workers}`"
-            yield Problem(path, rule, advice="give one for each, or one mapping.")
+            yield Problem(path, rule, advice="give one for each, or one mapping for all.")
             return
         yield from gpu_problems(per_worker, [acting] * len(per_worker))
 
     def launcher_problems(self) -> Iterator[Problem]:
         """Ray is installed, and accepts the actors' arguments."""
         if reason := registry.why_not("ray", "launcher"):
-            yield Problem("launcher", f"cannot work on this machine: {reason}.", "ray")
+            yield Problem("launcher", f"{reason}.", "ray")
             return
         from collectx.place.ray_actors import objections
 
@@ -93,7 +93,7 @@ def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[s
         other = "cuda" if num_gpus else "the CPU"
         yield Problem(
             "launcher.remote_configs",
-            f"the policy of a worker acts on {acts}, which asks for num_gpus={num_gpus}: {reason}",
+            f"the policy acts on {acts}, but its worker asks Ray for num_gpus={num_gpus}: {reason}",
             advice=f"ask for num_gpus={int(index or 0) + 1}{part}, or let the policy act on {other}.",
         )
 

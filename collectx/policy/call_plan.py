@@ -190,7 +190,8 @@ class ArgumentsStep(Step):
         if not isinstance(result, tuple | list) or len(result) < num_actions:
             form = "a tensor" if num_actions == 1 else f"a tuple of {num_actions} tensors"
             raise ShapeError(
-                f"a policy without out_keys must return the env's action ({key_names(self._actions)}) as {form}, got "
+                f"a policy without out_keys must return the env's action ({key_names(self._actions)}) as {form}, but "
+                "returned "
                 f"{type(result).__name__}"
             )
         if not self.writes:
@@ -358,8 +359,9 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
     missing = [key for key in actions if key not in outputs]
     if missing:
         raise ConfigError(
-            f"the env takes its action from {key_names(missing)}, but the policy wrote {key_names(outputs)}: "
-            "change its out_keys."
+            f"the env takes its action from {key_names(missing)}, but the policy wrote {key_names(outputs)}. Change "
+            "its "
+            "out_keys."
         )
     size, dims = spec.policy_shape, len(spec.policy_shape)
     observed = {leaf.key: leaf for leaf in spec.observation}
@@ -370,8 +372,8 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
             raise ShapeError(f"the policy returned {type(value).__name__} for {name}, not a tensor")
         if value.shape[:dims] != size:
             raise ShapeError(
-                f"the policy returned {name} of shape {list(value.shape)} for observations of batch size {list(size)}: "
-                f"expected {[*size, '...']}"
+                f"the policy returned {name} of shape {list(value.shape)} for observations of batch size {list(size)}. "
+                f"Return {[*size, '...']}"
             )
         shape = tuple(value.shape[dims:])
         leaf = actions.get(key, Leaf(key, shape, value.dtype))
@@ -381,7 +383,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
             records.append(Output(leaf, batch_shape, False, True, is_choice=True))
             continue
         if _without_last_ones(shape) != _without_last_ones(leaf.shape):
-            hint = " For a discrete action return its index (argmax), not logits or one-hot." if not leaf.shape else ""
+            hint = "" if leaf.shape else " For a discrete action, return its index (argmax), not logits or one-hot."
             raise ShapeError(
                 f"the policy returned {name} of shape {list(value.shape)}, but the action space requires "
                 f"{[*size, *leaf.shape]}.{hint}"
@@ -438,12 +440,14 @@ def _cast(value: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     back = cast.to(value.dtype)
     if not torch.equal(back, value):
         wrong = value[back != value][0].item()
-        advice = "round it, or return the index of the action."
-        if not value.is_floating_point() and leaf.dtype is not torch.bool:
+        advice = "Round it, or return the index of the action."
+        if wrong != wrong:
+            advice = "Its weights or its inputs may contain NaN."
+        elif not value.is_floating_point() and leaf.dtype is not torch.bool:
             limits = torch.iinfo(leaf.dtype)
-            advice = f"clamp it to {limits.min} .. {limits.max}, or give the action spec the dtype {value.dtype}."
+            advice = f"Clamp it to {limits.min} .. {limits.max}, or give the action spec the dtype {value.dtype}."
         raise ShapeError(
             f"the policy returned {key_names([leaf.key])} as {value.dtype} with the value {wrong}, but the action "
-            f"space requires {leaf.dtype}, which cannot represent it: {advice}"
+            f"space requires {leaf.dtype}, which cannot represent it. {advice}"
         )
     return cast

@@ -25,11 +25,13 @@ class Image(nn.Module):
         num_channels, height, width: the size of the output.
     """
 
-    def __init__(self, shape: tuple[int, ...], scale: float):
+    def __init__(self, shape: tuple[int, ...], scale: float, kind: str = "cnn"):
         super().__init__()
         if len(shape) not in (2, 3, 4):
             raise ConfigError(
-                f"policy=cnn needs an image [H, W], [C, H, W] or [S, C, H, W], but the env observes {list(shape)}."
+                f"policy={kind} needs an image [H, W], [C, H, W] or [S, C, H, W], but the env observes {list(shape)}. "
+                "Use "
+                f"policy={kind.replace('cnn', 'mlp')}."
             )
         self._shape = (1,) * (4 - len(shape)) + shape
         self._factor = 1.0 / scale
@@ -57,8 +59,8 @@ def build(cfg: CnnPolicyConfig, spec: EnvSpec, kind: type[StochasticPolicy] = St
     leaves = network_inputs(spec)
     if len(leaves) != 1:
         names = ", ".join(".".join(leaf.key) for leaf in leaves) or "nothing"
-        raise ConfigError(f"policy=cnn takes one image, but the env observes {names}. Use policy=custom.")
-    encode = Image(leaves[0].shape, cfg.scale)
+        raise ConfigError(f"policy={cfg.kind} takes one image, but the env observes {names}. Use policy=custom.")
+    encode = Image(leaves[0].shape, cfg.scale, cfg.kind)
     layers: list[nn.Module] = []
     channels, height, width = encode.num_channels, encode.height, encode.width
     for out_channels, kernel, stride in zip(cfg.channels, cfg.kernel_sizes, cfg.strides, strict=True):

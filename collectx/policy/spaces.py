@@ -26,5 +26,5 @@ def _part(space: Space, path: Key) -> Space:
         elif isinstance(space, spaces.Tuple):
             space = space[int(name)]
         else:
-            raise KeyError(f"{path} names an entry of {space}, which has none")
+            raise KeyError(f"{path} does not exist in {space}")
     return space

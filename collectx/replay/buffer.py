@@ -67,7 +67,7 @@ class ReplayBuffer:
     ):
         sizes = {"capacity": capacity, "batch_size": 1 if batch_size is None else batch_size}
         problems = [
-            f"{name}={size!r}: must be a whole number of frames, at least 1."
+            f"{name}={size!r} must be a whole number of frames, at least 1."
             for name, size in sizes.items()
             if not _is_count(size)
         ]
@@ -218,7 +218,7 @@ class ReplayBuffer:
         indices = index.to("cpu", torch.int64).numpy().reshape(-1)
         values = priority.detach().to("cpu", torch.float64).numpy().reshape(-1)
         if len(indices) != len(values):
-            raise ValueError(f"{len(indices)} frames but {len(values)} priorities: each frame needs one")
+            raise ValueError(f"there are {len(values)} priorities for {len(indices)} frames. Pass one for each")
         with self._lock:
             is_present = self._ring.contains(indices)
             with self._changing():
@@ -297,7 +297,9 @@ class ReplayBuffer:
         try:
             state = Checkpoint(folders[-1]).load(mmap=True)
         except DamagedFile as error:
-            raise DamagedFile(f"{error.problems[0]}: restore the folder from a copy, or save the buffer.") from error
+            raise DamagedFile(
+                f"{error.problems[0]}. Restore the folder from a copy, or save the buffer again."
+            ) from error
         self.load_state_dict(state)
 
     def _lay_out(self, leaves: Mapping[Key, Leaf]) -> None:

@@ -37,9 +37,9 @@ class PrioritizedSampler(Sampler):
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-6, seed: int | None = None):
         exponents = {"alpha": alpha, "beta": beta}
-        problems = [f"{name}={value} is negative: use 0 or more." for name, value in exponents.items() if value < 0]
+        problems = [f"{name}={value} must be at least 0." for name, value in exponents.items() if value < 0]
         if eps <= 0:
-            problems.append(f"eps={eps} is not above 0: a frame of priority 0 would never be sampled.")
+            problems.append(f"eps={eps} must be greater than 0, or a frame of priority 0 would never be sampled.")
         if problems:
             raise ConfigError(*problems)
         super().__init__(seed)
@@ -88,7 +88,7 @@ class PrioritizedSampler(Sampler):
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> None:
         if not (np.isfinite(priority) & (priority >= 0)).all():
-            raise ValueError("priorities must be finite and not negative: pass absolute errors")
+            raise ValueError("priorities must be finite and not negative. Pass absolute errors")
         weight = (priority + self.eps) ** self.alpha
         self._largest[0] = max(self._largest[0], weight.max(initial=0.0))
         self._tree.set(index % self._ring.capacity, weight)

@@ -38,7 +38,7 @@ class SliceSampler(Sampler):
 
     def __init__(self, slice_len: int, seed: int | None = None):
         if slice_len < 1:
-            raise ConfigError(f"slice_len={slice_len} is below 1: a slice has at least one frame.")
+            raise ConfigError(f"slice_len={slice_len} must be at least 1.")
         super().__init__(seed)
         self.slice_len = slice_len
 

@@ -176,8 +176,8 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         if not (below := runs_below(folder)):
-            reason = "no run in or below this folder" if folder.is_dir() else "no such folder"
-            raise ConfigError(f"{folder}: {reason}.")
+            reason = f"there is no run in or below {folder}" if folder.exists() else f"there is no folder {folder}"
+            raise ConfigError(f"report: {reason}. To list your runs: collectx status DIR")
         found |= {files.path: files for files in below}
     root = next(root for root in next(iter(found)).parents if all(root in path.parents for path in found))
     jobs = [read_job(files) for files in found.values()]

@@ -43,18 +43,18 @@ def resets(cfg: RunConfig) -> Iterator[Problem]:
         if value := getattr(cfg.collector, name, None):
             yield Problem(
                 f"collector.{name}",
-                "with `env.autoreset_mode=next_step`, no env can be reset before its episode ends",
+                "with `env.autoreset_mode=next_step`, envs are only reset when their episode has ended",
                 value,
                 "use `env.autoreset_mode=disabled or same_step`.",
             )
     for name in ("max_policy_lag", "preemptive_threshold"):
         if (value := getattr(cfg.collector, name, None)) is not None:
-            rule = "with `env.autoreset_mode=next_step`, a batch may begin with frames of earlier batches"
+            rule = "with `env.autoreset_mode=next_step`, a batch may begin with frames of an earlier batch"
             yield Problem(
                 f"collector.{name}", rule, value, "use `env.autoreset_mode=disabled or same_step`, or `null`."
             )
     if isinstance(cfg.inference, ServerInferenceConfig):
-        rule = "`inference=server` must know the place of each frame in the batch, which this mode decides later"
+        rule = "`inference=server` must know early where each frame goes in the batch, and this mode decides late"
         advice = "use disabled or same_step, or `inference=local`."
         yield Problem("env.autoreset_mode", rule, cfg.env.autoreset_mode, advice)
 
@@ -68,13 +68,13 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
         advice = "choose a Gymnasium id, such as `env.id=CartPole-v1`, or `env.entry_point=module:Class`."
         yield Problem("env.id", "is not set", advice=advice)
     if env.id is not None and env.entry_point is not None:
-        rule = f"`env.entry_point={env.entry_point}` names an env too"
+        rule = f"`env.entry_point={env.entry_point}` already names an env"
         yield Problem("env.id", rule, env.id, "set one of them to `null`.")
     if not isinstance(env, GymVectorEnvConfig) or not env.wrappers:
         return
     if env.vectorization_mode == "vector_entry_point" or env.entry_point is not None:
-        advice = "use `env.id` with `env.vectorization_mode=sync or async`, or no wrappers."
-        yield Problem("env.wrappers", "a vector env contains no single envs to wrap", advice=advice)
+        advice = "use `env.id` with `env.vectorization_mode=sync or async`, or leave out the wrappers."
+        yield Problem("env.wrappers", "this vector env contains no single envs to wrap", advice=advice)
 
 
 def single_collector(cfg: RunConfig) -> Iterator[Problem]:
@@ -102,10 +102,10 @@ def preemption(cfg: RunConfig) -> Iterator[Problem]:
     if threshold is None:
         return
     if not cfg.collector.has_workers:
-        rule, advice = "`collector=single` runs one worker, which waits for no other", "use `collector=multi_sync`."
+        rule, advice = "`collector=single` has only one worker", "use `collector=multi_sync`, or `null`."
         yield Problem(path, rule, threshold, advice)
     elif cfg.collector.schedule == "async":
-        rule = "an async batch comes from one worker and waits for no other"
+        rule = "an async batch comes from one worker, which waits for no other"
         yield Problem(path, rule, threshold, "use `collector=multi_sync`, or `null`.")
     elif (network := place_of(cfg).network) is not None:
         rule = f"over `backend={network}`, workers cannot be stopped within a batch"
@@ -124,13 +124,13 @@ def overlap(cfg: RunConfig) -> Iterator[Problem]:
         rule = "async workers do not wait between batches"
         advice = "use a sync collector, or 0."
     elif collector.refresh == "step":
-        rule = "with `collector.refresh=step`, workers load newer weights within a batch"
+        rule = "with `collector.refresh=step`, workers load new weights within a batch"
         advice = "use `collector.refresh=batch`, or 0."
     elif collector.preemptive_threshold is not None:
-        rule = "with `collector.preemptive_threshold`, the end of a batch would end the next one too"
+        rule = "with `collector.preemptive_threshold`, ending a batch early would also end the next one"
         advice = "use `collector.preemptive_threshold=null`, or 0."
     elif collector.num_workers_per_collector > 1 and collector.inner == "async":
-        rule = "a worker that is itself an async collector (`collector.inner=async`) already runs ahead"
+        rule = "with `collector.inner=async`, workers already run ahead of the trainer"
         advice = "use `collector.inner=sync`, or 0."
     if rule:
         yield Problem("collector.overlap", rule, collector.overlap, advice)
@@ -143,19 +143,19 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
     if count == 1:
         return
     if collector.refresh == "step":
-        rule = f"a worker that is itself a collector (`{path}={count}`) loads weights only between batches"
+        rule = f"workers with several processes (`{path}={count}`) load weights only between batches"
         yield Problem("collector.refresh", rule, "step", "use `collector.refresh=batch`.")
     if collector.inner == "single":
         advice = "use `collector.inner=sync or async`, or `collector.num_workers_per_collector=1`."
-        yield Problem(path, "`collector.inner=single` runs one process", count, advice)
+        yield Problem(path, "`collector.inner=single` runs one process per worker", count, advice)
     if collector.max_policy_lag is not None and collector.inner == "async":
-        rule = f"a worker that is itself an async collector (`{path}={count}`, `collector.inner=async`) adds a lag"
+        rule = f"workers with several async processes (`{path}={count}`, `collector.inner=async`) add to the lag"
         yield Problem(
             "collector.max_policy_lag", rule, collector.max_policy_lag, "use `collector.inner=sync`, or `null`."
         )
     place = place_of(cfg)
     if place.network is None:
-        rule = f"over `backend={place.backend}`, every process of this machine is already a worker"
+        rule = f"with `backend={place.backend}`, each process is a worker of its own"
         advice = f"use `collector.num_workers={collector.num_workers * count}`, or `collector=distributed`."
         yield Problem(path, rule, count, advice)
 
@@ -163,7 +163,7 @@ def nested_collectors(cfg: RunConfig) -> Iterator[Problem]:
 def served_policy(cfg: RunConfig) -> Iterator[Problem]:
     """The inference server finds a policy to call."""
     if isinstance(cfg.inference, ServerInferenceConfig) and cfg.policy.is_random:
-        rule = "each worker draws the actions of `policy=random` for many steps at once"
+        rule = "`policy=random` needs no policy calls, so there is nothing to serve"
         yield Problem("inference", rule, cfg.inference.kind, "use `inference=local`.")
 
 
@@ -175,33 +175,33 @@ def inference_server(cfg: RunConfig) -> Iterator[Problem]:
     path, local = "inference", "use `inference=local`."
     place = place_of(cfg)
     if not place.shares_memory:
-        rule = f"over `backend={place.backend}`, workers share no memory with the inference server"
+        rule = f"with `backend={place.backend}`, workers share no memory with the inference server"
         if place.is_inline:
-            rule = "the workers are in the trainer's process, where one of them acts at a time"
+            rule = "the workers are in the trainer's process, and act one at a time"
         advice = f"use `collector=multi_sync or multi_async` with `launcher=local`, or {local.removeprefix('use ')}"
         yield Problem(path, rule, options.kind, advice)
     if collector.num_workers > MAX_SERVED_WORKERS:
-        rule = f"with `inference=server`, at most {MAX_SERVED_WORKERS}: each worker needs a file descriptor"
+        rule = f"is too many for `inference=server`, which serves at most {MAX_SERVED_WORKERS} workers"
         advice = "use a higher `env.num_envs`, or `inference=local`."
         yield Problem("collector.num_workers", rule, collector.num_workers, advice)
     if collector.preemptive_threshold is not None:
-        rule = "with `inference=server`, no part of a batch can end early"
+        rule = "with `inference=server`, workers cannot end their part of a batch early"
         advice = "use `collector.preemptive_threshold=null`, or `inference=local`."
         yield Problem("collector.preemptive_threshold", rule, collector.preemptive_threshold, advice)
     if is_elastic(collector):
-        rule = "with `inference=server`, a run starts with all workers"
+        rule = "with `inference=server`, a run starts only when all workers are ready"
         advice = f"use `collector.min_workers={collector.num_workers}`, or `inference=local`."
         yield Problem("collector.min_workers", rule, collector.min_workers, advice)
     is_fixed = acts_in_fixed_order(cfg)
     if is_fixed and collector.schedule == "async":
-        rule = "async workers do not step at the same time"
+        rule = "async workers do not step in a fixed order"
         yield Problem("inference.order", rule, options.order, "use auto or ready, or a sync collector.")
     if not is_fixed and collector.overlap and collector.schedule == "sync":
-        rule = "with `inference.order=ready`, one call would need two weight versions"
+        rule = "with `inference.order=ready`, one policy call would need two weight versions"
         yield Problem("collector.overlap", rule, collector.overlap, "use `inference.order=fixed`, or 0.")
     if options.max_batch is not None and options.max_batch < options.min_batch:
         rule = f"is below `inference.min_batch={options.min_batch}`"
         yield Problem("inference.max_batch", rule, options.max_batch, f"use at least {options.min_batch}, or `null`.")
     if (limit_s := collector.worker_timeout_s) <= options.timeout_s:
-        rule = f"a step could then take longer than `collector.worker_timeout_s={limit_s:g}`"
-        yield Problem("inference.timeout_s", rule, options.timeout_s, "use a shorter wait, such as 0.01.")
+        rule = f"must be below `collector.worker_timeout_s={limit_s:g}`, as every step may wait that long"
+        yield Problem("inference.timeout_s", rule, options.timeout_s, "use a short time, such as 0.01.")

@@ -16,19 +16,22 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
     if not isinstance(cfg.trainer, LearningTrainerConfig):
         return
     if getattr(collector, "compact_obs", False):
-        rule = f"`trainer={trainer}` needs the observation below next"
+        rule = f"`trainer={trainer}` needs the next observation of each frame, which this option leaves out"
         yield Problem("collector.compact_obs", rule, True, "use `false`, or `trainer=meter or custom`.")
     threshold, trajectories = collector.preemptive_threshold, collector.trajs_per_batch
     if trajectories is None and threshold is not None:
         yield Problem(
             "collector.preemptive_threshold",
-            f"cannot be combined with `trainer={trainer}`, which does not skip missing frames",
+            f"cannot be used with `trainer={trainer}`, which does not skip missing frames",
             threshold,
-            "use `null`, or complete trajectories: `collector.trajs_per_batch=N` `collector.traj_format=cat`.",
+            "use `null`, or collect complete trajectories with `collector.trajs_per_batch=N` "
+            "`collector.traj_format=cat`.",
         )
     elif trajectories is not None and collector.traj_format == "padded":
         path, advice = "collector.trajs_per_batch", "use `collector.traj_format=cat`."
-        yield Problem(path, f"`trainer={trainer}` cannot skip the padding of padded batches", trajectories, advice)
+        yield Problem(
+            path, f"`trainer={trainer}` cannot skip the padding of `collector.traj_format=padded`", trajectories, advice
+        )
 
 
 def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
@@ -37,21 +40,21 @@ def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
         return
     collector = cfg.collector
     reasons = {
-        "compact_obs": "it drops the last observation of an episode",
-        "reset_at_each_iter": "it cuts episodes",
-        "trajs_per_batch": "`trainer=record` joins the frames of episodes itself",
+        "compact_obs": "this option drops the last observation of each",
+        "reset_at_each_iter": "this option cuts them",
+        "trajs_per_batch": "it joins their frames itself",
     }
     for name, why in reasons.items():
         if value := getattr(collector, name, None):
             advice = f"use {'null' if name == 'trajs_per_batch' else 'false'}."
-            yield Problem(f"collector.{name}", f"`trainer=record` writes whole episodes: {why}", value, advice)
+            yield Problem(f"collector.{name}", f"`trainer=record` writes whole episodes, and {why}", value, advice)
 
 
 def best_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
     """The metric that ranks checkpoints is one of the run."""
     metrics = ("mean_return", *getattr(cfg.env, "metrics", ()))
     if (name := cfg.checkpoint.keep_best) not in (None, *metrics):
-        rule = f"is not a metric of this run ({', '.join(metrics)})"
+        rule = f"is not a metric of this run, whose metrics are {', '.join(metrics)}"
         yield Problem("checkpoint.keep_best", rule, name, "use mean_return, or add the info entry to `env.metrics`.")
 
 
@@ -60,16 +63,16 @@ def convolutions(cfg: RunConfig) -> Iterator[Problem]:
     if isinstance(cfg.policy, CnnPolicyConfig):
         lists = {name: len(getattr(cfg.policy, name)) for name in ("channels", "kernel_sizes", "strides")}
         if len(set(lists.values())) > 1 or 0 in lists.values():
-            counts = ", ".join(f"`policy.{name}` {count}" for name, count in lists.items() if name != "channels")
-            rule = f"has {lists['channels']} entries, {counts}"
-            yield Problem("policy.channels", rule, advice="write one entry per convolution in each.")
+            counts = " and ".join(f"`policy.{name}` has {count}" for name, count in lists.items() if name != "channels")
+            rule = f"has {lists['channels']} entries, but {counts}"
+            yield Problem("policy.channels", rule, advice="give each one entry per convolution.")
 
 
 def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
     """PPO and IMPALA learn an action distribution, DQN learns action values."""
     policy, trainer = cfg.policy.kind, cfg.trainer.kind
     if policy == "random" and trainer in ("ppo", "impala"):
-        rule = f"has no weights for `trainer={trainer}` to train"
+        rule = f"has no weights that `trainer={trainer}` could train"
         yield Problem("policy", rule, policy, "use `policy=mlp`, or `trainer=meter`.")
     exploration = cfg.collector.exploration_type
     if exploration != "random" and policy in ("mlp", "cnn") and trainer in ("ppo", "impala"):

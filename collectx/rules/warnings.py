@@ -21,37 +21,37 @@ def warnings_of(cfg: RunConfig) -> list[str]:
     notes = place_of(cfg).notes()
     if trainer == "ppo" and collector.schedule == "async":
         notes.append(
-            f"trainer=ppo collector={collector.kind}: batches are a few updates old, and PPO does not correct for "
-            "that. Use trainer=impala, which does, or collector=multi_sync, which has no lag."
+            f"with collector={collector.kind}, batches are a few updates old, and PPO does not correct for that. Use "
+            "trainer=impala, which does, or collector=multi_sync, which has no lag."
         )
     if trainer == "impala" and collector.schedule == "sync":
         notes.append(
-            f"trainer=impala collector={collector.kind}: no batch lags, so V-trace corrects nothing. Try "
+            f"with collector={collector.kind}, no batch lags, so IMPALA's V-trace corrects nothing. Try "
             "collector=multi_async."
         )
     if isinstance(cfg.trainer, PpoTrainerConfig):
         size, batch = cfg.trainer.minibatch_size, collector.frames_per_batch
         if size > max(batch, default_of(field_of("trainer.minibatch_size"))):
             notes.append(
-                f"trainer.minibatch_size={size} is more than collector.frames_per_batch={batch}: each epoch is one "
+                f"trainer.minibatch_size={size} is more than collector.frames_per_batch={batch}, so each epoch is one "
                 "gradient step."
             )
     if collector.min_workers is not None and collector.on_worker_failure != "drop":
         notes.append(
-            f"collector.min_workers={collector.min_workers} collector.on_worker_failure={collector.on_worker_failure}: "
-            "the run needs all workers. min_workers only has an effect with on_worker_failure=drop."
+            f"collector.min_workers={collector.min_workers} has no effect with collector.on_worker_failure="
+            f"{collector.on_worker_failure}: the run needs all workers. Use collector.on_worker_failure=drop."
         )
     frames, total = collector.init_random_frames, collector.total_frames
     if frames and not cfg.policy.is_random:
         if trainer in ("ppo", "impala"):
             notes.append(
-                f"trainer={trainer} collector.init_random_frames={frames}: random actions are stored with "
-                f"log-probability 0, which is wrong, and {trainer} learns from it. Use null."
+                f"trainer={trainer} learns wrongly from the random actions of collector.init_random_frames={frames}, "
+                "whose log-probability is stored as 0. Use collector.init_random_frames=null."
             )
         if 0 <= total <= frames:
             notes.append(
-                f"collector.init_random_frames={frames} is all of collector.total_frames={total}: the policy never "
-                "acts."
+                f"collector.init_random_frames={frames} covers all of collector.total_frames={total}, so the policy "
+                "never acts."
             )
     notes += _shared_outputs(cfg)
     if surplus := surplus_note(total, collector.frames_per_batch, "collector."):
@@ -88,8 +88,8 @@ def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
                 continue
             if _num_filled(value, count, env.num_envs) < count:
                 yield (
-                    f"{where}: all {count} envs write to {name}={value}, and overwrite each other's files. Use a path "
-                    f"for each, such as {value}/{{env_index}}."
+                    f"all {count} envs write to {name}={value} ({where}), and overwrite each other's files. Give each "
+                    f"its own path, such as {value}/{{env_index}}."
                 )
             elif cfg.collector.on_worker_failure == "restart" and "restart_count" not in value:
                 yield (

@@ -14,7 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 
 from collectx import rules
-from collectx.config.problem import Problem
+from collectx.config.problem import Problem, either
 from collectx.config.schema.env import GymEnvConfig, GymVectorEnvConfig
 from collectx.config.schema.run import RunConfig
 from collectx.config.schema.trainer import DATA_PACKAGES, RecordTrainerConfig
@@ -35,8 +35,9 @@ def copies() -> tuple[str, bool]:
             continue
         is_torchrun, count = name == "torchrun", int(size)
         if is_torchrun or count > 1:
-            advice = "collectx starts its own processes (collector.num_workers=N): type `collectx run` alone."
-            text = f"{name} runs {count} cop{'y' if count == 1 else 'ies'} of this command, but {advice}"
+            copies = f"{count} cop{'y' if count == 1 else 'ies'}"
+            advice = f"Start it without {name}, and set the number with collector.num_workers=N."
+            text = f"{name} runs {copies} of this command, but collectx starts its processes itself. {advice}"
             return text, is_torchrun and count > 1
     return "", False
 
@@ -53,8 +54,8 @@ def env_problems(cfg: RunConfig) -> list[str]:
         gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
         is_unknown = isinstance(error, gymnasium.error.NameNotFound)
-        advice = f" If a module registers it, name the module too: env.id=MODULE:{env_id}." if is_unknown else ""
-        return [f"env.id={env_id}: {error}{advice}"]
+        advice = f" If a module registers it, name the module too: env.id=MODULE:{env_id}" if is_unknown else ""
+        return [f"env.id={env_id} cannot be made: {error}{advice}"]
     return []
 
 
@@ -67,12 +68,11 @@ def device_problems(cfg: RunConfig) -> list[str]:
     if not chosen:
         return []
     missing = {name: missing_device(value) for name, value in chosen.items()}
-    return [f"devices.{name}={chosen[name]}: {reason}" for name, reason in missing.items() if reason]
+    return [f"devices.{name}={chosen[name]} cannot be used: {reason}" for name, reason in missing.items() if reason]
 
 
 def missing_device(device: str) -> str | None:
-    """Returns the end of a message about a CPU or GPU that this machine lacks; None if the device exists. Imports
-    torch."""
+    """Returns why a CPU or GPU cannot be used here, and what to do; None if the device exists. Imports torch."""
     import torch
 
     kind, _, index = device.partition(":")
@@ -80,9 +80,10 @@ def missing_device(device: str) -> str | None:
     if int(index or 0) < {"cpu": 1, "cuda": gpus}.get(kind, 0):
         return None
     if kind == "cuda" and not gpus:
-        why = "this build of torch is for the CPU alone" if torch.version.cuda is None else "torch sees no GPU here"
-        return f"{why}. Use cpu."
-    return f"no such device; torch sees {', '.join(['cpu', *(f'cuda:{each}' for each in range(gpus))])}."
+        if torch.version.cuda is None:
+            return "the installed torch has no CUDA support. Use cpu, or install a CUDA build of torch."
+        return "torch sees no GPU here. Use cpu, or check nvidia-smi and CUDA_VISIBLE_DEVICES."
+    return f"there is no such device. Use {either(['cpu', *(f'cuda:{each}' for each in range(gpus))])}."
 
 
 def rule_problems(cfg: RunConfig) -> list[str]:
@@ -109,14 +110,12 @@ def _loggers(cfg: RunConfig) -> Iterator[Problem]:
         return
     for name in ("tensorboard", "wandb", "mlflow"):
         if getattr(cfg.logger, name) is not None and find_spec(name) is None:
-            yield Problem(
-                "logger", "its package is not installed", name, f"install it: pip install 'collectx[{name}]'."
-            )
+            yield Problem("logger", "its package is not installed", name, f"install it: pip install 'collectx[{name}]'")
         elif name == "wandb" and cfg.logger.wandb is not None:
             mode = cfg.logger.wandb.mode or os.environ.get("WANDB_MODE", "online")
             if mode == "online" and not _has_wandb_key():
                 advice = "run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline."
-                yield Problem("logger", "there is no API key", name, advice)
+                yield Problem("logger", "wandb has no API key", name, advice)
 
 
 @functools.cache
@@ -139,7 +138,7 @@ def _data_format(cfg: RunConfig) -> Iterator[Problem]:
         return
     if missing := [name for name in DATA_PACKAGES[cfg.trainer.format] if find_spec(name) is None]:
         rule = f"the package {missing[0]} is not installed"
-        yield Problem("trainer.format", rule, cfg.trainer.format, "install it: pip install 'collectx[record]'.")
+        yield Problem("trainer.format", rule, cfg.trainer.format, "install it: pip install 'collectx[record]'")
 
 
 def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
@@ -149,7 +148,7 @@ def _recorded_order(cfg: RunConfig) -> Iterator[Problem]:
         return
     path, advice = "collector.order_of", "use collector.order_of=null."
     if collector.schedule != "async":
-        rule = f"collector={collector.kind} is sync, and its order is always the same"
+        rule = f"collector={collector.kind} is sync, so its order is always the same"
         yield Problem(path, rule, folder, advice)
         return
     if reason := why_not_recorded(collector.refresh, collector.num_workers_per_collector, collector.inner):

@@ -73,7 +73,7 @@ class ResumePoint:
         )
         passed = [each for each in ends if each[1] is not None and 0 <= each[1] < each[2]]
         if passed:
-            text = "{}={}: {} already contains {} {}. Choose more."
+            text = "{}={} is too few: {} already contains {} {}. Choose more."
             raise ConfigError(*[text.format(name, end, path, done, what) for name, end, done, what in passed])
 
     def _continue_digest(self, files: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
@@ -146,7 +146,8 @@ class ResumePoint:
             text = f"{name} does not accept its saved state: {summary_of(error)}"
             if not hasattr(trainer, "load_state_dict"):
                 text = (
-                    f"{name} cannot be restored: give the class load_state_dict(state), the inverse of its state_dict."
+                    f"{name} cannot be restored. Give its class a method load_state_dict(state), the inverse of "
+                    "state_dict."
                 )
             raise ConfigError(f"{self._checkpoint.path}: {text}") from error
 

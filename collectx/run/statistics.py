@@ -283,7 +283,9 @@ class MetricsTail(Statistics):
                 for line in lines:
                     self._add_line(line)
             except (KeyError, TypeError) as error:
-                raise DamagedFile(f"{self._lines.path}: a line does not describe a batch: {error!r}") from error
+                raise DamagedFile(
+                    f"{self._lines.path} is damaged: a line does not describe a batch: {error!r}"
+                ) from error
 
     def _add_line(self, line: dict[str, Any]) -> None:
         batch_frames = line["frames"] - self.frames

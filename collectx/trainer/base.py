@@ -103,7 +103,7 @@ def check_trainable(
             contain no next observation.
     """
     if spec.deltas:
-        raise ConfigError(f"trainer.kind={cfg.kind} reads the next observation, but NextObservationDelta deletes it.")
+        raise ConfigError(f"trainer={cfg.kind} needs the next observation, but NextObservationDelta deletes it.")
     if spec.rewards != (REWARD,):
         rewards = ", ".join(f"{'.'.join(leaf.key)} {list(leaf.shape)} {leaf.dtype}" for leaf in spec.rewards)
         raise ConfigError(
@@ -113,7 +113,7 @@ def check_trainable(
         )
     if policy is None or not all(hasattr(policy, name) for name in attributes):
         name = "policy=random" if policy is None else f"a policy of type {type(policy).__name__}"
-        raise ConfigError(f"trainer.kind={cfg.kind} cannot train {name}: {advice}")
+        raise ConfigError(f"trainer={cfg.kind} cannot train {name}: {advice}")
     return policy
 
 

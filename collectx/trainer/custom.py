@@ -35,5 +35,8 @@ def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed
         arguments = {name: value for name, value in arguments.items() if name in parameters}
     trainer = call(target, {**arguments, **cfg.kwargs}, "trainer.kwargs")
     if not callable(getattr(trainer, "train", None)):
-        raise ConfigError(f"trainer.target={cfg.target} returned {type(trainer).__name__}, without train(collection).")
+        raise ConfigError(
+            f"trainer.target={cfg.target} returned {type(trainer).__name__}, which has no method train(collection). "
+            "Add it."
+        )
     return trainer

@@ -45,8 +45,9 @@ class ProfileConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_rollouts < self.num_rollouts:
             raise ValueError(
-                f"num_rollouts={self.num_rollouts}, warmup_rollouts={self.warmup_rollouts}: at least one batch must be "
-                "recorded."
+                f"warmup_rollouts={self.warmup_rollouts} must be below num_rollouts={self.num_rollouts}, so that at "
+                "least one "
+                "batch is recorded."
             )
 
     def get_save_path(self, worker_idx: int) -> Path:
@@ -76,9 +77,11 @@ class ProfileConfig:
         """Returns messages about unknown workers and activities; `workers` are those of the collector."""
         problems = []
         if unknown := sorted(set(self.workers or ()) - set(workers)):
-            problems.append(f"workers={self.workers}: there is no worker {unknown[0]}.")
+            problems.append(f"workers={self.workers} names worker {unknown[0]}, which does not exist.")
         if invalid := sorted(set(self.activities or ()) - {*_ACTIVITIES}):
-            problems.append(f"activities={self.activities}: unknown activity {invalid[0]!r}; use 'cpu' or 'cuda'.")
+            problems.append(
+                f"activities={self.activities} contains {invalid[0]!r}, which is unknown. Use 'cpu' or 'cuda'."
+            )
         return problems
 
 

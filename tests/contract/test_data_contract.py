@@ -218,7 +218,9 @@ def test_a_format_with_numbered_episodes_takes_one_run_at_a_time(tmp_path, forma
 
     def meanwhile():
         yield batches[0]
-        with pytest.raises(ConfigError, match=f"another run is recording to it, and format={format} allows one at a"):
+        with pytest.raises(
+            ConfigError, match=f"another run is recording to it, and format={format} allows only one at a"
+        ):
             trainer(format, tmp_path / "set").train(Batches(batches, tmp_path / "other"))
         yield from batches[1:]
 
@@ -326,7 +328,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     batches = collect(2)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="contains files that do not belong to a collectx data set"):
+    with pytest.raises(ConfigError, match="contains files that do not belong to a data set"):
         trainer("memmap", tmp_path / "own").train(Batches(batches, tmp_path))
     trainer("memmap", tmp_path / "set").train(Batches(batches, tmp_path / "a"))
     with pytest.raises(ConfigError, match="uses format=memmap, not parquet"):
@@ -392,7 +394,7 @@ def test_an_env_replays_the_episodes_in_recorded_order(tmp_path, format):
         assert any_ended == ended.any()
         env.restart(ended, [observation])
     assert not recorded[-1].terminated[-1]
-    with pytest.raises(ConfigError, match=r"contains no data set. Name a data set folder, or a run folder with"):
+    with pytest.raises(ConfigError, match=r"contains no data set. Name a data set folder, or the folder of a run with"):
         envs.read_spec(DatasetEnvConfig(kind="dataset", num_envs=1, dir=str(tmp_path / "nowhere")))
     trainer("minari", tmp_path / "other").train(Batches(batches, tmp_path))
     with pytest.raises(ConfigError, match=r"collectx reads .*, not minari. Read it with minari.MinariDataset"):

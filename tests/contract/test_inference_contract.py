@@ -183,7 +183,7 @@ def test_a_loaded_collector_of_the_python_class_draws_the_same_actions():
         ("single", "inline", "trainer's process", {"num_workers": 1}),
         ("multi_sync", "local", "preemptive_threshold", {"preemptive_threshold": 0.5}),
         ("multi_sync", "local", "min_workers", {"min_workers": 1, "on_worker_failure": "drop"}),
-        ("multi_async", "local", "inference.order=fixed same time", {"inference": {"order": "fixed"}}),
+        ("multi_async", "local", "inference.order=fixed fixed order", {"inference": {"order": "fixed"}}),
         ("multi_sync", "local", "two versions", {"overlap": 1, "inference": {"order": "ready"}}),
         ("multi_sync", "local", "inference.max_batch=1 min_batch=2", {"inference": {"max_batch": 1, "min_batch": 2}}),
         ("multi_sync", "local", "num_workers=300 200", {"num_workers": 300, "frames_per_batch": 300}),

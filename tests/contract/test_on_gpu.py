@@ -219,7 +219,7 @@ def test_no_frame_of_such_an_env_leaves_the_device(tmp_path):
 @pytest.mark.parametrize(
     ("create", "options", "message"),
     [
-        (TensorCountingEnv, {"device": "cpu"}, "policy_device=cpu: the env returns tensors on cuda:0"),
+        (TensorCountingEnv, {"device": "cpu"}, "policy_device=cpu cannot be used: the env returns tensors on cuda:0"),
         (TensorCountingEnv, {"device": "cuda", "storing_device": "cpu"}, "storing_device=cpu"),
     ],
 )

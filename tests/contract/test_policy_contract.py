@@ -387,15 +387,15 @@ TWO_ACTIONS = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
     [
         (LINEAR, ShapeError, "argmax"),
         (lambda observation: (positive(observation), None), ShapeError, "returned NoneType for output1, not a tensor"),
-        (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "from action, .* wrote observation:"),
-        (lambda td: None, ConfigError, "takes its action from action, but the policy wrote nothing: change"),
-        (lambda observation: None, ShapeError, "as a tensor, got NoneType"),
+        (TensorDictModule(LINEAR, ["observation"], ["observation"]), ConfigError, "from action, .* wrote observation"),
+        (lambda td: None, ConfigError, "takes its action from action, but the policy wrote nothing. Change"),
+        (lambda observation: None, ShapeError, "as a tensor, but returned NoneType"),
         (
             lambda td: by_tensordict(td).set("observation", td["observation"].double()),
             ShapeError,
             r"overwrites observation, .* \[5\] torch.float32, with \[5\] torch.float64",
         ),
-        (lambda observation: observation.sum(-1) + 0.5, ShapeError, r"float32 with the value 0.5, .*int64.* round it"),
+        (lambda observation: observation.sum(-1) + 0.5, ShapeError, r"float32 with the value 0.5, .*int64.* Round it"),
         (lambda observation: observation.sum(-1) * torch.nan, ShapeError, r"float32 with the value nan, .*int64"),
         (TensorDictModule(LINEAR, ["pixels"], ["action"]), ConfigError, r"reads pixels.*writes observation"),
         (TensorDictModule(LINEAR, ["observation"], ["logits"]), ConfigError, "wrote logits"),
@@ -409,7 +409,7 @@ def test_a_policy_that_does_not_fit_is_refused(policy, error, message):
 @pytest.mark.parametrize(
     ("cfg", "action", "error", "message"),
     [
-        (custom("collectx.errors:No"), "discrete", ConfigError, "does not define No"),
+        (custom("collectx.errors:No"), "discrete", ConfigError, "collectx.errors has no No"),
         (custom("no_such:No"), "discrete", ConfigError, "PYTHONPATH"),
         (POLICIES["mlp"], TWO_ACTIONS, SpaceError, "policy=custom"),
         (POLICIES["q_mlp"], "box", SpaceError, "policy=q_mlp"),

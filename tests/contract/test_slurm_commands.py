@@ -82,7 +82,7 @@ def test_workers_above_the_largest_array_are_tasks_of_further_arrays_and_all_are
     ends = [line.rpartition(str(script))[2].split() for line in called.read_text().splitlines()]
     assert ends == [["0"], ["3"], ["3"]]
     called.write_text("1\n2\n")
-    with pytest.raises(LauncherError, match="3 of 4 workers were submitted, and are cancelled; the others: "):
+    with pytest.raises(LauncherError, match="only 3 of 4 workers could be submitted, and are cancelled again: "):
         workers.submit(range(4))
     assert cancelled.read_text().split() == ["--quiet", "13_0", "13_1", "13_2"]
     assert len((tmp_path / "workers.txt").read_text().splitlines()) == 6
@@ -134,10 +134,10 @@ def test_a_job_whose_trainer_finds_its_configuration_wrong_ends_without_its_work
     [
         ("Batch job submission failed: Invalid account or account/partition combination specified", "launcher.account"),
         ("Batch job submission failed: Requested node configuration is not available", "launcher.cpus_per_task"),
-        ("Unable to contact slurm controller (connect failure)", "try again later"),
+        ("Unable to contact slurm controller (connect failure)", "Try again later"),
         (
             "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
-            "submit fewer jobs at a time",
+            "Submit fewer jobs at a time",
         ),
     ],
 )
@@ -156,13 +156,13 @@ def test_of_several_lines_of_slurm_the_fatal_one_is_shown(command, tmp_path):
     (tmp_path / "script.sh").touch()
     with pytest.raises(LauncherError) as caught:
         commands.submit(tmp_path / "script.sh")
-    assert str(caught.value).startswith(f"{fatal}: this machine is in no SLURM cluster: use launcher=local")
+    assert str(caught.value).startswith(f"{fatal}. This machine belongs to no SLURM cluster. Use launcher=local")
 
 
 def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):
     lines = {
         "17_0|RUNNING|None|n1": "RUNNING on n1",
-        "17_1|PENDING|Resources|": "PENDING (Resources: what it asks for is in use)",
+        "17_1|PENDING|Resources|": "PENDING (Resources, as the nodes that it needs are in use)",
         "17_2|NODE_FAIL|NodeDown|n2": "NODE_FAIL (NodeDown) on n2",
         "17_3|COMPLETING|None|n2": "COMPLETING on n2",
         "17_4|COMPLETED|None|n3": None,

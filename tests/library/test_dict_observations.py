@@ -111,7 +111,8 @@ class Named(gymnasium.Env):
 def test_a_part_with_the_name_of_another_key_is_refused(name):
     create = partial(Named, "camera", name)
     with pytest.raises(
-        SpaceError, match=rf"{name}: reserved in batches, .*TransformObservation.*exclude_keys=\['{name}'"
+        SpaceError,
+        match=rf"called {name}, which is reserved in batches. .*TransformObservation.*exclude_keys=\['{name}'",
     ):
         Collector(create, frames_per_batch=4)
     with Collector(create, frames_per_batch=4, exclude_keys=[name]) as collector:
@@ -142,7 +143,7 @@ def test_a_key_named_policy_version_is_refused_where_batches_have_another_one(cr
 
 
 def test_a_part_named_info_is_refused_beside_kept_infos_only():
-    with pytest.raises(SpaceError, match="info: reserved in batches"):
+    with pytest.raises(SpaceError, match="called info, which is reserved in batches"):
         Collector(partial(Named, "camera", "info"), frames_per_batch=4, info_keys=["info"])
     assert first_batch(partial(Named, "camera", "info"), None)["info"].shape == (40, 2)
 

@@ -125,16 +125,17 @@ def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_
     stored = {"true": 1.0, "exact": 16_777_218.0, "one": 1.5, "single": 1.5, "byte": 3.0}
     assert {name: got[name] for name in stored} == {name: 3 * [4 * [value]] for name, value in stored.items()}
     words = {
-        "none": "reward: expected one number, got None from env 0",
-        "text": "reward: expected one number, got '1.5' from env 0",
-        "integer": "reward: got 16777217 from env 0 of the group, an integer that float32, the dtype of rewards, "
-        "would round to 16777216: return float(reward) from step",
-        "huge": "an integer that float32, the dtype of rewards, would round to inf",
+        "none": "the reward must be one number, but is None from env 0",
+        "text": "the reward must be one number, but is '1.5' from env 0",
+        "integer": "the reward 16777217 from env 0 of the group "
+        "would be rounded to 16777216, because rewards are stored as float32. To allow this, return float",
+        "huge": "would be rounded to inf, because rewards are stored as float32",
         "float": "env 0 of worker 0 returned inf in next.reward (step 0 of the batch; the largest float32 is 3.4e+38). "
         "Fix the env",
-        "complex": "reward: expected one number, got 1j from env 0",
-        "two": "reward: expected one number, got shape (2,), dtype float64 from env 0 of the group. Return a float "
-        "from step; of several objectives the sum, as mo_gymnasium.wrappers.LinearReward",
+        "complex": "the reward must be one number, but is 1j from env 0",
+        "two": "the reward must be one number, but is shape (2,), dtype float64 from env 0 of the group. Return a "
+        "float "
+        "from step, such as the sum of several objectives (mo_gymnasium.wrappers.LinearReward",
     }
     missing = [(name, text) for name, part in words.items() for text in got[name] if part not in text]
     assert missing == []
@@ -163,7 +164,7 @@ def test_an_integer_that_the_action_spec_cannot_hold_is_refused():
     with Collector(Bytes, policy(255), frames_per_batch=4) as collector:
         assert collector.next()["action"].unique().tolist() == [255]
     words = (
-        r"with the value 256, but .*uint8, which cannot represent it: clamp it to 0 \.\. 255, or .* dtype torch.int64"
+        r"with the value 256, but .*uint8, which cannot represent it. Clamp it to 0 \.\. 255, or .* dtype torch.int64"
     )
     with pytest.raises(ShapeError, match=words), Collector(Bytes, policy(256), frames_per_batch=4) as collector:
         collector.next()

@@ -228,7 +228,7 @@ def test_the_configuration_of_a_profile():
 
 @pytest.mark.parametrize("keywords", [{"num_rollouts": 1}, {"warmup_rollouts": -1}], ids=str)
 def test_a_profile_of_no_batch_is_refused_when_it_is_configured(keywords):
-    with pytest.raises(ValueError, match="at least one batch must be recorded"):
+    with pytest.raises(ValueError, match="so that at least one batch is recorded"):
         ProfileConfig(**keywords)
 
 
@@ -266,7 +266,7 @@ def test_frames_of_one_worker(frames, each, mean):
         assert collector.frames_per_batch_worker() == mean
         assert collector.num_workers == 2
         assert collector.next().numel() == sum(each) == collector.frames_per_batch
-        with pytest.raises(ValueError, match="worker_idx=2: there are 2 workers"):
+        with pytest.raises(ValueError, match="worker_idx=2 does not exist: there are 2 workers"):
             collector.frames_per_batch_worker(worker_idx=2)
 
 
@@ -291,7 +291,7 @@ def test_a_reset_of_some_workers(way):
         collector.reset([False, True])
         after = collector.next()["collector", "traj_ids"][:, 0]
         assert (after > before).tolist() == [False, True]
-        with pytest.raises(ValueError, match=r"reset_idx=\[True\]: one entry for each of 2 workers"):
+        with pytest.raises(ValueError, match=r"reset_idx=\[True\] must have one entry for each of 2 workers"):
             collector.reset([True])
 
 
@@ -299,13 +299,13 @@ def test_resets_that_are_refused():
     with make(SINGLE, partial(cartpoles, mode="NEXT_STEP")) as collector, pytest.raises(ValueError, match="by itself"):
         collector.reset([True, False, False])
     with make(SINGLE, cartpoles, frames_per_batch=6, trajs_per_batch=2) as collector:
-        with pytest.raises(ValueError, match="trajs_per_batch=2: reset all"):
+        with pytest.raises(ValueError, match="trajs_per_batch=2 you can only reset all"):
             collector.reset([True, False, False])
-        with pytest.raises(ValueError, match="options: resets take no such arguments"):
+        with pytest.raises(ValueError, match="resets do not take options"):
             collector.reset(options={})
         with pytest.raises(IndexError):
             collector.reset(3)
-    with make(SINGLE) as collector, pytest.raises(ValueError, match="seed=-1: must be at least 0"):
+    with make(SINGLE) as collector, pytest.raises(ValueError, match="seed=-1 must be at least 0"):
         collector.set_seed(-1)
 
 

@@ -50,15 +50,24 @@ def test_the_backend_chooses_the_class_and_its_keywords(keywords, name, rest):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"backend": "thread"}, "backend='thread': must be one of direct"),
-        ({"num_collectors": 0}, "num_collectors=0: must be a whole number"),
-        ({"num_collectors": 2, "backend": "direct"}, "num_collectors=2: this collector collects in this process"),
-        ({"num_collectors": 0, "backend": "direct"}, "num_collectors=0: this collector collects in this process"),
-        ({"sync": False}, "sync=False: this collector collects"),
+        ({"backend": "thread"}, "backend='thread' must be one of direct"),
+        ({"num_collectors": 0}, "num_collectors=0 must be a whole number"),
+        (
+            {"num_collectors": 2, "backend": "direct"},
+            "num_collectors=2 is not supported: this collector collects in this process",
+        ),
+        (
+            {"num_collectors": 0, "backend": "direct"},
+            "num_collectors=0 is not supported: this collector collects in this process",
+        ),
+        ({"sync": False}, "sync=False is not supported: this collector collects"),
         ({"create_env_fn": [cartpole] * 2, "num_collectors": 3}, "num_collectors=3, but create_env_fn has 2"),
-        ({"backend": "process", "backend_options": {"sync": True}}, "backend_options has sync"),
-        ({"backend": "process", "seed": 1, "backend_options": {"seed": 1}}, "backend_options has seed"),
-        ({"backend": "submitit", "launcher": "mp"}, "launcher='mp': backend='submitit' is a launcher itself"),
+        ({"backend": "process", "backend_options": {"sync": True}}, "backend_options contains sync"),
+        ({"backend": "process", "seed": 1, "backend_options": {"seed": 1}}, "backend_options contains seed"),
+        (
+            {"backend": "submitit", "launcher": "mp"},
+            "launcher='mp' cannot be used with backend='submitit', which is a launcher itself",
+        ),
     ],
 )
 def test_contradictions_are_refused_before_anything_starts(keywords, message):
@@ -108,7 +117,7 @@ def test_async_collector_has_one_worker():
     with collectx.AsyncCollector(cartpole, **FRAMES) as collector:
         assert collector.num_workers == 1
         assert next(collector).shape == (8,)
-    with pytest.raises(ConfigError, match=r"num_workers=2, but create_env_fn has 1 callable"):
+    with pytest.raises(ConfigError, match=r"num_workers=2, but create_env_fn has 1 entries"):
         collectx.AsyncCollector(cartpole, num_workers=2, **FRAMES)
     assert issubclass(collectx.AsyncCollector, collectx.MultiAsyncCollector)
     assert collectx.aSyncDataCollector is collectx.AsyncCollector

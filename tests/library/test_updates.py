@@ -257,15 +257,15 @@ def test_weights_act_in_every_form_and_stay(way, form):
         (Constant(), {"weights": Constant(), "model_id": "critic"}, ValueError, "critic"),
         (Constant(), {"weights_dict": {"policy": 3, "critic": 4}}, ValueError, "critic"),
         (Constant(), {"weights": Constant(), "worker_ids": [1]}, ValueError, r"workers \[1\].* 0 to 0"),
-        (Constant(), {"weights": {0: Constant()}, "worker_ids": 0}, ValueError, "by worker"),
+        (Constant(), {"weights": {0: Constant()}, "worker_ids": 0}, ValueError, "already name their workers"),
         (Constant(), {"weights": {0: Constant(), 1: Constant()}}, ValueError, r"workers \[0, 1\].* 0 to 0"),
         (Constant(), {"weights": 3}, TypeError, "weights=3"),
         (Constant(), {"weights": {}}, KeyError, "action"),
         (Constant(), {"weights": {"module.other": 1.0}}, KeyError, "lack action"),
         (Constant(), {"weights": {"action": 1.0, "other": 2.0}, "strict": True}, KeyError, "no weights other"),
         (Constant(), {"weights": Constant([1.0, 2.0])}, ValueError, r"action .*\[2\]"),
-        (None, {"weights": Constant()}, TypeError, "no module"),
-        (lambda seen: seen[..., 0].long(), {"weights": Constant()}, TypeError, "no module"),
+        (None, {"weights": Constant()}, TypeError, "is not a module"),
+        (lambda seen: seen[..., 0].long(), {"weights": Constant()}, TypeError, "is not a module"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(policy, given, error, word):
@@ -345,7 +345,7 @@ def test_weights_of_a_module_of_the_replay_buffer_take_effect():
         ({"weights": Constant(), "model_id": "env.pay"}, AttributeError, "pay"),
         ({"weights": Constant(), "model_id": "env.parts"}, TypeError, "parts is dict, not a module"),
         ({"weights": Constant([1.0, 2.0]), "model_id": PAY}, RuntimeError, "size mismatch"),
-        ({"weights_dict": {"policy": None, PAY: None}}, TypeError, "pass its weights"),
+        ({"weights_dict": {"policy": None, PAY: None}}, TypeError, "are None. Pass them"),
         ({"weights": Constant(), "model_id": PAY, "worker_ids": [1]}, ValueError, r"workers \[1\].* 0 to 0"),
     ],
 )
@@ -403,14 +403,14 @@ def test_an_updater_of_torchrls_gets_and_maps_the_weights(form):
 )
 def test_an_updater_supplies_the_weights_where_none_are_passed(kind, keywords, action):
     updater = getattr(updaters, kind)(**keywords)
-    with pytest.raises(RuntimeError, match=f"{kind}: construct a collector with weight_updater"):
+    with pytest.raises(RuntimeError, match=f"{kind} belongs to no collector yet. Pass it to one with weight_updater"):
         updater.push_weights()
     called = []
     updater.register_post_hook(lambda: called.append(None))
     with Collector(cartpole, Constant(), frames_per_batch=10, weight_updater=updater) as collector:
         assert updater.collector is collector
         if action is None:
-            with pytest.raises(RuntimeError, match="pass the weights"):
+            with pytest.raises(RuntimeError, match="Pass them to update_policy_weights_"):
                 updater.push_weights()
         else:
             updater.push_weights()

@@ -152,7 +152,7 @@ def test_a_job_whose_node_could_not_start_it_says_what_to_do(cluster, run):
         started.wait_until(lambda: "launch failed requeued held" in started.output, "the job to be held")
     finally:
         flag.unlink()
-    assert "`scontrol release` it when the node is mended" in started.output
+    assert "call `scontrol release`" in started.output
     started.interrupt(signal.SIGINT)
     assert started.output.count(f"job {started.jobs[0]}: job {started.jobs[0]}") == 0
 

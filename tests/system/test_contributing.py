@@ -114,4 +114,4 @@ def test_an_option_of_the_collector(sources):
     assert printed.splitlines() == ["one [3.0]", "same_step [3.0]", "next_step [3.0]"]
     status, printed = run(sources, "-m", "collectx", "run", "debug=tiny", "collector.reward_scale=0")
     assert status == 2, printed
-    assert described("collector.reward_scale=0: must be greater than 0.") in printed
+    assert described("collector.reward_scale=0 must be greater than 0.") in printed

@@ -117,8 +117,8 @@ def test_tune_on_top_of_an_experiment_and_into_the_users_folder(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["tune.minute=2"], "did you mean tune.minutes?"),
-    (["tune.minutes=-1"], "tune.minutes=-1: must be greater than 0"),
+    (["tune.minute=2"], "Did you mean tune.minutes?"),
+    (["tune.minutes=-1"], "tune.minutes=-1 must be greater than 0"),
     (["--output", "here.yaml"], "Use DIR/experiment/NAME.yaml"),
     (["-m", "seed=1,2"], "without -m"),
     (["launcher=slurm"], "launcher=slurm"),

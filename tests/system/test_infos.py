@@ -74,7 +74,7 @@ WAYS = {
 def test_the_means_of_infos_are_scalars_of_the_run(arm, way):
     run = collectx if way == "async envs" else forked  # its processes import the main module
     done = run("run", *ARM, "collector.total_frames=448", *WAYS[way], METRICS, "logger.csv={}", cwd=arm)
-    assert "env.metrics: no step returned nothing in its info. Check the names" in done.stdout + done.stderr
+    assert "no step returned nothing of env.metrics in its info. Check the names" in done.stdout + done.stderr
     lines = [json.loads(line) for line in (arm / "run/metrics.jsonl").read_text().splitlines()]
     scalars = lines[-1]["scalars"]
     assert scalars["height"] == 1.0
@@ -120,4 +120,4 @@ def test_a_sweep_is_ranked_by_a_mean(arm):
     done = forked("report", "all", "objective=is_success", cwd=arm)
     assert "report" in done.stdout
     done = forked("run", *ARM, "sweep.objective=is_success", cwd=arm, status=2)
-    assert "sweep.objective=is_success: must be one of mean_return" in done.stdout + done.stderr
+    assert "sweep.objective=is_success must be mean_return," in done.stdout + done.stderr

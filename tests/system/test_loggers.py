@@ -75,13 +75,13 @@ def test_wandb_without_a_key_is_said_before_the_run(tmp_path):
     )
     assert done.returncode == 2, done.stderr
     remedy = "Run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline."
-    assert f"logger=wandb: there is no API key. {remedy}" in done.stderr
+    assert f"logger=wandb cannot be used: wandb has no API key. {remedy}" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_a_wrong_logger_is_a_problem_of_the_configuration(tmp_path):
     words = ["logger=[csv,tensorbord]", "logger.wandb.mod=online", "logger.custom.target=nothing.there:Here"]
     done = forked("run", *RUN, *words, cwd=tmp_path, status=2)
-    assert "logger=tensorbord: no such choice; did you mean tensorboard?" in done.stderr
-    assert "logger.wandb.mod: no such key; did you mean logger.wandb.mode?" in done.stderr
+    assert "logger=tensorbord does not exist. Did you mean logger=tensorboard?" in done.stderr
+    assert "logger.wandb.mod is not an option. Did you mean logger.wandb.mode?" in done.stderr
     assert not (tmp_path / "run").exists()

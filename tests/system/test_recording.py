@@ -109,24 +109,24 @@ def test_wrong_words_are_refused(tmp_path, monkeypatch, capsys):
     forked("run", "trainer=meter", "collector.total_frames=512", "hydra.run.dir=run", cwd=tmp_path)
     monkeypatch.chdir(tmp_path)
     for words, message in (
-        (["run", "format=memmap"], "run ran with trainer=meter. Only trainer=record records episodes"),
+        (["run", "format=memmap"], "run contains no episodes, because it ran with trainer=meter. Only trainer=record"),
         (
             ["run", "format=hdf5"],
-            "format=hdf5: no such format; valid: state_dict, torchscript, onnx, memmap, parquet, minari, lerobot",
+            "format=hdf5 does not exist. Valid names: state_dict, torchscript, onnx, memmap, parquet, minari, lerobot",
         ),
-        (["run", "forma=memmap"], "forma: no such option; did you mean format?"),
-        (["nowhere", "format=memmap"], "nowhere: no such folder"),
-        (["format=memmap"], "export needs a folder"),
-        (["run", "run", "format=memmap"], "several folders are merged into one data set. Say where with output=FOLDER"),
-        (["run", "format=lerobot", "fps=0"], "fps=0: expected a number of at least 1"),
+        (["run", "forma=memmap"], "forma is not an option. Did you mean format?"),
+        (["nowhere", "format=memmap"], "there is no folder nowhere"),
+        (["format=memmap"], "export: which run?"),
+        (["run", "run", "format=memmap"], "you named several folders. Say where to merge them with output=FOLDER"),
+        (["run", "format=lerobot", "fps=0"], "fps=0 must be a whole number of at least 1"),
         ([".", "format=memmap"], "contains no data set"),
     ):
         assert export.main(words) == 2
         assert message in capsys.readouterr().err
     for option, message in (
-        ("collector.trajs_per_batch=2", "trainer=record joins the frames of episodes itself. Use null"),
-        ("collector.reset_at_each_iter=true", "it cuts episodes. Use false"),
-        ("collector.compact_obs=true", "it drops the last observation of an episode. Use false"),
+        ("collector.trajs_per_batch=2", "and it joins their frames itself. Use null"),
+        ("collector.reset_at_each_iter=true", "this option cuts them. Use false"),
+        ("collector.compact_obs=true", "this option drops the last observation of each. Use false"),
         ("trainer.format=hdf5", "memmap"),
     ):
         assert run.main(["trainer=record", option]) == 2

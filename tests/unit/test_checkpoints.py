@@ -101,7 +101,7 @@ def test_code_in_a_state_is_not_executed(tmp_path):
             return os.system, (f"touch {tmp_path}/attacked",)
 
     path = Checkpoints(tmp_path).write(1, {}, {"state.pt": {"weights": Attack()}})
-    with pytest.raises(DamagedFile, match=r"state\.pt: cannot be loaded"):
+    with pytest.raises(DamagedFile, match=r"state\.pt cannot be loaded"):
         Checkpoint(path).load()
     assert not (tmp_path / "attacked").exists()
 

@@ -155,7 +155,7 @@ def test_a_sweep_has_a_line_for_each_point_and_totals(capsys, tmp_path, monkeypa
 
 def test_wrong_configurations_and_machines_without_slurm(capsys, within):
     assert command.main(["collector.num_worker=3"]) == 2
-    assert "did you mean collector.num_workers?" in capsys.readouterr().err
+    assert "Did you mean collector.num_workers?" in capsys.readouterr().err
     assert command.main(["env.id=Nothing-v0"]) == 2
     assert "Nothing-v0" in capsys.readouterr().err
     from collectx.place.slurm import commands

@@ -161,7 +161,9 @@ def test_what_the_user_gives_is_not_searched():
     }
     with pytest.raises(ConfigError, match=r"nothing is left to search: .*num_envs.*tune.exact=false also"):
         tune.space(composed("collector=single"), ["env.num_envs"], exact=True)
-    with pytest.raises(ConfigError, match=r"launcher=slurm: tune measures on the machine where it runs"):
+    with pytest.raises(
+        ConfigError, match=r"tune cannot use launcher=slurm, because it measures on the machine where it runs"
+    ):
         tune.space(composed("launcher=slurm"), [], exact=True)
 
 

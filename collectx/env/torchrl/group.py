@@ -35,7 +35,7 @@ def build(cfg: TorchrlEnvConfig, first_index: int, incarnation: int, numbers: En
 
     env = make_one(0)
     if not is_torchrl_env(env):
-        raise ConfigError(f"env.target={cfg.target}: returned {type(env).__name__}, expected an EnvBase of TorchRL.")
+        raise ConfigError(f"env.target={cfg.target} returned {type(env).__name__}, not an EnvBase of TorchRL.")
     if env.batch_size:
         if env.batch_size.numel() != cfg.num_envs:
             raise ConfigError(

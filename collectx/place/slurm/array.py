@@ -61,7 +61,7 @@ class JobArray:
                 raise
             with suppress(LauncherError):
                 commands.cancel(list(jobs.values()))
-            text = f"{len(jobs)} of {len(workers)} workers were submitted, and are cancelled; the others: {error}"
+            text = f"only {len(jobs)} of {len(workers)} workers could be submitted, and are cancelled again: {error}"
             raise LauncherError(text) from error
         with open(self._record, "a") as file:
             file.writelines(f"{job} {worker}\n" for worker, job in jobs.items())

@@ -47,39 +47,40 @@ _GUARD = (
 
 # SLURM's reasons for a job's state, with an explanation.
 _REASONS = {
-    "Priority": "Priority: others are before it",
-    "Resources": "Resources: what it asks for is in use",
-    "PartitionConfig": "PartitionConfig: no node of the partition has what it asks for: ask for less, or choose "
+    "Priority": "Priority, as other jobs are before it",
+    "Resources": "Resources, as the nodes that it needs are in use",
+    "PartitionConfig": "PartitionConfig, as no node of the partition has what it asks for; ask for less, or choose "
     "another",
-    "PartitionTimeLimit": "PartitionTimeLimit: launcher.time is more than the partition allows",
-    "PartitionNodeLimit": "PartitionNodeLimit: it asks for more nodes than the partition allows",
-    "BadConstraints": "BadConstraints: no node has the features and resources that it asks for",
-    "Dependency": "Dependency: launcher.max_parallel or launcher.sbatch.dependency lets others go first",
-    "JobArrayTaskLimit": "JobArrayTaskLimit: as many points run as launcher.max_parallel allows",
-    "JobHeldUser": "JobHeldUser: it is held until `scontrol release`",
-    "JobHeldAdmin": "JobHeldAdmin: an administrator has held it: ask your site",
-    "launch failed requeued held": "launch failed requeued held: a node could not start it, such as one whose prolog "
-    "fails (`sinfo -R` says why), and it is held: `scontrol release` it when the node is mended or drained",
-    "BeginTime": "BeginTime: its start is set to a later time; SLURM does so for two minutes when it requeues a job",
+    "PartitionTimeLimit": "PartitionTimeLimit, as launcher.time is more than the partition allows",
+    "PartitionNodeLimit": "PartitionNodeLimit, as it asks for more nodes than the partition allows",
+    "BadConstraints": "BadConstraints, as no node has the features and resources that it asks for",
+    "Dependency": "Dependency, as launcher.max_parallel or launcher.sbatch.dependency lets other jobs go first",
+    "JobArrayTaskLimit": "JobArrayTaskLimit, as launcher.max_parallel points are already running",
+    "JobHeldUser": "JobHeldUser, as it is held until you call `scontrol release`",
+    "JobHeldAdmin": "JobHeldAdmin, as an administrator holds it; ask your site",
+    "launch failed requeued held": "launch failed requeued held, as a node could not start it, for example because its "
+    "prolog fails; `sinfo -R` says why. When the node is repaired or drained, call `scontrol release`",
+    "BeginTime": "BeginTime, as it may only start later; SLURM restarts a requeued job after two minutes",
     "None": "",
 }
 
 # The remedy, by a part of sbatch's message.
 _ADVICE = {
     "accounting storage": "SLURM keeps no record of ended jobs",
-    "submitjob": "your account or QOS accepts no more jobs at a time: wait until some have ended, or submit fewer",
-    "violates accounting": "your account or QOS does not allow so much: submit fewer jobs at a time, or ask for less "
+    "submitjob": "Your account or QOS accepts no more jobs at a time. Wait until some have ended, or submit fewer",
+    "violates accounting": "Your account or QOS does not allow so much. Submit fewer jobs at a time, or ask for less "
     "time or smaller jobs (`sacctmgr show qos` and `sacctmgr show associations user=$USER` list the limits)",
-    "account": "choose another with launcher.account (`sacctmgr show associations user=$USER` lists yours)",
-    "partition": "choose another with launcher.partition (`sinfo` lists them)",
-    "qos": "choose another with launcher.qos",
-    "time limit": "ask for less with launcher.time",
-    "feature": "choose another with launcher.constraint (`sinfo -o %f` lists them)",
-    "memory": "ask for less with launcher.mem",
-    "node configuration": "no node has so much: ask for less launcher.cpus_per_task, launcher.gpus or launcher.mem",
-    "configuration source": 'this machine is in no SLURM cluster: use launcher=local (in Python: launcher="mp")',
-    "contact slurm controller": "SLURM does not answer: try again later",
-    "timed out": "SLURM does not answer: try again later",
+    "account": "Choose another account with launcher.account (`sacctmgr show associations user=$USER` lists yours)",
+    "partition": "Choose another partition with launcher.partition (`sinfo` lists them)",
+    "qos": "Choose another QOS with launcher.qos",
+    "time limit": "Ask for less time with launcher.time",
+    "feature": "Choose other features with launcher.constraint (`sinfo -o %f` lists them)",
+    "memory": "Ask for less memory with launcher.mem",
+    "node configuration": "No node has so much. Ask for less with launcher.cpus_per_task, launcher.gpus or "
+    "launcher.mem",
+    "configuration source": 'This machine belongs to no SLURM cluster. Use launcher=local (in Python: launcher="mp")',
+    "contact slurm controller": "SLURM does not answer. Try again later",
+    "timed out": "SLURM does not answer. Try again later",
 }
 
 
@@ -382,7 +383,7 @@ def _run(command: Sequence[str]) -> str:
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise LauncherError(f"{name} did not answer within {COMMAND_S:g} s: SLURM's controller hangs.") from error
+        raise LauncherError(f"{name} did not answer within {COMMAND_S:g} s, so SLURM's controller hangs.") from error
     except OSError as error:
         raise LauncherError(f"{name} cannot be called on this machine: {error}") from error
     if done.returncode:
@@ -391,7 +392,7 @@ def _run(command: Sequence[str]) -> str:
         if not message:
             raise NoMessage(f"{name}: exit status {done.returncode}")
         advice = next((text for part, text in _ADVICE.items() if part in message.lower()), None)
-        raise LauncherError(message + (f": {advice}." if advice else ""))
+        raise LauncherError(f"{message.removesuffix('.')}. {advice}." if advice else message)
     return done.stdout
 
 

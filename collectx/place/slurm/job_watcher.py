@@ -133,7 +133,7 @@ class JobWatcher(Launcher):
             job = self._add(worker)
             job.update(job.state, job_id)
         first, last = ids[0], ids[self._num_workers - 1]
-        self._say(f"workers are submitted: job {first}" + (f" to {last}" if last != first else ""))
+        self._say(f"submitted the workers as {f'jobs {first} to {last}' if last != first else f'job {first}'}")
         self._watcher.start()
 
     def _release(self, handle: RemoteHandle, signum: int = signal.SIGTERM) -> None:
@@ -210,7 +210,7 @@ class JobWatcher(Launcher):
             self._report_error("ask", error)
             return False
         self._errors.pop("ask", None)
-        gone = JobState("GONE", True, True, "cancelled in the queue, or forgotten since it ended")
+        gone = JobState("GONE", True, True, "cancelled in the queue, or forgotten after its end")
         changes = [self._update(job, states.get(str(job.id), gone)) for job in jobs]
         return any(changes)
 
@@ -252,10 +252,10 @@ class JobWatcher(Launcher):
         reasons: dict[str, list[str]] = {}
         for job in waiting:
             reasons.setdefault(str(job.state), []).append(str(job.worker))
-        notice = "; ".join(f"worker {', '.join(workers)}: {state}" for state, workers in reasons.items())
+        notice = "; ".join(f"worker {', '.join(workers)} is {state}" for state, workers in reasons.items())
         if notice and notice != self._queue_notice and now_s >= self._queue_notice_s:
             self._queue_notice, self._queue_notice_s = notice, now_s + _NOTICE_S
-            self._say(f"{len(waiting)} of {self._num_workers} workers wait in the queue: {notice}")
+            self._say(f"{len(waiting)} of {self._num_workers} workers are waiting in the queue: {notice}")
 
 
 def _message(error: Exception) -> str:

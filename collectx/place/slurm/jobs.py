@@ -17,11 +17,11 @@ from collectx.place.slurm.script import WORKERS
 
 # Options of sbatch that collectx sets itself, and what to use instead.
 _SBATCH = {
-    "array": "use `launcher.max_parallel`, where the launcher has it.",
+    "array": "use `launcher.max_parallel`, if the launcher has it.",
     "ntasks": "use `collector.num_workers`.",
-    "nodes": "use `launcher.nodes`, where the launcher has it.",
-    "output": "the run folder has the logs.",
-    "error": "the run folder has the logs.",
+    "nodes": "use `launcher.nodes`, if the launcher has it.",
+    "output": "find the output in `logs/` in the run folder.",
+    "error": "find the output in `logs/` in the run folder.",
     "no-kill": "use `collector.on_worker_failure`.",
     "requeue": "use `launcher.requeue`.",
     "no-requeue": "use `launcher.requeue`.",
@@ -60,8 +60,8 @@ class SlurmArray(Place):
             yield Problem("backend", rule, "mpi", "use `launcher=local or slurm`, or `backend=gloo`.")
         elif self.cfg.collector.on_worker_failure != "raise":
             rule = (
-                f"with `backend=mpi` and `launcher={launcher}` the death of one rank ends all ranks, and none can be "
-                "added"
+                f"with `backend=mpi` and `launcher={launcher}`, MPI ends all ranks when one of them dies, and can add "
+                "none"
             )
             path = "collector.on_worker_failure"
             yield Problem(path, rule, self.cfg.collector.on_worker_failure, "use raise, or `backend=gloo`.")
@@ -70,7 +70,7 @@ class SlurmArray(Place):
         for path, part in self._parts().items():
             names = {str(key).replace("_", "-") for key in getattr(part, "sbatch", ())}
             for name in sorted(_SBATCH.keys() & names):
-                yield Problem(f"{path}.sbatch.{name}", "collectx sets it itself", advice=_SBATCH[name])
+                yield Problem(f"{path}.sbatch.{name}", "collectx sets this option itself", advice=_SBATCH[name])
 
     def _parts(self) -> dict[str, object]:
         """Returns the resources of jobs, by option."""
@@ -147,7 +147,7 @@ class SlurmParts(SlurmJob):
     def _own_problems(self) -> Iterator[Problem]:
         yield from super()._own_problems()
         if self._launcher.max_parallel is not None:
-            rule, advice = "jobs of two parts cannot be a job array", "use `null`, or `launcher=slurm`."
+            rule, advice = "jobs with two parts cannot form a job array", "use `null`, or `launcher=slurm`."
             yield Problem("launcher.max_parallel", rule, self._launcher.max_parallel, advice)
 
     def _described_tasks(self) -> tuple[int, str]:

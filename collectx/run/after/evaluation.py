@@ -197,9 +197,12 @@ def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
 
     env, episodes = cfg.env, cfg.eval.episodes
     if not isinstance(env, GymnasiumConfig) or (not isinstance(env, GymEnvConfig) and env.id is None):
-        raise ConfigError(f"eval.video=true: env.kind={env.kind} renders no frames; only single Gymnasium envs do.")
+        raise ConfigError(
+            f"eval.video=true cannot be used with env.kind={env.kind}, because only single Gymnasium envs render "
+            "frames."
+        )
     if find_spec("moviepy") is None:
-        raise ConfigError("eval.video=true needs moviepy: pip install 'collectx[video]'")
+        raise ConfigError("eval.video=true needs moviepy. Install it: pip install 'collectx[video]'")
     values = {field.name: getattr(env, field.name) for field in dataclasses.fields(GymEnvConfig)}
     values |= {"kind": "gym", "num_envs": 1, "kwargs": {**env.kwargs, "render_mode": "rgb_array"}}
     made = GymEnvConfig(**values)
@@ -222,9 +225,12 @@ def _check_rendering(make: Callable[[], Any]) -> None:
         finally:
             env.close()
     except Exception as error:
-        raise ConfigError(f"eval.video=true: the env cannot render: {summary_of(error)}") from error
+        raise ConfigError(
+            f"eval.video=true cannot be used, because the env cannot render: {summary_of(error)}"
+        ) from error
     if np.ndim(frame) != 3:
         modes = env.metadata.get("render_modes")
         raise ConfigError(
-            f"eval.video=true: the env renders no image with render_mode=rgb_array; its render_modes are {modes}."
+            "eval.video=true cannot be used, because the env renders no image with render_mode=rgb_array. Its render "
+            f"modes are {modes}."
         )

@@ -90,10 +90,10 @@ def recorded_order(folder: str | Path) -> list[tuple[int, ...]]:
     files = RunFolder(folder)
     # A failure that ends the run has no effect on the batches before.
     if any(event.get("event") in LOSSES for event in files.read_events()):
-        raise ValueError(f"{files.path} lost a worker, and its log does not record between which batches")
+        raise ValueError("that run lost a worker, and did not record between which batches")
     batches = order_of(files.metrics, files.read_metrics())
     if not batches:
-        raise ValueError(f"{files.path} contains no run that delivered a batch")
+        raise ValueError("it contains no run that delivered a batch")
     return batches
 
 
@@ -104,11 +104,11 @@ def order_of(path: Path, lines: Iterable[dict[str, Any]]) -> list[tuple[int, ...
         parts = line.get("workers", ())
         try:
             if len(parts) != 1:
-                raise ValueError(f"{path} does not belong to an async run: a batch contains {len(parts)} worker parts")
+                raise ValueError(f"{path} belongs to a sync run, whose batches contain parts of {len(parts)} workers")
             settings = parts[0].get("settings", 0), line.get("settings", 0)
             batches.append((parts[0]["worker"], parts[0]["policy_version"], line["version"], *settings))
         except (AttributeError, KeyError, TypeError) as error:
-            raise DamagedFile(f"{path}: a line does not describe a batch: {error!r}") from error
+            raise DamagedFile(f"{path} is damaged: a line does not describe a batch: {error!r}") from error
     return batches
 
 
@@ -117,5 +117,5 @@ def why_not_recorded(refresh: str, num_workers_per_collector: int, inner: str) -
     if refresh == "step":
         return "with collector.refresh=step the weights change within a batch, which is not recorded"
     if num_workers_per_collector > 1 and inner == "async":
-        return "collector.inner=async: the order in which the processes of a worker were ready is not recorded"
+        return "with collector.inner=async the order in which a worker's processes were ready is not recorded"
     return None

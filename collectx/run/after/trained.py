@@ -28,7 +28,7 @@ from collectx.config.schema.run import RunConfig
 from collectx.env.base import Env, EnvSpec
 from collectx.env.observation import ACTION_MASK, ObservationLeaves
 from collectx.env.spaces import SpaceLeaves
-from collectx.errors import ConfigError, DamagedFile, ShapeError, summary_of
+from collectx.errors import ConfigError, DamagedFile, ShapeError, summary_of, text_of
 from collectx.policy.base import Actor
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.flat_weights import FlatWeights
@@ -279,13 +279,13 @@ def load_weights(files: RunFolder, module: Any, weights: str = "newest") -> None
         ConfigError: the folder contains no such weights, or they cannot be read.
     """
     if weights not in ("newest", "best"):
-        raise ConfigError(f"weights={weights!r}: must be newest or best.")
+        raise ConfigError(f"weights={weights!r} must be newest or best.")
     if not isinstance(module, nn.Module):
         return
     checkpoints = Checkpoints(files.checkpoints)
     if weights == "best":
         if (best := checkpoints.best()) is None:
-            advice = "A run keeps one with checkpoint.keep_best=mean_return. Take weights=newest."
+            advice = "To keep one, train with checkpoint.keep_best=mean_return. Or use weights=newest."
             raise ConfigError(f"{files.path} contains no best checkpoint. {advice}")
         FlatWeights(module).read(_weights(Checkpoint(best)))
         return
@@ -294,7 +294,12 @@ def load_weights(files: RunFolder, module: Any, weights: str = "newest") -> None
             module.load_state_dict(torch.load(files.policy, map_location="cpu", weights_only=True))
             return
         except Exception as error:
-            raise DamagedFile(f"{files.policy}: cannot be loaded: {summary_of(error)}") from error
+            if isinstance(error, RuntimeError):  # of load_state_dict
+                reason = "Does this configuration build the same policy, for the same spaces?"
+                raise ConfigError(
+                    f"the weights in {files.policy} do not fit the policy. {reason} {text_of(error)}"
+                ) from error
+            raise DamagedFile(f"{files.policy} cannot be loaded: {summary_of(error)}") from error
     flat, problems = checkpoints.newest(_weights)
     if flat is None:
         advice = "A run saves them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."

@@ -46,7 +46,7 @@ class EventLog:
                     # Not raised: the threads that report events must not stop, and the run continues without its log.
                     self._has_failed, failure = True, error
         if failure is not None:
-            self.show(f"the event log stopped: {failure}")
+            self.show(f"the event log stopped, but the run continues: {failure}")
         if text is None or name in self._hidden:
             return
         if "worker" in fields:
@@ -74,8 +74,9 @@ _MESSAGES = {
     "cancelled": "the job is cancelled: {reason}",
     "evaluation_failed": "evaluation stopped, but the run continues: {message}",
     "jobs": "{message}",
-    "batches_copied": "the trainer keeps several batches, so new ones are copied; if it needs a part of each, keep a "
-    "clone of that part",
+    "batches_copied": "the trainer keeps several batches, so new ones are copied, which is slower. If it only needs a "
+    "part of each, "
+    "let it keep a clone of that part",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",
     "outputs_shared": "all {count} envs write to {path}, and overwrite each other's files. Give env.entry_point a "
@@ -122,7 +123,7 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         )
     if name == "metrics_missing":
         names = " or ".join(fields["names"])
-        return f"env.metrics: no step returned {names} in its info. Check the names; infos of resets do not count"
+        return f"no step returned {names} of env.metrics in its info. Check the names; infos of resets do not count"
     if name == "resumed":
         workers: dict[str, list[str]] = {}
         for worker, reason in fields["new_episodes"].items():

@@ -128,7 +128,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DamagedFile(f"{path}: cannot be read: {error.strerror}") from error
+        raise DamagedFile(f"{path} cannot be read: {error.strerror}") from error
 
 
 # The number of bytes read at once: from the end of a file, and from a file that grows.
@@ -200,9 +200,9 @@ def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise DamagedFile(f"{path}: {part} is not JSON: {error}") from error
+        raise DamagedFile(f"{path} is damaged: {part} is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise DamagedFile(f"{path}: {part} is not a JSON object")
+        raise DamagedFile(f"{path} is damaged: {part} is not a JSON object")
     return value
 
 

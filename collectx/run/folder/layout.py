@@ -210,9 +210,11 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise DamagedFile(f"{self.result}: cannot be read: {error.strerror}") from error
+            raise DamagedFile(f"{self.result} cannot be read: {error.strerror}") from error
         if result.get("status") not in ENDED:
-            raise DamagedFile(f"{self.result}: its status is {result.get('status')!r}, not one of {', '.join(ENDED)}")
+            raise DamagedFile(
+                f"{self.result} is damaged: its status is {result.get('status')!r}, not one of {', '.join(ENDED)}"
+            )
         return result
 
     def read_meta(self) -> dict[str, Any]:
@@ -251,7 +253,7 @@ def folder_errors(
     try:
         yield
     except OSError as error:
-        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        why = error.strerror or str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(f"cannot create the {what} {path}: {why}. Choose another with {option}.") from error
 
 
@@ -290,13 +292,14 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
         if not is_ours and not force:
             holder = os.read(handle, 1000).decode(errors="replace").strip()
             raise ConfigError(
-                f"{files.path}: a run is active in this folder ({holder or 'by an unknown process'}). Wait until it "
-                "ends, or choose another folder with hydra.run.dir."
+                f"another run is using {files.path} ({holder or 'by an unknown process'}). Wait until it ends, or "
+                "choose "
+                "another folder with hydra.run.dir."
             )
         if files.has_run and not (replace or force):
             raise ConfigError(
-                f"{files.path}: this folder already contains a run. Continue it (resume=auto), replace it "
-                "(run.overwrite=true), or choose another folder with hydra.run.dir."
+                f"{files.path} already contains a run. Continue it (resume=auto), replace it (run.overwrite=true), or "
+                "choose another folder with hydra.run.dir."
             )
         with folder_errors(files.path):
             os.ftruncate(handle, 0)

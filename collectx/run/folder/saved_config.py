@@ -110,9 +110,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise DamagedFile(f"{path}: cannot be read: {error}") from error
+        raise DamagedFile(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or not content:
-        raise DamagedFile(f"{path}: is not a configuration")
+        raise DamagedFile(f"{path} is not a configuration")
     if isinstance(content.get("launcher"), dict):
         content["launcher"].pop("hydra_mode", None)  # older snapshots have this key
     return {str(key): value for key, value in content.items() if key != "hydra"}
@@ -167,7 +167,9 @@ def check_folder(files: RunFolder) -> None:
     """
     if not files.config.is_file():
         if not files.path.exists():
-            raise ConfigError(f"{files.path}: no such folder. `collectx status` lists the runs below a folder.")
+            raise ConfigError(f"there is no folder {files.path}. To list your runs: collectx status DIR")
+        if runs := runs_below(files.path, max_depth=1):
+            raise ConfigError(f"{files.path} contains several runs. Name one of them, such as {runs[0].path}.")
         lacks = f"it does not contain {files.config.relative_to(files.path)}"
         raise ConfigError(f"{files.path} is not a run folder: {lacks if files.path.is_dir() else 'it is a file'}.")
     snapshot.check_format(files)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import shlex
 import sys
 import threading
@@ -49,6 +50,9 @@ _STARTING = "starting the workers"
 _SHARES = tuple(name.removesuffix("_s") for name in TIMES)
 # If one side waits for this share of the time, the other is the bottleneck.
 _DOMINATES = 0.6
+# The first line of a frame in a traceback, and the folder of collectx's frames.
+_FRAME = re.compile(r'  File "(?P<file>.+?)", line \d+')
+_PACKAGE = f"{Path(__file__).parents[2]}/"
 
 
 class Progress:
@@ -345,8 +349,7 @@ def _how_to_continue(folder: Path) -> str:
     """Returns the command that resumes a run, or how to save checkpoints."""
     if RunFolder(folder).has_checkpoint:
         return f"to continue from the newest checkpoint: collectx resume {shlex.quote(printing.typed(folder))}"
-    options = "checkpoint.every_batches or checkpoint.every_min"
-    return f"no checkpoint was saved, so this run cannot be resumed. Save more often with {options}."
+    return "no checkpoint was saved, so this run cannot be resumed. Save more often, as with checkpoint.every_min=1."
 
 
 def print_completed(result: Result) -> None:
@@ -365,12 +368,25 @@ def _print_table(result: Result) -> None:
 
 def format_error(error: BaseException) -> str:
     """Returns the text of an error: type, without its module if it is collectx's, message, where it was raised, and the
-    remote traceback of a worker's error."""
+    frames of a worker's error that are not collectx's. The trainer's log contains the full traceback."""
     name = type(error).__name__ if isinstance(error, CollectxError) else type_name(error)
     text = f"{name}: {text_of(error)}"
     notes = list(getattr(error, "__notes__", ()))
     if not notes and not isinstance(error, CollectxError):
         frames = traceback.extract_tb(error.__traceback__)
         notes = [f"raised in {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"] if frames else []
-    lines = [line for note in notes for line in note.rstrip().splitlines()]
+    lines = [line for note in notes for line in _without_our_frames(note)]
     return "\n".join([text, *(f"  {line}" for line in lines)])
+
+
+def _without_our_frames(note: str) -> list[str]:
+    """Returns the lines of a note; of a traceback in it, only the frames outside of collectx."""
+    head, _, remote = note.rstrip().partition("\nTraceback (most recent call last):\n")
+    lines, is_shown = head.splitlines(), False
+    for line in remote.splitlines():
+        if frame := _FRAME.match(line):
+            is_shown = not frame["file"].startswith(_PACKAGE)
+        if is_shown and line.startswith("  ") and line.strip(" ^~"):
+            lines.append(line)
+        is_shown = is_shown and line.startswith("  ")
+    return lines

@@ -35,7 +35,7 @@ def local_addresses(interface: str | None) -> tuple[str, ...]:
         addresses = by_interface.get(interface)
         if not addresses:
             others = did_you_mean(interface, sorted(filter(by_interface.get, by_interface)))
-            raise ConfigError(f"backend.interface={interface}: no network interface with an address{others}")
+            raise ConfigError(f"backend.interface={interface} is not a network interface with an address{others}")
         # A link-local IPv6 address is only valid together with the name of an interface on the other host.
         return tuple(address for address in addresses if not _is_link_local(address)) or tuple(addresses)
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -72,7 +72,9 @@ def listening_sockets(addresses: Sequence[str], port: int, interface: str | None
             return [socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
         return [socket.create_server(("", port), backlog=_BACKLOG)]
     except OSError as error:
-        raise ConfigError(f"backend.port={port}: {error}. Choose another port, or null for any free one.") from error
+        raise ConfigError(
+            f"backend.port={port} cannot be used: {error}. Choose another port, or null for any free one."
+        ) from error
 
 
 def _bind(addresses: Sequence[str], port: int, interface: str | None, attempts: int = 10) -> list[socket.socket]:

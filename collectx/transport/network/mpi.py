@@ -60,7 +60,7 @@ def why_not() -> str | None:
     if not version.startswith("Open MPI"):
         return (
             "MPI_Comm_spawn starts the workers, and was only tried with Open MPI; this is "
-            f"{version.split(',')[0]}: pip install 'collectx[mpi]', or use `backend=gloo`"
+            f"{version.split(',')[0]}. Install Open MPI (pip install 'collectx[mpi]'), or use `backend=gloo`"
         )
     if shutil.which("prte", path=mpi_path()) is None:
         scripts = sysconfig.get_path("scripts")

@@ -23,7 +23,7 @@ def why_not() -> str | None:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA. Install a build with CUDA, or use `backend=gloo`"
     if not torch.cuda.is_available():
-        return "torch sees no GPU: use `backend=gloo`"
+        return "torch sees no GPU. Use `backend=gloo`"
     if not dist.is_nccl_available():
         return f"torch {torch.__version__} is built without NCCL. Install a build with NCCL, or use `backend=gloo`"
     return None

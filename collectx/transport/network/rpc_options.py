@@ -21,13 +21,13 @@ def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
     path = "backend.tensorpipe"
     for key, value in cfg.backend.tensorpipe.items():
         if key not in _TENSORPIPE:
-            rule = f"has {key}: may have {', '.join(_TENSORPIPE)}; agents find each other, and bytes lie on the CPU."
+            rule = f"cannot contain {key}. Valid keys: {', '.join(_TENSORPIPE)}."
             yield Problem(path, rule)
         elif key.startswith("_"):
             if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-                yield Problem(path, f"{key}={value!r}: must be a list of TensorPipe's names, as ['uv'].")
+                yield Problem(path, f"has {key}={value!r}, which must be a list of TensorPipe's names, such as ['uv'].")
         elif isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            yield Problem(path, f"{key}={value!r}: must be a number above 0.")
+            yield Problem(path, f"has {key}={value!r}, which must be a number above 0.")
 
 
 def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[[int], str]) -> Iterator[Problem]:
@@ -41,7 +41,7 @@ def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[
     if visible is None:
         return
     if isinstance(visible, str) or not all(_VISIBLE.fullmatch(str(each)) for each in visible):
-        rule = "must be a list, for each worker cuda:N, the only GPU that it sees, or cpu for none."
+        rule = "must be a list with one entry for each worker: cuda:N, the only GPU that it sees, or cpu for none."
         yield Problem(path, rule, visible)
         return
     if len(visible) != num_workers:
@@ -50,5 +50,5 @@ def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[
     for worker, sees in enumerate(visible):
         acts = acting(worker)
         if acts not in ("cpu", "cuda", sees) or (acts == "cuda" and sees == "cpu"):
-            rule = f"the policy of worker {worker} acts on {acts}, and {sees} is all that it sees"
-            yield Problem(path, rule, visible, "give both the same.")
+            rule = f"the policy of worker {worker} acts on {acts}, but the worker only sees {sees}"
+            yield Problem(path, rule, visible, "give both the same device.")

@@ -19,7 +19,7 @@ def test_overrides_may_stand_on_both_sides_of_flags():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--multirunn"], "did you mean --multirun?"),
+        (["--multirunn"], "Did you mean --multirun?"),
         (["--experimental-rerun=x"], "collectx reproduce"),
         (["--config-path", "x"], "--config-dir"),
         (["--config-dir"], "--config-dir: expected one argument"),
@@ -33,11 +33,11 @@ def test_wrong_flags(argv, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["format=memmap", "weights=best"], "export: weights=best: format=memmap has no such option"),
-        (["format=memmap", "fps=3"], "export: fps=3: format=memmap has no such option"),
-        (["format=onnx", "task=x"], "export: task=x: format=onnx has no such option"),
-        (["format=onnx", "other"], "export: other: format=onnx takes one run folder"),
-        (["format=parquet"], "export: run: no such folder"),
+        (["format=memmap", "weights=best"], "export: format=memmap has no option weights. Leave out weights=best."),
+        (["format=memmap", "fps=3"], "export: format=memmap has no option fps. Leave out fps=3."),
+        (["format=onnx", "task=x"], "export: format=onnx has no option task. Leave out task=x."),
+        (["format=onnx", "other"], "export: format=onnx takes one run folder. Leave out other."),
+        (["format=parquet"], "export: there is no folder run."),
     ],
 )
 def test_options_of_other_formats_are_refused(capsys, words, message):
@@ -48,12 +48,12 @@ def test_options_of_other_formats_are_refused(capsys, words, message):
 @pytest.mark.parametrize(
     ("subcommand", "words", "end"),
     [
-        ("eval", ["--collector.num_workers=3"], "options are written without dashes: collector.num_workers=3"),
-        ("eval", ["run", "--episodes", "3"], "options are written without dashes: episodes=3"),
-        ("eval", ["run", "--video"], "options are written without dashes: video=true"),
-        ("eval", ["run", "--config-dr", "conf"], "did you mean --config-dir?"),
-        ("logs", ["run", "--role", "trainer"], "see collectx logs --help."),
-        ("logs", ["run", "--folow"], "did you mean --follow?"),
+        ("eval", ["--collector.num_workers=3"], "Write options without dashes: collector.num_workers=3"),
+        ("eval", ["run", "--episodes", "3"], "Write options without dashes: episodes=3"),
+        ("eval", ["run", "--video"], "Write options without dashes: video=true"),
+        ("eval", ["run", "--config-dr", "conf"], "Did you mean --config-dir?"),
+        ("logs", ["run", "--role", "trainer"], "To list them: collectx logs --help"),
+        ("logs", ["run", "--folow"], "Did you mean --follow?"),
     ],
 )
 def test_an_unknown_flag_is_answered_with_what_to_type(subcommand, words, end):
@@ -65,6 +65,6 @@ def test_an_unknown_flag_is_answered_with_what_to_type(subcommand, words, end):
 def test_only_subcommands_that_compose_have_hydras_flags():
     assert split(["-cd", "conf"], "list").config_dir == "conf"
     for words in (["outputs", "-m"], ["outputs", "-p", "x"], ["--version"], ["--info"]):
-        with pytest.raises(ConfigError, match="no such flag"):
+        with pytest.raises(ConfigError, match="has no flag"):
             split(words, "status")
     assert split(["outputs", "--now"], "cancel").flags == {"now": ""}

@@ -165,10 +165,10 @@ def test_a_role_that_has_written_nothing_is_told_from_one_that_does_not_exist(jo
     assert logs.main(["sweep/seed=0", role]) == 0
     out, err = capsys.readouterr()
     assert not out
-    assert f"no log of {role}" in err
+    assert f"{role} has no log" in err
     assert f"{job.path} contains metrics.jsonl" in err
     assert logs.main(["sweep", "worker-2"]) == 2
-    assert "worker-2: no such role; did you mean worker-1? (valid: job, trainer, worker-0, worker-1)" in (
+    assert "the run has no role worker-2. Did you mean worker-1? Valid names: job, trainer, worker-0, worker-1." in (
         capsys.readouterr().err
     )
 
@@ -204,10 +204,10 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
 @pytest.mark.parametrize(
     ("main", "argv", "message"),
     [
-        (logs.main, ["sweep", "wroker-0"], "did you mean worker-0?"),
-        (logs.main, ["sweep", "-x"], "-x: no such flag. Usage: collectx logs DIR [ROLE] [-f]"),
-        (logs.main, ["sweep", "job", "trainer"], "logs takes one role, got 2: job, trainer"),
-        (watch.main, [], "takes one folder"),
+        (logs.main, ["sweep", "wroker-0"], "Did you mean worker-0?"),
+        (logs.main, ["sweep", "-x"], "collectx logs has no flag -x. Usage: collectx logs DIR [ROLE] [-f]"),
+        (logs.main, ["sweep", "job", "trainer"], "logs: name one role, not 2 (job, trainer)"),
+        (watch.main, [], "name one folder"),
         (cancel.main, ["nowhere"], "contains neither a run nor a sweep"),
     ],
 )

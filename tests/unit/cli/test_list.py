@@ -71,5 +71,7 @@ def test_one_group_with_choices_of_the_user(tmp_path, capsys):
     assert "  mine    Mine." in out
     assert listing.main(["polic"]) == 2
     err = capsys.readouterr().err
-    assert "did you mean policy?" in err
-    assert err.count("logger") == 1
+    assert "Did you mean policy?" in err
+    assert "To list all: collectx list" in err
+    assert listing.main(["env", "policy"]) == 2
+    assert "name one group, not 2 (env, policy)" in capsys.readouterr().err

@@ -24,12 +24,18 @@ def rpc(visible, **knobs):
 
 # Configurations, and what is said of them; None where nothing is.
 CONFIGURATIONS = [
-    (config("ray"), r"^launcher=local: Ray starts the workers of collector=ray. Use launcher=ray"),
-    (config(**RAY, backend="shared_memory"), r"^backend=shared_memory: collector=ray uses torch.distributed. Use"),
+    (config("ray"), r"^launcher=local cannot be used: Ray starts the workers of collector=ray. Use launcher=ray"),
+    (
+        config(**RAY, backend="shared_memory"),
+        r"^backend=shared_memory cannot be used: collector=ray always uses a network. Use",
+    ),
     (config(**RAY, backend="gloo"), None),
-    (config(place="ray", backend="mpi"), r"^backend=mpi: MPI does not start the workers of launcher=ray"),
+    (
+        config(place="ray", backend="mpi"),
+        r"^backend=mpi cannot be used: MPI does not start the workers of launcher=ray",
+    ),
     (config(place="ray", backend="shared_memory"), r"the workers of launcher=ray may be on other hosts"),
-    (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs: .*cpus"),
+    (config(**RAY, remote_configs={"cpus": 2}), r"^launcher\.remote_configs cannot be used: .*cpus"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}]), r"remote_configs has 1 entries"),
     (config(**RAY, remote_configs=[{"num_cpus": 1}, 2]), r"must be a mapping, or a list"),
     (config(**RAY, policy_device="cuda"), r"acts on cuda, .*num_gpus=0: .*\. Ask for num_gpus=1 or a part of"),
@@ -38,9 +44,9 @@ CONFIGURATIONS = [
         r"num_gpus=1: it sees 1, .*\. Ask for num_gpus=2",
     ),
     (config(**RAY, policy_device="cuda", remote_configs={"num_gpus": 0.5}), None),
-    (rpc(["cuda:0", "gpu"]), r"^backend\.visible_devices=.*must be a list"),
+    (rpc(["cuda:0", "gpu"]), r"^backend\.visible_devices.*must be a list"),
     (rpc(["cuda:0"]), r"^backend\.visible_devices has 1 entries for 2 workers"),
-    (rpc(["cuda:0", "cuda:1"], policy_device="cuda:0"), r"worker 1 acts on cuda:0, and cuda:1"),
+    (rpc(["cuda:0", "cuda:1"], policy_device="cuda:0"), r"worker 1 acts on cuda:0, but the worker only sees cuda:1"),
     (rpc(["cuda:0", "cuda:1"], policy_device="cuda"), None),
 ]
 
@@ -64,8 +70,12 @@ MANY = {"num_workers": 3, "remote_configs": [{"cpus": 1}], "num_workers_per_coll
     ("cls", "keywords", "starts"),
     [
         (RPCCollector, {"visible_devices": ["cpu", "cuda:7"], "launcher": "mp"}, ["visible_devices="]),
-        (RPCCollector, SEES_NONE, ["visible_devices=['cpu', 'cpu']: the policy of worker 0 acts on cuda"]),
-        (RayCollector, HAS_NONE, ["remote_configs: the policy of a worker acts on cuda"]),
+        (
+            RPCCollector,
+            SEES_NONE,
+            ["visible_devices=['cpu', 'cpu'] cannot be used: the policy of worker 0 acts on cuda"],
+        ),
+        (RayCollector, HAS_NONE, ["remote_configs cannot be used: the policy acts on cuda"]),
         (RayCollector, MANY, ["num_workers=3", "remote_configs has 1", "num_workers_per_collector=0", "queue_timeout"]),
     ],
 )

@@ -15,52 +15,53 @@ from collectx.config.registry import GROUPS, schemas
 from collectx.config.schema.run import SECTIONS
 from collectx.errors import ConfigError
 
-AN_INTEGER = "must be an integer"
+AN_INTEGER = "is not an integer."
 # An override -> a part of its only message, which names the key.
 WRONG_VALUES = {
-    "checkpoint=none": "Set one of them, such as checkpoint.every_min=null.",
+    "checkpoint=none": "Set one of its options, as in checkpoint.every_min=null.",
     "trainer=custom": "Set trainer.target=MODULE:NAME.",
     "env.num_envs=2.5": AN_INTEGER,
     "env.num_envs=null": AN_INTEGER,
     "env.num_envs=0": "at least 1.",
-    "env.id=[a]": "a text or null",
-    "env.kind=gim": "did you mean gym?",
-    "env.kind=[gym]": "valid: gym, gym_vector,",
-    "env.kind=${nowhere}": "Interpolation key 'nowhere' not found",
-    "collector.zero_copy=1": "true or false",
+    "env.id=[a]": "is neither a text nor null.",
+    "env.kind=gim": "is unknown. Did you mean gym?",
+    "env.kind=[gym]": "Valid names: gym, gym_vector,",
+    "env.kind=${nowhere}": "cannot be resolved: Interpolation key 'nowhere' not found",
+    "collector.zero_copy=1": "is neither true nor false.",
     "collector.max_frames_per_traj=0": "at least 1, or null.",
     "collector.init_random_frames=-1": "at least 0, or null.",
     "collector.total_frames=0": "at least 1, or -1.",
     "collector.total_frames=1e30": "at least 1 and below 2**63, or -1.",
     "collector.frames_per_batch=1e30": "at least 1 and below 2**63.",
     "policy.hidden_sizes=[64,1e30]": "at least 1 and below 2**63.",
-    "collector.preemptive_threshold=1.5": "at least 0 and at most 1, or null.",
-    "collector.exploration_type=randon": "did you mean random?",
-    "collector.traj_format=cut": "one of padded, cat",
+    "collector.preemptive_threshold=1.5": "must be from 0 to 1, or null.",
+    "collector.exploration_type=randon": "is unknown. Did you mean random? It must be random, mode,",
+    "collector.traj_format=cut": "must be padded or cat.",
     "policy.hidden_sizes=64": "a list of integers, such as [1,2].",
     "policy.hidden_sizes=[64,-1]": "at least 1.",
-    "trainer.gamma=1.5": "at least 0 and at most 1.",
+    "trainer.gamma=1.5": "must be from 0 to 1.",
     "trainer.learning_rate=0": "greater than 0 and finite.",
     "trainer.learning_rate=inf": "greater than 0 and finite.",
     "trainer.max_grad_norm=0": "greater than 0.",
     "seed=-1": "at least 0 and below 2**61.",
     "seed=1e30": "at least 0 and below 2**61.",
-    "run.overwrite=1": "true or false",
-    "collector.num_slots=": "is empty. It must be an integer.",
-    "run.resume=true": "must be one of never, auto.",
+    "run.overwrite=1": "is neither true nor false.",
+    "collector.num_slots=": "is empty. Give an integer.",
+    "run.resume=true": "must be never or auto.",
     "env=envpool": "env.id=VALUE",
     "env=counting env.observation_size=2": "at least 3.",
     "env=counting env.episode_length=0": "at least 1.",
-    "env=gym_vector env.id=X env.vectorization_mode=threads": "one of vector_entry_point, sync, async",
-    "policy.activation=sigmoid": "one of tanh, relu,",
+    "env=gym_vector env.id=X env.vectorization_mode=threads": "must be vector_entry_point, sync or async.",
+    "policy.activation=sigmoid": "must be tanh, relu, silu, gelu or elu.",
 }
 # Overrides -> the only message, from the source of what takes the arguments.
 WRONG_ARGUMENTS = {
-    "env.kwargs={sutton_reward:true}": "classic_control.cartpole:CartPoleEnv has no such argument; did you mean "
-    "env.kwargs.sutton_barto_reward?",
-    "env.entry_point=user_code.faulty:FaultyEnv env.id=null env.kwargs.at_stpe=1": "did you mean env.kwargs.at_step?",
-    "env.wrappers=[{TimeLimit:{max_episode_step:1}}]": "did you mean env.wrappers[0].max_episode_steps?",
-    "policy=custom policy.target=user_code.cartpoles:Constant policy.kwargs.sizes=3": "policy.kwargs.sizes: ",
+    "env.kwargs={sutton_reward:true}": "is not an argument of gymnasium.envs.classic_control.cartpole:CartPoleEnv. "
+    "Did you mean env.kwargs.sutton_barto_reward?",
+    "env.entry_point=user_code.faulty:FaultyEnv env.id=null env.kwargs.at_stpe=1": "Did you mean env.kwargs.at_step?",
+    "env.wrappers=[{TimeLimit:{max_episode_step:1}}]": "Did you mean env.wrappers[0].max_episode_steps?",
+    "policy=custom policy.target=user_code.cartpoles:Constant policy.kwargs.sizes=3": "policy.kwargs.sizes is not an "
+    "argument of ",
     "env.kwargs={max_episode_steps:3,render_mode:null} env.wrappers=[{TimeLimit:{max_episode_steps:3}}]": None,
     "env=gym_vector env.id=CartPole-v1 env.vectorization_mode=sync env.kwargs={max_episode_steps:3}": None,
     "env=gym env.id=Nowhere-v0 env.kwargs.x=1": None,
@@ -79,25 +80,34 @@ def test_a_wrong_value_is_one_problem(override: str):
 
 def test_all_problems_come_at_once():
     expected = {
-        "env=cartpol": ["env=cartpol: no such choice", "did you mean cartpole?", "pendulum"],
+        "env=cartpol": ["env=cartpol does not exist. Did you mean env=cartpole? To list all: collectx list env"],
         "env.nmu_envs=4": [],  # nothing can be said about a choice that is not there
-        "launcher=null": ["launcher=null: no such choice"],
-        "enb=pendulum": ["enb: no such key; did you mean env?"],
-        "colector.x=3": ["colector.x: no such key; did you mean collector?"],
-        "colector.num_workers=3": ["colector.num_workers: ", "did you mean collector.num_workers?"],
-        "device=cuda": ["device: no such key; did you mean devices=NAME or devices.device?"],
-        "eval.every=3": ["eval.every: no such key; did you mean eval.every_batches?"],
-        "num_workers=3": ["num_workers: no such key; did you mean collector.num_workers?"],
-        "run.overwrit=true": ["run.overwrit: no such key; did you mean run.overwrite?"],
-        "sed=1": ["sed: no such key; did you mean seed?"],
-        "collector.num_wrokers=3": ["collector.num_wrokers: ", "did you mean collector.num_workers?"],
-        "+policy.hidden_size=3": ["policy.hidden_size: ", "did you mean policy.hidden_sizes?"],
-        "++trainer.lerning_rate=1": ["trainer.lerning_rate: ", "did you mean trainer.learning_rate?"],
-        "+trainer.sub.lerning_rate=1": ["trainer.sub.lerning_rate: trainer=ppo has no such key"],
-        "collector.num_slots=${nowhere}": ["collector.num_slots: Interpolation key 'nowhere' not found"],
-        "seed": ["seed: not an override. Write key=value"],
-        "env.id=a b:{": ["env.id=a b:{: cannot be parsed"],
-        "policy.hidden_sizes=x": ["policy.hidden_sizes=x: "],
+        "launcher=null": ["launcher=null does not exist. Valid names: inline, local,"],
+        "enb=pendulum": ["enb is not an option. Did you mean env?"],
+        "colector.x=3": ["colector.x is not an option. Did you mean collector?"],
+        "colector.num_workers=3": ["colector.num_workers is not an option. Did you mean collector.num_workers?"],
+        "device=cuda": ["device is not an option. Did you mean devices=NAME or devices.device?"],
+        "eval.every=3": ["eval.every is not an option. Did you mean eval.every_batches?"],
+        "num_workers=3": ["num_workers is not an option. Did you mean collector.num_workers?"],
+        "run.overwrit=true": ["run.overwrit is not an option. Did you mean run.overwrite?"],
+        "sed=1": ["sed is not an option. Did you mean seed?"],
+        "collector.num_wrokers=3": [
+            "collector.num_wrokers is not an option of collector=multi_sync. Did you mean collector.num_workers?"
+        ],
+        "+policy.hidden_size=3": [
+            "policy.hidden_size is not an option of policy=mlp. Did you mean policy.hidden_sizes?"
+        ],
+        "++trainer.lerning_rate=1": [
+            "trainer.lerning_rate is not an option of trainer=ppo. Did you mean trainer.learning_rate?"
+        ],
+        "+trainer.sub.lerning_rate=1": ["trainer.sub.lerning_rate is not an option of trainer=ppo. "],
+        "collector.num_slots=${nowhere}": [
+            "collector.num_slots cannot be resolved: Interpolation key 'nowhere' not found"
+        ],
+        "seed": ["seed has no value. Write key=value"],
+        "=": ["= has no key. Write key=value"],
+        "env.id=a b:{": ["env.id=a b:{ cannot be read. Close all brackets"],
+        "policy.hidden_sizes=x": ["policy.hidden_sizes=x is not a list of integers"],
     }
     with pytest.raises(ConfigError) as raised:
         compose(list(expected))
@@ -120,7 +130,7 @@ def test_all_problems_come_at_once():
 def test_a_class_as_a_choice_is_answered_with_what_to_type(typed, meant):
     with pytest.raises(ConfigError) as raised:
         compose([typed])
-    assert list(raised.value.problems) == [f"{typed}: no such choice. To use your own, type {meant}"]
+    assert list(raised.value.problems) == [f"{typed} does not exist. To use your own, type {meant}"]
 
 
 @pytest.mark.sample(5)

@@ -59,4 +59,4 @@ def test_wrong_values_and_keys_are_invalid_and_interpolations_are_not(capsys):
 
 def test_an_unknown_group_is_refused(capsys):
     assert schema.main(["colector"]) == 2
-    assert "did you mean collector?" in capsys.readouterr().err
+    assert "Did you mean collector?" in capsys.readouterr().err

@@ -84,7 +84,7 @@ def test_an_observation_that_does_not_fit_is_refused_in_any_step(misfit, at):
     stepper = Stepper(build(toys(space=space, fault=value, at=at))).reset()
     for _ in range(at - 1):
         stepper.step()
-    with pytest.raises(ShapeError, match=rf"^observation: env 0 of the group returned .*{got}"):
+    with pytest.raises(ShapeError, match=rf"^env 0 of the group returned observation of .*{got}"):
         stepper.step()
     checked = CheckedEnv(Toy(space, value))
     checked.reset()
@@ -162,7 +162,7 @@ def test_rewards_of_a_vector_env_may_be_a_column():
     [(np.ones(2), r"shape \(2,\)"), ([], r"shape \(0,\)"), ([1, [2]], "list of uneven"), ("x", "'x'")],
 )
 def test_another_reward_is_refused_as_one(reward, got):
-    words = rf"^reward: expected one number, got .*{got}.* from env 0 of the group"
+    words = rf"^the reward must be one number, but is .*{got}.* from env 0 of the group"
     for create in (partial(Paying, reward), partial(SyncVectorEnv, [partial(Paying, reward)] * 2)):
         with Collector(create, frames_per_batch=8) as collector, pytest.raises(ShapeError, match=words):
             collector.next()
@@ -186,7 +186,7 @@ def test_kept_infos():
         assert lives.tolist() == [3, 3, 3]
         assert (pixels == 1).all()
         assert np.all(masks)
-    with pytest.raises(SpaceError, match="'name' is not numeric"):
+    with pytest.raises(SpaceError, match="cannot keep 'name'"):
         build(toys(infos=infos, info_keys=["name"]))
 
 
@@ -251,7 +251,7 @@ def spoken():
 
 def test_parts_of_an_observation_are_left_out():
     cfg = gym(3, entry_point=spoken)
-    with pytest.raises(SpaceError, match=r"^inner\.mission: the space .*exclude_keys=\[inner.mission\],"):
+    with pytest.raises(SpaceError, match=r"^the space .* of inner\.mission .*exclude_keys=\[inner.mission\],"):
         build(replace(cfg, exclude_keys=["seen"]))
     env = build(replace(cfg, exclude_keys=["inner.mission"]))
     Stepper(env).reset().step()

@@ -75,9 +75,9 @@ def test_an_env_that_does_not_say_how_it_resets():
     [
         (
             np.zeros((2, 2)),
-            r"observation: env 0 .*returned shape \(2,\).*, but its space has shape \(1,\), dtype float64",
+            r"env 0 .*returned observation of shape \(2,\).*, but its space has shape \(1,\), dtype float64",
         ),
-        (np.zeros((2, 1), complex), r"observation: env 0 .* dtype complex128"),
+        (np.zeros((2, 1), complex), r"env 0 .* returned observation of .* dtype complex128"),
         (np.zeros((1, 1)), "observation: expected 2 values, one for each env, .* got 1"),
     ],
 )

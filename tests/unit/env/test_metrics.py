@@ -80,5 +80,5 @@ def test_only_the_first_episodes_of_each_env_of_a_vector_count(mode):
 
 @pytest.mark.parametrize("value", ["yes", {"l": 1}, [[1], [1, 2]]])
 def test_what_has_no_mean_is_named(value):
-    with pytest.raises(ShapeError, match=r"env\.metrics: 'x' is not numeric"):
+    with pytest.raises(ShapeError, match=r"env\.metrics cannot average 'x'"):
         InfoMetrics(["x"]).add({"x": value})

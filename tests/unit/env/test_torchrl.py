@@ -279,7 +279,7 @@ def test_a_reward_of_a_gymnasium_env_has_one_element(reward):
         if reward.size == 1:
             assert (collector.next()["next", "reward"] == 0.5).all()
         else:
-            with pytest.raises(ShapeError, match=r"^reward: expected one number, got shape \(2,\)"):
+            with pytest.raises(ShapeError, match=r"^the reward must be one number, but is shape \(2,\)"):
                 collector.next()
 
 
@@ -352,15 +352,19 @@ class Misfit(torchrlenvs.ManyKeys):
     [
         (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
         (partial(torchrlenvs.differences, delta_dtype=torch.bfloat16), SpaceError, "delta.observation: .*bfloat16"),
-        (lambda: 3, ConfigError, "returned builtins.int: expected a gymnasium.Env, .* an EnvBase of TorchRL"),
+        (lambda: 3, ConfigError, "returned builtins.int. Return a gymnasium.Env, .* an EnvBase of TorchRL"),
         (torchrlenvs.Spoken, SpaceError, r"^mission: the spec NonTensor .*env.exclude_keys=\[mission\]"),
         (NoEnd, ShapeError, "writes neither done nor terminated"),
         (
             partial(Misfit, torch.ones(1)),
             ShapeError,
-            r"pixels: .*returned shape \(1,\), .* shape \(2, 2, 3\), .*step 2 of the batch",
+            r"returned pixels of shape \(1,\), .* shape \(2, 2, 3\), .*step 2 of the batch",
         ),
-        (partial(Misfit, torch.full((2, 2, 3), 300)), ShapeError, "pixels: .*values from 300 to 300, where 0 to 255"),
+        (
+            partial(Misfit, torch.full((2, 2, 3), 300)),
+            ShapeError,
+            "returned pixels of .*values from 300 to 300, where 0 to 255",
+        ),
     ],
 )
 def test_what_a_batch_cannot_hold_is_refused(make, kind, message):

@@ -39,13 +39,13 @@ def folder(tmp_path):
         (
             {"7": JobState("COMPLETING", False, True, "", "n1")},
             "running",
-            "on n1: COMPLETING (SLURM ends its processes)",
+            "on n1, COMPLETING (SLURM ends its processes)",
         ),
         ({"7": JobState("NODE_FAIL", True, True, "", "n[1-2]")}, "failed", "; SLURM says that n2 is down"),
         ({"7": JobState("CANCELLED", True, True)}, "interrupted", "CANCELLED"),
         ({"7": JobState("FAILED", True, True)}, "failed", "FAILED"),
         ({}, "interrupted", "job 7 was cancelled in the queue"),
-        ({"7": JobState("FAILED", True, True)}, "failed", "all nodes must share that file system"),
+        ({"7": JobState("FAILED", True, True)}, "failed", "perhaps because not all nodes share that file system"),
         (LauncherError("Unable to contact slurm controller"), "unknown", "Unable to contact"),
     ],
 )
@@ -57,7 +57,7 @@ def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part, mon
     folder.log("job").write_text("Killed\n")
     forgotten = status_of_job(folder, "7", {})
     assert forgotten.status == "failed"
-    assert re.match(r"SLURM no longer knows job 7(?s:.*)job.log ends:\n  Killed", forgotten.detail)
+    assert re.match(r"SLURM no longer knows job 7(?s:.*)job.log ends with:\n  Killed", forgotten.detail)
 
 
 def test_a_job_that_waits_because_a_node_was_lost_says_so(folder):
@@ -65,7 +65,7 @@ def test_a_job_that_waits_because_a_node_was_lost_says_so(folder):
     assert status_of_job(folder, "7", states).detail == "BeginTime"
     with closing(EventLog(folder)) as events:
         events("requeued", reason="n3, the node of worker 1, is lost")
-    reason = "requeued (n3, the node of worker 1, is lost): BeginTime"
+    reason = "requeued (n3, the node of worker 1, is lost), BeginTime"
     assert status_of_job(folder, "7", states).detail == reason
 
 
@@ -74,14 +74,14 @@ def test_a_run_that_slurm_has_interrupted_says_why(folder, state, advice):
     write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM"})
     ended, cancelled = (status_of_job(folder, "7", {"7": JobState(each, True, True)}) for each in (state, "CANCELLED"))
     assert ended.status == cancelled.status == "interrupted"
-    assert ended.detail.startswith(f"interrupted by SIGTERM: job 7 ended as {state}: ")
+    assert ended.detail.startswith(f"interrupted by SIGTERM; job 7 ended as {state}, because ")
     assert advice in ended.detail
     assert cancelled.detail == "interrupted by SIGTERM"
     ending = status_of_job(folder, "7", {"7": JobState("COMPLETING", False, True)})
-    assert ending.detail == "interrupted by SIGTERM: job 7 is COMPLETING (SLURM ends its processes)"
+    assert ending.detail == "interrupted by SIGTERM; job 7 is COMPLETING (SLURM ends its processes)"
     write_json(folder.result, {"status": "interrupted", "exit_reason": "interrupted by SIGTERM: SLURM ends job 7"})
     ended = status_of_job(folder, "7", {"7": JobState(state, True, True)})
-    assert ended.detail.startswith(f"interrupted by SIGTERM: SLURM ends job 7: it ended as {state}: ")
+    assert ended.detail.startswith(f"interrupted by SIGTERM: SLURM ends job 7; it ended as {state}, because ")
 
 
 def test_the_clock_of_another_host_may_be_ahead(folder):
@@ -132,6 +132,6 @@ def test_why_workers_wait(folder, monkeypatch):
     folder.worker_jobs.write_text("8_0 0\n8_1 1\n8_2 2\n8_3 3\n9_5 4\n")
     monkeypatch.setattr(commands, "states", lambda jobs: {job: states[job] for job in jobs})
     reasons = [str(states[job]) for job in ("8_0", "9_5")]
-    assert waiting_workers(folder) == [f"worker 0, 2: {reasons[0]}", f"worker 4: {reasons[1]}"]
+    assert waiting_workers(folder) == [f"worker 0, 2 is {reasons[0]}", f"worker 4 is {reasons[1]}"]
     monkeypatch.setattr(commands, "states", lambda jobs: (_ for _ in ()).throw(LauncherError("no answer")))
-    assert waiting_workers(folder) == ["collectx cannot tell whether worker jobs wait: no answer"]
+    assert waiting_workers(folder) == ["cannot tell whether worker jobs are waiting: no answer"]

@@ -49,10 +49,10 @@ def test_values_in_every_form(convert, cases):
     [
         (partial(values.for_each, num_workers=2), [1], Unset, "1 entries for 2 workers"),
         (values.port_number, "any", ValueError, "must be the number of a port"),
-        (values.device_name, "gpu", ValueError, "gpu"),
+        (values.device_name, "gpu", ValueError, "must be a device"),
         (values.device_name, [], ValueError, "must be a torch.device or its name"),
-        (values.first_device, ["cpu", "gpu"], ValueError, "gpu"),
-        (values.visible_names, ["gpu"], ValueError, "gpu"),
+        (values.first_device, ["cpu", "gpu"], ValueError, "must be a device"),
+        (values.visible_names, ["gpu"], ValueError, "must be a device"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

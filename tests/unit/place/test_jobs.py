@@ -82,7 +82,7 @@ def is_readable(descriptor):
 def test_the_first_lives_are_one_submission_and_the_watcher_submits_replacements(workers, wait_until):
     first, *others = workers.start_all()
     assert [handle.text.partition(":")[0] for handle in (first, *others)] == ["job 1_0", "job 1_1", "job 1_2"]
-    assert workers.lines[0] == "workers are submitted: job 1_0 to 1_2"
+    assert workers.lines[0] == "submitted the workers as jobs 1_0 to 1_2"
     other = workers.start(1, NOTHING, 1)
     wait_until(lambda: "job 2_1: " in other.text, what="the replacement is submitted")
     assert workers.scheduler.submitted == [[0, 1, 2], [1]]
@@ -210,4 +210,4 @@ def test_a_worker_that_slurm_ends_before_it_joins_has_not_failed(workers, wait_u
 def test_which_workers_wait_in_the_queue_is_said_with_the_reason(workers, wait_until):
     workers.start_all()
     workers.become(1, RUNNING)
-    wait_until(lambda: "2 of 3 workers wait in the queue: worker 0, 2: PENDING (Resources)" in workers.lines)
+    wait_until(lambda: "2 of 3 workers are waiting in the queue: worker 0, 2 is PENDING (Resources)" in workers.lines)

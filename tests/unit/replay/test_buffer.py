@@ -156,10 +156,10 @@ def test_frame_by_frame_on_a_disk(tmp_path):
     [
         (
             lambda: ReplayBuffer(0, batch_size=-1, scratch_dir="/none"),
-            r"capacity=0: must be a whole number of frames, at least 1[\s\S]*batch_size=-1[\s\S]*is not a folder",
+            r"capacity=0 must be a whole number of frames, at least 1[\s\S]*batch_size=-1[\s\S]*is not a folder",
         ),
-        (lambda: ReplayBuffer(1.5, batch_size="8"), r"capacity=1\.5: must be[\s\S]*batch_size='8': must be a whole"),
-        (lambda: PrioritizedSampler(-1, -2, 0), r"alpha=-1[\s\S]*beta=-2[\s\S]*eps=0 is not above"),
+        (lambda: ReplayBuffer(1.5, batch_size="8"), r"capacity=1\.5 must be[\s\S]*batch_size='8' must be a whole"),
+        (lambda: PrioritizedSampler(-1, -2, 0), r"alpha=-1[\s\S]*beta=-2[\s\S]*eps=0 must be greater than 0"),
         (lambda: SliceSampler(0), "slice_len=0"),
     ],
 )

@@ -147,10 +147,10 @@ def test_a_run_without_batches_has_a_page(sweep, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "report needs a folder of runs"),
-        ([""], "report needs a folder of runs"),
-        (["nowhere"], "nowhere: no such folder"),
-        (["{sweep}", "objective=mean_retrun"], "did you mean mean_return?"),
+        ([], "report: which runs? Usage: collectx report DIR..."),
+        ([""], "report: which runs? Usage: collectx report DIR..."),
+        (["nowhere"], "report: there is no folder nowhere."),
+        (["{sweep}", "objective=mean_retrun"], "Did you mean mean_return?"),
         (["{sweep}", "out=/proc/nothing"], "cannot write the report to /proc/nothing"),
     ],
 )

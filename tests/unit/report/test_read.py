@@ -155,7 +155,7 @@ def test_a_worker_that_was_lost_has_a_gap_until_the_next_one_works(tmp_path):
 
 
 def test_folders_without_a_run_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         read_runs([tmp_path / "nowhere"])
     with pytest.raises(ConfigError, match="no run in or below"):
         read_runs([tmp_path])

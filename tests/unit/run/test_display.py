@@ -3,6 +3,7 @@
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from composed_overrides import composed
@@ -291,3 +292,11 @@ def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, 
 def test_errors_of_collectx_are_named_without_their_module():
     assert format_error(ShapeError("3 numbers")) == "ShapeError: 3 numbers"
     assert format_error(io.UnsupportedOperation("no pipe")) == "io.UnsupportedOperation: no pipe"
+    ours = Path(display.__file__).parents[2] / "env" / "gym.py"
+    error = OSError("no license")
+    error.add_note(
+        f'raised in worker 1\nTraceback (most recent call last):\n  File "{ours}", line 7, in step\n    step(action)\n'
+        '  File "/mine/env.py", line 3, in step\n    raise OSError\n    ^^^^^^^\nOSError: no license\n'
+    )
+    theirs = '    File "/mine/env.py", line 3, in step\n      raise OSError'
+    assert format_error(error) == f"OSError: no license\n  raised in worker 1\n{theirs}"

@@ -138,7 +138,9 @@ def test_an_env_that_cannot_render_is_refused_before_anything_runs(run, evaluate
 def test_without_moviepy_the_extra_is_named(run, evaluate, monkeypatch):
     folder = run(_LINE)
     monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
-    assert "eval.video=true needs moviepy: pip install 'collectx[video]'" in evaluate(folder, "video=true")[1]
+    assert (
+        "eval.video=true needs moviepy. Install it: pip install 'collectx[video]'" in evaluate(folder, "video=true")[1]
+    )
 
 
 @pytest.mark.nightly

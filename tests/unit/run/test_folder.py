@@ -91,7 +91,7 @@ def test_json_is_written_whole_or_not_at_all_and_as_readable_as_any_other_file(t
     assert json.loads(path.read_text()) == {"a": 1}
     assert {*tmp_path.iterdir()} == {path, other}
     path.write_text('{"status": "completed"')
-    with pytest.raises(DamagedFile, match=r"result.json: the file is not JSON"):
+    with pytest.raises(DamagedFile, match=r"result.json is damaged: the file is not JSON"):
         RunFolder(tmp_path).read_result()
 
 

@@ -256,7 +256,7 @@ def test_a_checkpoint_that_could_not_be_written_is_among_the_failures_once(
 
 @pytest.mark.parametrize(
     ("overwrite", "is_held", "message"),
-    [(False, False, "run.overwrite=true"), (True, True, r"a run is active .*\(process \d+ on ")],
+    [(False, False, "run.overwrite=true"), (True, True, r"another run is using .*\(process \d+ on ")],
 )
 def test_a_run_that_is_there_is_kept(cfg, tmp_path, overwrite, is_held, message):
     execute(cfg, tmp_path, [])

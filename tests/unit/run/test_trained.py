@@ -71,13 +71,13 @@ def test_without_policy_pt_it_has_the_weights_of_the_newest_checkpoint(trained, 
 
 
 def test_errors_say_what_to_do(trained, tmp_path, within):
-    with pytest.raises(ConfigError, match=r"no such folder|it does not contain snapshot/config.yaml"):
+    with pytest.raises(ConfigError, match=r"there is no folder|it does not contain snapshot/config.yaml"):
         collectx.load_policy(tmp_path)
     with pytest.raises(ShapeError, match=r"observation: expected shape \[4\], or \[B, ...\] for a batch, got \[3\]"):
         collectx.load_policy(trained)(np.zeros(3, np.float32))
     files = RunFolder(run(tmp_path / "run", f"{_SHORT} checkpoint.keep=1"))
     files.policy.write_bytes(b"no weights")
-    with pytest.raises(DamagedFile, match=r"policy.pt: cannot be loaded"):
+    with pytest.raises(DamagedFile, match=r"policy.pt cannot be loaded"):
         collectx.load_policy(files.path)
     files.policy.unlink()
     next(files.checkpoints.glob("[0-9]*/state.pt")).write_bytes(b"")
@@ -156,7 +156,7 @@ def test_a_policy_without_a_graph_is_refused_in_five_lines(tmp_path, capsys):
     out, err = capsys.readouterr()
     lines = err.splitlines()[-5:]
     assert not out
-    assert lines[0].startswith("collectx: format=onnx: torch.export cannot make a graph of the policy: Guard")
+    assert lines[0].startswith("collectx: export to onnx failed: torch.export cannot make a graph of the policy: Guard")
     assert lines[1].endswith("return Categorical(logits=self.net(observation), validate_args=True).sample()")
     assert "user_code/cartpoles.py:" in lines[1]
     assert "logits.argmax(-1)" in lines[3]
@@ -169,11 +169,11 @@ def test_an_exported_state_dict_and_wrong_words(trained, tmp_path, capsys):
     state = torch.load(tmp_path / "mine.pt", weights_only=True)
     torch.testing.assert_close(state, torch.load(trained / "policy.pt", weights_only=True), rtol=0, atol=0)
     assert export.main([str(trained), "format=onx"]) == 2
-    assert "format=onx: no such format; did you mean onnx?" in capsys.readouterr().err
+    assert "export: format=onx does not exist. Did you mean format=onnx?" in capsys.readouterr().err
     assert export.main([str(trained), "format=onnx", "opset=3"]) == 2
-    assert "opset: no such option" in capsys.readouterr().err
+    assert "opset is not an option" in capsys.readouterr().err
     assert export.main(["format=onnx"]) == 2
-    assert "export needs a folder" in capsys.readouterr().err
+    assert "export: which run?" in capsys.readouterr().err
 
 
 def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
@@ -187,7 +187,7 @@ def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
     FlatWeights(kept := copy.deepcopy(newest)).read(state)
     assert all(map(torch.equal, best.parameters(), kept.parameters()))
     assert not all(map(torch.equal, best.parameters(), newest.parameters()))
-    with pytest.raises(ConfigError, match="weights='last': must be newest or best"):
+    with pytest.raises(ConfigError, match="weights='last' must be newest or best"):
         collectx.load_policy(files.path, weights="last")
 
 

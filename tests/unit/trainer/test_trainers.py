@@ -291,7 +291,7 @@ def test_custom():
         )
 
     assert hasattr(build("collectx.trainer.base:MeterTrainer"), "train")
-    with pytest.raises(ConfigError, match="without train"):
+    with pytest.raises(ConfigError, match="has no method train"):
         build("builtins:dict")
 
 

@@ -19,8 +19,8 @@ def test_what_torch_was_built_without_is_refused_with_the_reason():
 @pytest.mark.parametrize(
     ("version", "prte", "reason"),
     [
-        (None, "prte", "mpi4py is not installed: pip install 'collectx[mpi]'"),
-        ("MPICH 4.1, of 2023", "prte", "this is MPICH 4.1: pip install"),
+        (None, "prte", "mpi4py is not installed. Install it (pip install 'collectx[mpi]')"),
+        ("MPICH 4.1, of 2023", "prte", "this is MPICH 4.1. Install Open MPI (pip install"),
         ("Open MPI v5", None, "its program prte to start workers, but it is neither in"),
         ("Open MPI v5", "prte", "Set PRTE_ALLOW_RUN_AS_ROOT=1"),
     ],
@@ -45,4 +45,4 @@ def test_a_library_that_cannot_be_loaded_is_named_in_one_line(monkeypatch):
         raise RuntimeError("cannot load MPI library\nlibmpi.so: No such file")
 
     monkeypatch.setattr(registry, "implementation", fails)
-    assert "(cannot load MPI library): pip install" in registry.why_not("mpi")
+    assert "(cannot load MPI library). Install it (pip install" in registry.why_not("mpi")

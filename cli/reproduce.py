@@ -70,7 +70,7 @@ def _reproduce(arguments: Arguments) -> int:
         overrides = (*overrides, "launcher.wait=true")
     collector = saved.get("collector") or {}
     if change is not None:
-        printing.note(f"{old.path} was resumed after {change.batches} batches {change.reason}: repeats only these.")
+        printing.note(f"{old.path} was resumed after {change.batches} batches {change.reason}; it repeats only these.")
     is_cut = ended != "completed" or change is not None
     if is_cut and not any(text.lstrip("+").startswith("run.max_batches=") for text in overrides):
         overrides = (*overrides, f"run.max_batches={len(digests)}")

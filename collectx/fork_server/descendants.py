@@ -216,5 +216,7 @@ def with_mark(marks: Sequence[Container[int]]) -> set[int]:
 
 
 if __name__ == "__main__":  # the process of `Hosted`
-    sys.stdin.read()
-    end([[int(sys.argv[1])]])
+    # Without a parent: SLURM's proctrack/linuxproc would kill it together with a worker that hangs.
+    if os.fork() == 0:
+        sys.stdin.read()
+        end([[int(sys.argv[1])]])

@@ -1,8 +1,8 @@
 """`python -m collectx.jobs.entry [--wait S] [--worker INDEX] RUN`: the process of a job, trainer or worker.
 
-    RUN a run folder that contains `jobs/task.json`, on a file system that all nodes share --wait S how long that file
-    may take to appear, in seconds --worker INDEX the worker's index; without it, srun's rank decides: 0 is the trainer,
-    r is worker r - 1
+    RUN             a run folder that contains `jobs/task.json`, on a file system that all nodes share
+    --wait S        how long that file may take to appear, in seconds
+    --worker INDEX  the worker's index; without it, srun's rank decides: 0 is the trainer, r is worker r - 1
 
 Exit status: the run's (trainer), 0 after the trainer closed its workers, 1 for a worker that failed or found no
 trainer, 2 for a wrong configuration.

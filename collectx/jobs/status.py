@@ -309,8 +309,9 @@ def _failed(files: RunFolder, reason: str) -> RunStatus:
 
 def _log_tail(files: RunFolder) -> str:
     """Returns the end of the trainer's or the job's log, or why there is none."""
-    job = files.log("job")
-    for log in (files.log("trainer"), job):
+    job, trainer = files.log("job"), files.log("trainer")
+    # The log of a job also contains why SLURM ended the trainer.
+    for log in (job, trainer) if files.job_note.exists() else (trainer, job):
         try:
             lines = log.read_text(errors="replace").rstrip().splitlines()
         except OSError:

@@ -64,7 +64,7 @@ def _join(handles: Sequence[Handle], timeout_s: float) -> None:
         handle.join(max(0.0, deadline - time.monotonic()))
 
 
-def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str = "", stacks: str = "") -> WorkerTimeout:
+def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str, stacks: str = "") -> WorkerTimeout:
     """Returns the error of a worker that has exceeded a timeout.
 
     Args:
@@ -74,7 +74,7 @@ def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str = "",
     option, limit_s = limit
     if has_joined:
         what, longer = "made no progress", "If one reset or step of its envs can take longer"
-        how = progress or "It has delivered nothing, and finished no step of its envs"
+        how = progress
     else:
         what, longer = "has not joined", "To wait longer"
         how = (

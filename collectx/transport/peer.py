@@ -72,14 +72,17 @@ class Peer:
         return self.has_delivered or (counts is not None and counts[STEPS] > 0)
 
     def describe_progress(self, num_steps: int) -> str:
-        """Returns a sentence about the progress of the current task, a batch of `num_steps` steps; "" without
-        progress."""
-        if self.progress is None or self.progressed_s is None:
-            return ""
-        steps, others = self.progress
-        if steps:
+        """Returns a sentence about the progress of the current task, a batch of `num_steps` steps."""
+        steps, others = (0, 0) if self.progress is None or self.progressed_s is None else self.progress
+        if steps and self.progressed_s is not None:
             step_s = (self.progressed_s - self.began_s) / steps
             # A vector env that resets its envs in a step takes more steps than a batch has.
             done = f"{steps} of {num_steps}" if steps <= num_steps else f"{steps}"
             return f"It stepped {done} times, {step_s:.2g} s a step"
-        return "" if self.has_delivered else f"It has made or reset envs {others} times, and not stepped them yet"
+        if self.has_delivered:
+            # Messages with the newest counts may be missing.
+            verb = "reported" if self.counts is None else "finished"
+            return f"It has {verb} no step of its envs since its last batch"
+        if others:
+            return f"It has made or reset envs {others} times, and not stepped them yet"
+        return "It has delivered nothing, and finished no step of its envs"

@@ -35,7 +35,8 @@ def _crash_worker(started):
     ("launcher", "cut", "more"),
     [
         ("slurm", urgent_job, []),
-        nightly("slurm", _requeue, ["collector=multi_async", "collector.frames_per_batch=500"]),
+        # An async worker first fills the slots that it was granted: within KillWait, also on a busy machine.
+        nightly("slurm", _requeue, ["collector=multi_async", "collector.frames_per_batch=100"]),
         nightly("slurm", _time_limit, ["launcher.time=3", "launcher.signal_s=40", *_SLOWER]),
         nightly("slurm", _crash, ["collector.on_worker_failure=drop", "checkpoint.every_batches=1"]),
         nightly("slurm", _crash_worker, ["checkpoint.every_batches=1"]),

@@ -1,8 +1,9 @@
 """`launcher=submitit`: the trainer runs where it was started, and every worker is a SLURM job that it submits.
 
-    <run>/jobs/worker.sh the script of all workers: one task of a job array; its argument is the first worker
-    <run>/jobs/workers.txt the job of each worker, and the worker's index <run>/jobs/ended.17_3 SLURM ended job 17_3
-    <run>/logs/worker-3.log output of SLURM and of worker 3's job
+    <run>/jobs/worker.sh     the script of all workers: one task of a job array; its argument is the first worker
+    <run>/jobs/workers.txt   the job of each worker, and the worker's index
+    <run>/jobs/ended.17_3    SLURM ended job 17_3
+    <run>/logs/worker-3.log  output of SLURM and of worker 3's job
 
 SLURM does not requeue worker jobs: a requeued job would look for a trainer that has already replaced its worker. The
 trainer submits a new job instead: with `launcher.requeue` after preemption and at the time limit, with

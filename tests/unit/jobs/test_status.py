@@ -55,6 +55,7 @@ def test_a_job_without_a_result_is_what_slurm_says(folder, said, word, part, mon
     assert found.status == word
     assert part in found.detail
     folder.log("job").write_text("Killed\n")
+    folder.log("trainer").write_text("a message of the trainer\n")
     forgotten = status_of_job(folder, "7", {})
     assert forgotten.status == "failed"
     assert re.match(r"SLURM no longer knows job 7(?s:.*)job.log ends with:\n  Killed", forgotten.detail)

@@ -303,6 +303,22 @@ def test_more_steps_than_a_batch_has_are_told_without_those(steps, times):
     assert peer.describe_progress(256) == f"It stepped {times} times, 1 s a step"
 
 
+@pytest.mark.parametrize(
+    ("peer", "text"),
+    [
+        (Peer(0), "It has delivered nothing, and finished no step of its envs"),
+        (Peer(0, progress=(0, 3), progressed_s=1.0), "It has made or reset envs 3 times, and not stepped them yet"),
+        (Peer(0, has_delivered=True), "It has reported no step of its envs since its last batch"),
+        (
+            Peer(0, has_delivered=True, counts=memoryview(array("q", [0, 0])), progress=(256, 3)),
+            "It has finished no step of its envs since its last batch",
+        ),
+    ],
+)
+def test_a_worker_without_a_step_is_told_by_what_it_did_before(peer, text):
+    assert peer.describe_progress(256) == text
+
+
 def test_a_trainer_closes_the_ends_that_its_workers_have_inherited():
     """Otherwise each process that is started later inherits them too, and a worker's death is no end of file."""
     supervisor = Supervisor(60.0, 20.0, 60.0, lambda index, handle: f"worker {index}")

@@ -6,7 +6,7 @@ import pytest
 from collectx.collector import RecordedBatch
 from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.recorded import RecordedSchedule, slots_needed
-from collectx.schedule.sync import SyncSchedule
+from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import Arrival, SlotReport
 
 TALLY = SlotReport(0, 0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
@@ -94,6 +94,46 @@ def test_a_replacement_fills_what_the_lost_worker_owed():
         schedule.arrived(arrival(1))
     assert [list(sync.replaced(worker)) for worker in (0, 1)] == [[(0, 0)], []]
     assert list(free.replaced(1)) == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "steps", "expected"),
+    [
+        (0.5, "0 1 2 3", [True, True, False]),
+        (0.51, "0 1 2 3", [True, False]),
+        (0.0, "-3 2 0 1", [True, True, False]),
+        (1.0, "0 1 2 3", [False]),
+        (0.5, "0 -1 -2 3", [True, False]),
+    ],
+)
+def test_a_batch_ends_early_when_the_share_of_its_parts_has_arrived(threshold, steps, expected):
+    """A step is a part of that worker, or with a minus its loss."""
+    schedule, calls = PreemptiveSchedule(4, threshold), []
+    schedule.preempt = calls.append
+    schedule.batch_awaited()
+    for number in map(int, steps.split()):
+        if number < 0:
+            schedule.dropped(-number)
+        else:
+            schedule.arrived(arrival(number))
+        assert (schedule.next_batch() is not None) == (calls[-1:] == [False])
+    assert calls == expected
+
+
+def test_an_overlapping_batch_waits_for_the_one_before():
+    schedule = SyncSchedule(2, overlap=1, num_batches=3)
+    assert [list(schedule.batch_requested()) for _ in range(2)] == [[(0, 0), (1, 0), (0, 1), (1, 1)], []]
+    assert schedule.must_wait_to_publish
+    assert [arrive(schedule, 0, 0), arrive(schedule, 0, 1), arrive(schedule, 1, 1)] == [None] * 3
+    assert schedule.undelivered() == [(arrival(0, 1), arrival(1, 1))]
+    assert arrive(schedule, 1, 0) == (arrival(0, 0), arrival(1, 0))
+    assert not schedule.must_wait_to_publish
+    schedule.published(4)
+    assert [list(schedule.batch_requested()) for _ in range(2)] == [[(0, 0), (1, 0)], []]
+    assert [schedule.version_of(slot) for slot in (0, 1)] == [4, -1]
+    schedule.skip(2)
+    assert schedule.next_batch() == (arrival(0, 1), arrival(1, 1))
+    assert list(schedule.batch_requested()) == []
 
 
 def test_sync_goes_on_with_fewer():

@@ -51,7 +51,7 @@ def test_defaults_and_limits_are_those_of_the_option_unless_given():
     assert (of["given"].default, of["given"].metadata["minimum"]) == (None, 7)
     assert [of["given"].metadata["convert"](value) for value in (None, 0, 5)] == [512, 0, 5]
     assert of["refresh"].metadata["convert"] == {False: "batch", True: "step"}
-    with pytest.raises(ValueError, match="^set it to null.$"):
+    with pytest.raises(ValueError, match=r"^set it to null\.$"):
         of["same"].metadata["convert"](True)
 
 

@@ -42,7 +42,7 @@ def test_a_worker_finds_the_trainer_of_its_attempt(files, within):
     with pytest.raises(RendezvousError, match=r"no trainer within 5 s \(collector.start_timeout_s=5\).* exists, but"):
         find_trainer(files, "o", "collector.start_timeout_s", 5.0)
     assert 5 < now[0] < 6
-    with pytest.raises(RendezvousError, match="folder .*nowhere does not exist"):
+    with pytest.raises(RendezvousError, match=r"folder .*nowhere does not exist"):
         find_trainer(RunFolder(files.path / "nowhere"), "o", "x", 0.5)
 
 

@@ -51,7 +51,11 @@ def test_a_step_ends_with_srun_and_is_killed_after_the_grace_time(
     files = RunFolder(tmp_path)
     cfg = composed("launcher=slurm launcher.nodes=2 launcher.cpus_per_task=3 collector.num_workers=4")
     run = NamedRun("0", files.path, cfg)
+    files.jobs.mkdir(parents=True)
+    (files.jobs / "exit_status.17").write_text("0")  # of an earlier attempt
     step = steps._Step(run, "17", ["collectx", "run"])
+    assert not (files.jobs / "exit_status.17").exists()
+    assert (files.jobs / "log_begin").read_text() == "0\n"
     script = (files.jobs / "step.sh").read_text()
     for option in ("jobid=17", "overlap", "ntasks=5", "nodes=2", "cpus-per-task=3", "kill-on-bad-exit=0", "no-kill"):
         assert (f"--{option}" in script) == (option != "no-kill")

@@ -13,6 +13,7 @@ from composed_overrides import composed
 
 from collectx.errors import LauncherError
 from collectx.jobs.status import (
+    NamedRun,
     named_run,
     numbers_of,
     read_job,
@@ -198,3 +199,8 @@ def test_numbers_are_those_of_the_result_or_of_the_batches(folder):
     assert numbers_of(folder) == {"frames": 12, "frames_per_s": None, "mean_return": 2.5, "taking_part": None}
     write_json(folder.result, {"status": "completed", "frames": 99})
     assert numbers_of(folder) == {"status": "completed", "frames": 99}
+
+
+def test_how_long_a_run_and_its_workers_may_take_to_end(tmp_path):
+    run = NamedRun("a", tmp_path, composed("checkpoint.grace_s=7 collector.close_timeout_s=20"))
+    assert (run.grace_s, run.workers_grace_s) == (27.0, 25.0)

@@ -19,6 +19,8 @@ from collectx.config.derived import (
 from collectx.config.problem import did_you_mean
 from collectx.config.schema.launcher import DevicesConfig
 
+MANY = [f"k{number:02d}" for number in range(13)]
+
 
 @pytest.mark.parametrize(
     ("total", "frames", "text"),
@@ -113,17 +115,25 @@ def test_devices_that_are_not_given_follow_from_others(given, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "names", "listed", "text"),
+    ("name", "names", "more", "nearest", "rest"),
     [
-        ("colector", ["collector", "env"], True, "; did you mean collector? (valid: collector, env)"),
-        ("colector", ["collector", "env"], False, "; did you mean collector?"),
-        ("xyz", ["collector", "env"], True, "; valid: collector, env."),
-        ("xyz", ["collector", "env"], False, "."),
-        ("xyz", [], True, "."),
-        ("tor", ["env", "torch_num_threads_of_each"], False, "; did you mean torch_num_threads_of_each?"),
-        ("to", ["env", "torch_num_threads_of_each"], False, "."),
+        ("colector", ["collector", "env"], "", "collector", "names: collector, env."),
+        ("colector", ["collector"], "", "collector", "collector?"),
+        ("xyz", ["collector", "env"], "", None, "names: collector, env."),
+        ("xyz", [], "", None, ""),
+        # Three letters with which a name begins are near it.
+        ("tor", ["env", "torch_num_threads_of_each"], "", "torch_num_threads_of_each", "_of_each."),
+        ("to", ["env", "torch_num_threads_of_each"], "", None, "_of_each."),
+        # A long list is cut, or left out if there is something else to say; the limit is lower after a nearest name.
+        ("xyz", MANY[:12], "Ask.", None, ", k10, k11."),
+        ("xyz", MANY, "Ask.", None, ". Ask."),
+        ("xyz", MANY, "", None, ", k11 and 1 more."),
+        ("kk03", MANY[:6], "Ask.", "k03", ", k04, k05."),
+        ("kk03", MANY[:7], "Ask.", "k03", "k03? Ask."),
+        ("kk03", MANY, "", "k03", "k03?"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_nearest(name, names, listed, text):
-    assert did_you_mean(name, names, listed) == text
-    assert did_you_mean(name, names, listed, "a.") == text.replace("mean ", "mean a.")
+def test_a_wrong_name_is_answered_with_the_nearest(name, names, more, nearest, rest):
+    text = did_you_mean(name, names, "a.", more)
+    assert (f". Did you mean a.{nearest}?" in text) if nearest else ("Did you mean" not in text)
+    assert text.endswith(rest or ".")

@@ -38,15 +38,15 @@ BROKEN = {
     f"{ENDLESS} inference=server inference.order=ready collector=multi_async inference.timeout_s=120": (
         "inference.timeout_s=120.* must be below collector.worker_timeout_s=120"
     ),
-    f"{SERVED} collector.num_workers=201 collector.frames_per_batch=1608": "collector.num_workers=201: .*at most 200",
-    f"{SERVED} {METER}=0.5": "collector.preemptive_threshold=0.5: with inference=server",
-    f"{SERVED} collector.min_workers=1 collector.on_worker_failure=drop": "collector.min_workers=1: .*min_workers=2",
-    f"{SERVED} collector=multi_async inference.order=fixed": "inference.order=fixed: async workers do not",
-    f"{SERVED} inference.order=ready collector.overlap=1": "collector.overlap=1: with inference.order=ready",
+    f"{SERVED} collector.num_workers=201 collector.frames_per_batch=1608": "collector.num_workers=201 .*at most 200",
+    f"{SERVED} {METER}=0.5": "collector.preemptive_threshold=0.5 .*inference=server",
+    f"{SERVED} collector.min_workers=1 collector.on_worker_failure=drop": "collector.min_workers=1 .*min_workers=2",
+    f"{SERVED} collector=multi_async inference.order=fixed": "inference.order=fixed .*async workers",
+    f"{SERVED} inference.order=ready collector.overlap=1": "collector.overlap=1 .*inference.order=ready",
     f"{SERVED} inference.min_batch=4 inference.max_batch=3": "inference.max_batch=3 is below inference.min_batch=4",
-    f"{SERVED} trainer=meter policy=random": "inference=server: each worker draws",
-    f"{SERVED} launcher=inline": "inference=server: the workers are in the trainer's process",
-    f"{SERVED} collector=distributed": "inference=server: over backend=gloo, workers share no memory",
+    f"{SERVED} trainer=meter policy=random": "inference=server .*policy=random",
+    f"{SERVED} launcher=inline": "inference=server .*the trainer's process",
+    f"{SERVED} collector=distributed": "inference=server .*backend=gloo",
     # workers
     "collector=single collector.num_workers=2": "collector.num_workers=2 cannot be used: .*runs one worker",
     "collector=single launcher=ray": "launcher=ray cannot be used: it would start workers",

@@ -266,3 +266,43 @@ def test_a_run_is_called_as_its_folder_and_keeps_its_id_in_wandb_and_mlflow(tmp_
     assert (made["csv"].args, made["csv"].keywords["step"]) == ((files.progress,), 7)
     assert (made["tensorboard"].args, made["tensorboard"].keywords["config"]["seed"]) == ((files.tensorboard,), 5)
     assert factories(composed(""), files, None) == {}
+
+
+@pytest.mark.parametrize("step", [None, 20])
+def test_tensorboard_gets_one_event_for_a_step_and_hyperparameters_at_the_end(monkeypatch, step):
+    calls = []
+
+    class Summary(dict):
+        def __init__(self, value):
+            super().__init__(value)
+
+        Value = staticmethod(lambda tag, simple_value: (tag, simple_value))
+
+    def note(name):
+        return lambda *arguments, **keywords: calls.append((name, *arguments, *keywords.items()))
+
+    writer = SimpleNamespace(
+        add_text=note("text"), close=note("close"), file_writer=SimpleNamespace(add_summary=note("event"))
+    )
+    modules = {
+        "tensorboard.compat.proto.summary_pb2": SimpleNamespace(Summary=Summary),
+        "torch.utils.tensorboard": SimpleNamespace(SummaryWriter=lambda *a, **k: note("open")(*a, **k) or writer),
+        "torch.utils.tensorboard.summary": SimpleNamespace(hparams=lambda *pair: pair),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    logger = TensorBoardLogger("folder", {"a": 1, "b": [2]}, step)
+    logger.log({"loss": 0.5}, 30)
+    logger.log({NAME: 7.0, "loss": 0.25}, 40)
+    logger.close()
+    opened, *more = calls
+    assert opened == ("open", "folder", ("purge_step", None if step is None else 21), ("max_queue", 1000))
+    text = ("text", "config", "| option | value |\n|---|---|\n| a | 1 |\n| b | [2] |")
+    events = [("event", {"loss": 0.5}, 30), ("event", {NAME: 7.0, "loss": 0.25}, 40)]
+    hparams = [("event", {"a": 1, "b": "[2]"}), ("event", {NAME: 7.0}), ("close",)]
+    assert more == [*([text] if step is None else []), *events, *hparams]
+    calls.clear()
+    logger = TensorBoardLogger("folder")
+    logger.log({"loss": 0.5}, 30)
+    logger.close()
+    assert [name for name, *_ in calls] == ["open", "event", "close"]

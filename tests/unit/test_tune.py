@@ -152,6 +152,10 @@ def test_what_the_user_gives_is_not_searched():
     cfg = composed("collector=multi_sync collector.num_workers=4 inference=server collector.frames_per_batch=1024")
     points = tune.space(cfg, ["collector", "collector.num_workers", "inference"], exact=False)
     assert {*points[0]} == {"env.num_envs", "launcher.num_threads", "collector.overlap"}
+    # Two threads for each core are tried at most.
+    few = composed("collector=multi_sync collector.num_workers=4 launcher.num_threads=1")
+    threads = {point["launcher.num_threads"] for point in tune.space(few, ["collector.num_workers"], exact=True)}
+    assert threads == {1, 2, 4}
     many = composed("collector=multi_sync collector.num_workers=64 launcher.num_threads=4")
     fixed = tune.space(many, ["collector.num_workers"], exact=True)
     assert {(point["launcher.num_threads"], point["inference"]) for point in fixed} == {

@@ -18,6 +18,7 @@ RESTART = "collector.on_worker_failure=restart"
 NEXT_STEP = "env=gym_vector env.id=X env.autoreset_mode=next_step"
 DISTRIBUTED = f"{ENDLESS} collector=distributed"
 RPC = "collector=rpc backend=rpc backend.tensorpipe"
+SERVED = "inference=server collector.total_frames=-1"
 DELAYED = "launcher=submitit_delayed collector=multi_async collector.num_workers=3 env=counting"
 # Overrides -> how the only problem begins, as a pattern.
 BROKEN = {
@@ -37,6 +38,15 @@ BROKEN = {
     f"{ENDLESS} inference=server inference.order=ready collector=multi_async inference.timeout_s=120": (
         "inference.timeout_s=120.* must be below collector.worker_timeout_s=120"
     ),
+    f"{SERVED} collector.num_workers=201 collector.frames_per_batch=1608": "collector.num_workers=201 .*at most 200",
+    f"{SERVED} {METER}=0.5": "collector.preemptive_threshold=0.5 .*inference=server",
+    f"{SERVED} collector.min_workers=1 collector.on_worker_failure=drop": "collector.min_workers=1 .*min_workers=2",
+    f"{SERVED} collector=multi_async inference.order=fixed": "inference.order=fixed .*async workers",
+    f"{SERVED} inference.order=ready collector.overlap=1": "collector.overlap=1 .*inference.order=ready",
+    f"{SERVED} inference.min_batch=4 inference.max_batch=3": "inference.max_batch=3 is below inference.min_batch=4",
+    f"{SERVED} trainer=meter policy=random": "inference=server .*policy=random",
+    f"{SERVED} launcher=inline": "inference=server .*the trainer's process",
+    f"{SERVED} collector=distributed": "inference=server .*backend=gloo",
     # workers
     "collector=single collector.num_workers=2": "collector.num_workers=2 cannot be used: .*runs one worker",
     "collector=single launcher=ray": "launcher=ray cannot be used: it would start workers",
@@ -141,6 +151,28 @@ def every_backend(monkeypatch):
 def test_a_broken_rule_is_one_problem(line):
     (problem,) = examine(line)[1]
     assert re.match(BROKEN[line], problem), problem
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{SERVED} collector.num_workers=200 collector.frames_per_batch=1600",
+        f"{SERVED} collector.min_workers=2 collector.on_worker_failure=drop",
+        f"{SERVED} collector=multi_async inference.order=auto collector.num_slots=2",
+        f"{SERVED} inference.min_batch=4 inference.max_batch=4 collector.overlap=1",
+        f"{SERVED} collector.worker_timeout_s=1 inference.timeout_s=0.5",
+        "collector.min_workers=2 collector.num_workers=2",
+        f"{METER}=0",
+        "collector=single collector.num_workers=1",
+        "env=gym_vector env.id=X env.vectorization_mode=sync env.wrappers=[a.B] env.autoreset_mode=same_step",
+        "env=gym env.entry_point=a:B",
+        f"{NEXT_STEP} trainer=meter collector.reset_at_each_iter=false",
+        f"{DISTRIBUTED} collector.num_workers_per_collector=2 collector.max_policy_lag=2 trainer=meter",
+        f"{ENDLESS} collector.frames_per_batch=16",
+    ],
+)
+def test_what_is_just_allowed(line):
+    composed(line)
 
 
 def test_an_inference_server_may_wait_in_every_step():

@@ -1,5 +1,7 @@
 """Masks of legal actions: what they mean for logits, random actions, and random steps of an env."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from collectx.batch import Leaf
 from collectx.env.base import EnvSpec
 from collectx.env.legal import LegalActions, is_legal, legal_actions, network_inputs, sample
 from collectx.errors import ShapeError, SpaceError
+from collectx.policy.random import random_actor
 
 MASK = Leaf(("action_mask",), (6,), torch.int8)
 SEEN = Leaf(("observation",), (3,), torch.float32)
@@ -116,8 +119,12 @@ def test_the_mask_of_the_observation_is_read_before_that_of_the_info():
     ],
 )
 def test_a_mask_that_does_not_fit_the_actions_is_refused(action_space, mask, words):
-    with pytest.raises(SpaceError, match=words):
-        legal_actions(spec(action_space, SEEN, mask))
+    refused = spec(action_space, SEEN, mask)
+    # Also where the env itself would draw random actions, as TorchRL's do.
+    draws = replace(refused, draw=lambda: iter([["drawn"]]))
+    for read, of in ((legal_actions, refused), (random_actor, refused), (random_actor, draws)):
+        with pytest.raises(SpaceError, match=words):
+            read(of)
 
 
 @pytest.mark.parametrize("where", ["observation", "info"])

@@ -1,16 +1,28 @@
 """The status of runs that are jobs, from what SLURM says and what is in their folders."""
 
+import json
 import os
 import re
+import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 from composed_overrides import composed
 
 from collectx.errors import LauncherError
-from collectx.jobs.status import named_run, read_job, status_of_job, status_of_process, waiting_workers, write_job
+from collectx.jobs.status import (
+    NamedRun,
+    named_run,
+    numbers_of,
+    read_job,
+    status_of_job,
+    status_of_process,
+    waiting_workers,
+    where_running,
+    write_job,
+)
 from collectx.place.slurm import commands
 from collectx.place.slurm.commands import JobState
 from collectx.run import RunFolder
@@ -136,3 +148,63 @@ def test_why_workers_wait(folder, monkeypatch):
     assert waiting_workers(folder) == [f"worker 0, 2 is {reasons[0]}", f"worker 4 is {reasons[1]}"]
     monkeypatch.setattr(commands, "states", lambda jobs: (_ for _ in ()).throw(LauncherError("no answer")))
     assert waiting_workers(folder) == ["cannot tell whether worker jobs are waiting: no answer"]
+
+
+@pytest.mark.parametrize(
+    ("queue", "lock", "note", "text"),
+    [
+        ("PENDING", False, "job", "queued as job 7"),
+        ("RUNNING", False, "job", "running as job 7"),
+        ("COMPLETED", False, "job", ""),
+        (None, True, None, "running as process PID on HOST"),
+        (None, False, None, ""),
+    ],
+)
+def test_where_a_run_is(folder, monkeypatch, queue, lock, note, text):
+    states = {"7": JobState(queue, queue == "COMPLETED", queue != "PENDING")}
+    monkeypatch.setattr(commands, "states", lambda jobs: {job: states[job] for job in jobs})
+    if note is None:
+        folder.job_note.unlink()
+    with locked(folder, replace=True) if lock else nullcontext():
+        expected = text.replace("PID", str(os.getpid())).replace("HOST", socket.gethostname())
+        assert where_running(folder) == expected
+
+
+def test_a_run_of_another_host_runs_while_its_worker_jobs_do(folder, monkeypatch):
+    folder.job_note.unlink()
+    folder.meta.parent.mkdir(exist_ok=True)
+    write_json(folder.meta, {"host": "elsewhere"})
+    folder.worker_jobs.write_text("8_0\n8_1 1\n")
+    states = {"8_0": JobState("RUNNING", False, True), "8_1": JobState("PENDING", False, False, "Priority")}
+    monkeypatch.setattr(commands, "states", lambda jobs: {job: states[job] for job in jobs})
+    found = status_of_process(folder)
+    assert found.status == "running"
+    assert found.detail.startswith("on elsewhere, no batch yet; 2 worker jobs ")
+    assert waiting_workers(folder) == [f"worker 1 is {states['8_1']}"]
+    states["8_1"] = JobState("CANCELLED", True, False)
+    assert "; 1 worker job" in status_of_process(folder).detail
+    states["8_0"] = JobState("FAILED", True, True)
+    found = status_of_process(folder)
+    assert found.status == "unknown"
+    assert found.detail.startswith("it was started on elsewhere and has no result")
+
+
+def test_the_last_lines_of_the_log_are_in_the_reason(folder):
+    folder.log("trainer").write_text("".join(f"line {number}\n" for number in range(60)))
+    lines = status_of_job(folder, "7", {"7": JobState("FAILED", True, True)}).detail.splitlines()
+    assert lines[0] == "job 7 ended as FAILED"
+    assert lines[2:] == [f"  line {number}" for number in range(20, 60)]
+
+
+def test_numbers_are_those_of_the_result_or_of_the_batches(folder):
+    assert numbers_of(folder) is None
+    line = {"batch": 0, "time": 0.0, "frames": 12, "frames_per_s": 3.0, "waited_s": 0.0, "version": 0, "lag": 0.0}
+    folder.metrics.write_text(json.dumps(line | {"mean_return": 2.5}) + "\n")
+    assert numbers_of(folder) == {"frames": 12, "frames_per_s": None, "mean_return": 2.5, "taking_part": None}
+    write_json(folder.result, {"status": "completed", "frames": 99})
+    assert numbers_of(folder) == {"status": "completed", "frames": 99}
+
+
+def test_how_long_a_run_and_its_workers_may_take_to_end(tmp_path):
+    run = NamedRun("a", tmp_path, composed("checkpoint.grace_s=7 collector.close_timeout_s=20"))
+    assert (run.grace_s, run.workers_grace_s) == (27.0, 25.0)

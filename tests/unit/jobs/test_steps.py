@@ -51,7 +51,11 @@ def test_a_step_ends_with_srun_and_is_killed_after_the_grace_time(
     files = RunFolder(tmp_path)
     cfg = composed("launcher=slurm launcher.nodes=2 launcher.cpus_per_task=3 collector.num_workers=4")
     run = NamedRun("0", files.path, cfg)
+    files.jobs.mkdir(parents=True)
+    (files.jobs / "exit_status.17").write_text("0")  # of an earlier attempt
     step = steps._Step(run, "17", ["collectx", "run"])
+    assert not (files.jobs / "exit_status.17").exists()
+    assert (files.jobs / "log_begin").read_text() == "0\n"
     script = (files.jobs / "step.sh").read_text()
     for option in ("jobid=17", "overlap", "ntasks=5", "nodes=2", "cpus-per-task=3", "kill-on-bad-exit=0", "no-kill"):
         assert (f"--{option}" in script) == (option != "no-kill")
@@ -64,3 +68,27 @@ def test_a_step_ends_with_srun_and_is_killed_after_the_grace_time(
     assert step.states(()) == {"17": JobState(word, True, True)}
     assert calls == ["terminate"] * is_cancelled + ["kill"]
     assert now[0] - begin_s == pytest.approx(run.workers_grace_s, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_workers", "each", "is_refused"),
+    [
+        ("4", 3, None, False),
+        ("4", 4, None, True),
+        ("2(x2),1", 4, None, False),
+        ("6", 2, 2, False),
+        ("6", 3, 2, True),
+        ("", 99, 9, False),
+    ],
+)
+def test_an_allocation_has_a_core_for_each_task(monkeypatch, cores, num_workers, each, is_refused):
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", cores)
+    line = f"launcher=slurm collector.num_workers={num_workers} collector.frames_per_batch={8 * num_workers}"
+    run = NamedRun("0", Path("run"), composed(f"{line} trainer=meter launcher.cpus_per_task={each or 'null'}"))
+    if not is_refused:
+        assert steps._size_problems(run, "17") == []
+        return
+    (problem,) = steps._size_problems(run, "17")
+    count = num_workers + 1
+    said = f"trainer and workers are {count} tasks of {each or 1} cores ({count * (each or 1)}), and the allocation of "
+    assert problem.startswith(f"collector.num_workers={num_workers}: {said}job 17")

@@ -1,5 +1,7 @@
 """The distributions of random actions: those of Gymnasium's `sample`, from torch's generator."""
 
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from collectx.batch import Leaf
-from collectx.env.base import EnvSpec
+from collectx.env.base import EnvSpec, steps_per_draw
 from collectx.policy.random import random_actor
 
 INF = np.inf
@@ -66,3 +68,29 @@ def test_integers_reach_both_ends(space, lows, highs):
     assert values.amax(0).tolist() == highs
     middle = (np.asarray(lows) + np.asarray(highs)) / 2
     assert values.mean(0).numpy() == pytest.approx(middle, rel=0.05, abs=0.05)
+
+
+def test_a_copy_continues_the_draws_of_an_actor_and_a_reset_begins_others():
+    leaf = Leaf(("action",), (2,), torch.float32)
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    actor = random_actor(EnvSpec(3, (leaf,), (leaf,), box, box))
+    for drawn in (0, 1, 3):
+        for _ in range(drawn):
+            actor.act(())
+        copied = pickle.loads(pickle.dumps(actor))
+        # Several steps are drawn at once, so the copy has them.
+        for _ in range(5 if drawn else 0):
+            assert torch.equal(actor.act(())[0], copied.act(())[0])
+    last = actor.act(())[0]
+    actor.reset()
+    first = actor.act(())[0]
+    assert (first.shape, first.dtype) == ((3, 2), torch.float32)
+    assert not torch.equal(first, last)
+    assert not torch.equal(first, copied.act(())[0])
+
+
+@pytest.mark.parametrize(
+    ("elements", "steps"), [(1, 256), (256, 256), (257, 255), (512, 128), (65_536, 1), (10**6, 1), (0, 256)]
+)
+def test_small_actions_are_drawn_for_many_steps_at_once(elements, steps):
+    assert steps_per_draw(elements) == steps

@@ -34,7 +34,7 @@ from collectx.env.base import EnvSpec
 from collectx.policy.call_plan import CallPlan
 from collectx.policy.exploration import ExplorationType, exploration
 from collectx.policy.fast_call import Acceleration
-from collectx.policy.tensor_modules import tensor_modules
+from collectx.policy.tensor_modules import is_private, tensor_modules
 
 
 def network(num_outputs, *layers):
@@ -180,3 +180,8 @@ def cartpole():
     """CartPole without its position."""
     space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
     return gymnasium.wrappers.TransformObservation(gymnasium.make("CartPole-v1"), lambda seen: seen[1:], space)
+
+
+def test_keys_with_an_underscore_are_private():
+    keys = ("a",), ("_a",), ("a", "_b"), ("_a", "b"), ("a_", "b_")
+    assert [is_private(key) for key in keys] == [False, True, True, True, False]

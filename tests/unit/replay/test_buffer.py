@@ -168,6 +168,14 @@ def test_wrong_settings_are_refused_all_at_once(make, words):
         make()
 
 
+@pytest.mark.parametrize("make", [UniformSampler, lambda: PrioritizedSampler(0.0, 0.0, 1e-9), lambda: SliceSampler(1)])
+def test_the_least_settings_are_enough(make):
+    buffer = ReplayBuffer(1, batch_size=1, sampler=make())
+    buffer.extend(numbered(0, [3]))
+    assert clocks(buffer.sample().reshape(-1)) == [2]
+    assert clocks(buffer.sample(3).reshape(-1)) == [2] * 3
+
+
 def test_what_the_buffer_cannot_do_changes_nothing():
     buffer, frames = ReplayBuffer(10), numbered(0, [2])
     other = frames.select("observation", "next").set("more", torch.zeros(2))

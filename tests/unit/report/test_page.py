@@ -10,7 +10,10 @@ from urllib.parse import unquote
 import pytest
 
 from collectx.cli import report
-from collectx.run import RunFolder
+from collectx.jobs.status import RunStatus
+from collectx.report.page import _group_row, _happened, _origin
+from collectx.report.read import Group, Run
+from collectx.run import RunFolder, Status
 from collectx.run.folder.files import write_json
 
 # One process makes the sweep, and the page of it.
@@ -166,3 +169,41 @@ def test_a_missing_package_names_the_extra(sweep, monkeypatch, capsys, package):
     monkeypatch.setitem(sys.modules, package, None)
     assert report.main([str(sweep)]) == 2
     assert "pip install 'collectx[report]'" in capsys.readouterr().err
+
+
+def test_where_a_run_comes_from(tmp_path):
+    files = RunFolder(tmp_path)
+    assert set(_origin(files).values()) == {""}
+    files.meta.parent.mkdir(parents=True, exist_ok=True)
+    meta = {
+        "time": "now",
+        "host": "n1",
+        "argv": ["collectx", "run", 3],
+        "packages": {"torch": "2.1"},
+        "git": {"cwd": {}},
+    }
+    for git, commit in ({}, ""), ({"commit": "abc"}, "abc"), ({"commit": "abc", "dirty": True}, "abc with changes"):
+        write_json(files.meta, meta | {"git": {"cwd": git}})
+        origin = _origin(files)
+        assert (origin["commit"], origin["command"], origin["torch"]) == (commit, "collectx run 3", "2.1")
+
+
+def test_the_row_of_a_group_has_an_interval_of_two_runs_or_more(tmp_path):
+    runs = [
+        Run(str(n), RunFolder(tmp_path), RunStatus(Status.COMPLETED), {"frames": value} if value is not None else {})
+        for n, value in enumerate((4.0, 8.0, None))
+    ]
+    rows = [_group_row(Group("one", tuple(part)), "frames", [1.5]) for part in (runs, runs[1:], runs[2:])]
+    assert [row[1] for row in rows] == ["2 of 3", "1 of 2", "0 of 1"]
+    numbers = [[None if cell == "-" else float(cell) for cell in row[2:]] for row in rows]
+    assert numbers == [[1.5, 6, 4, 8], [1.5, 8, None, None], [1.5, None, None, None]]
+
+
+def test_what_happened_is_told_in_order_with_the_end_of_a_run_that_failed(tmp_path):
+    run = Run("a", RunFolder(tmp_path), RunStatus(Status.FAILED, "no memory"), messages=[(5.0, "lost")])
+    other = Run("b", RunFolder(tmp_path), RunStatus(Status.COMPLETED))
+    first, last = _happened([run, other])
+    assert first[1:] == ("0.0", "a", "lost")
+    assert last == ("", "", "a", "failed: no memory")
+    run.status = RunStatus(Status.INTERRUPTED)
+    assert list(_happened([run]))[1][3] == "interrupted"

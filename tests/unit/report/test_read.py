@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,3 +221,67 @@ def test_rates_are_between_batches(tmp_path):
     assert run.curve("lag", "frames") is None
     run.columns = {name: column[:2] for name, column in run.columns.items()}
     assert run.curve("frames_per_s", "frames") is None
+
+
+def test_lines_become_columns_scalars_and_the_times_of_each_worker(tmp_path):
+    parts = [[entry(0, 1.0), entry(1, 0.5)], [{"worker": 0}], [entry(0, 2.0), entry(1, 2.5)]]
+    scalars = [{}, {"scalars": {"loss": 3.0}}, {}, {"scalars": {"loss": None, "entropy": 1.0}}]
+    lines = [line(0, 101.0, workers=parts[0]), line(1, 102.0, workers=parts[1], mean_return=5.0)]
+    lines = [
+        each | more
+        for each, more in zip([*lines, line(2, 103.0, workers=parts[2]), line(3, 102.5)], scalars, strict=True)
+    ]
+    events = [{"time": 100.0, "event": "workers_started", "num_workers": 2}]
+    events += [{"time": 102.0, "event": "worker_failed", "worker": 1, "type": "WorkerDied", "message": ""}]
+    (run,) = read_runs([write_run(tmp_path / "run", lines, events)])
+    # The clock of a host may be put back, time may not.
+    assert run.columns["elapsed_s"].tolist() == [1.0, 2.0, 3.0, 3.0]
+    assert run.columns["mean_return"].tolist() == pytest.approx([np.nan, 5.0, np.nan, np.nan], nan_ok=True)
+    assert run.scalars["loss"].tolist() == pytest.approx([np.nan, 3.0, np.nan, np.nan], nan_ok=True)
+    assert run.scalars["entropy"].tolist() == pytest.approx([np.nan] * 3 + [1.0], nan_ok=True)
+    assert run.curve("scalars/loss", "frames")[0].tolist() == [20.0]
+    assert run.curve("lag", "frames")[1].tolist() == [0.0] * 4
+    spans = [(span.worker, span.begin_s, span.end_s) for span in run.spans]
+    # Worker 1 worked half a second less than that before the line of batch 2, as another one began.
+    assert spans == [(0, 0.0, 1.0), (0, 1.0, 3.0), (1, 0.5, 1.0), (1, 1.0, 2.0), (1, 2.0, 3.0)]
+
+
+def test_times_of_a_run_without_a_line_are_since_its_workers_started(tmp_path):
+    events = [{"time": 100.0, "event": "workers_started", "num_workers": 2}]
+    (run,) = read_runs([write_run(tmp_path / "run", [], events)])
+    assert [run.seconds(time) for time in (99.0, 100.0, 103.5)] == [0.0, 0.0, 3.5]
+    assert (run.curve("frames", "elapsed_s"), run.spans, run.numbers) == (None, [], None)
+
+
+def test_means_over_parts_of_a_curve_and_of_the_middle_half():
+    places, values = np.arange(2.0 * NUM_POINTS), np.arange(2.0 * NUM_POINTS) % 2
+    columns = {"frames": places, "lag": values, "short": np.where(places < NUM_POINTS, values, np.nan)}
+    run = Run("0", RunFolder(Path("0")), None, columns=columns)
+    thin = run.curve("lag", "frames")
+    assert thin[0].tolist() == [2 * index + 0.5 for index in range(NUM_POINTS)]
+    assert set(thin[1]) == {0.5}
+    assert len(run.curve("short", "frames")[0]) == NUM_POINTS  # as many as there may be
+    assert [centre(np.array(each)) for each in ([1.0, 2, 6], [0.0, 1, 3, 90], [0.0, 1, 2, 3, 4, 5, 6, 90])] == [
+        3,
+        2,
+        3.5,
+    ]
+
+
+def test_groups_differ_by_options_but_seeds_checkpoints_and_loggers(tmp_path):
+    def made(name, **options):
+        return Run(
+            name,
+            RunFolder(tmp_path / name),
+            None,
+            options={key.replace("__", "."): each for key, each in options.items()},
+        )
+
+    runs = [made(str(seed), seed=seed, a__x=seed // 2, checkpoint__keep=seed, hydra__job=seed) for seed in range(4)]
+    assert differences(runs) == {"seed": [0, 1, 2, 3], "a.x": [0, 0, 1, 1], "checkpoint.keep": [0, 1, 2, 3]}
+    assert [(group.name, [run.name for run in group.runs]) for group in groups_of(runs)] == [
+        ("x=0", ["0", "1"]),
+        ("x=1", ["2", "3"]),
+    ]
+    differing = differences([*runs[1:3], made("none")])
+    assert differing == {"seed": [1, 2, None], "a.x": [0, 1, None], "checkpoint.keep": [1, 2, None]}

@@ -11,6 +11,7 @@ from collectx.batch import TRAJ_IDS, Leaf
 from collectx.env.base import EnvSpec
 from collectx.errors import ShapeError
 from collectx.rollout.finite import FiniteCheck
+from collectx.rollout.tensors import TensorFiniteCheck
 
 OBSERVATION, INFO = Leaf(("observation",), (1,), torch.float32), Leaf(("info", "speed"), (1,), torch.float32)
 BOX = spaces.Box(-1, 1, (1,), np.float32)
@@ -38,3 +39,59 @@ def test_an_info_that_the_policy_reads_too():
     arrays["info", "speed"][0, 1] = np.nan
     with pytest.raises(ShapeError, match=r"info\.speed"):
         checked(0, 3)
+
+
+ACTION, REWARD = ("action",), ("next", "reward")
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        # key, row, step, element, value; the second of two workers steps the envs 2 and 3 of 4
+        (
+            [(REWARD, 1, 2, 0, np.nan)],
+            "env 1 of worker 5 returned nan in next.reward (step 2 of the batch). Fix the env,",
+        ),
+        ([(ACTION, 0, 1, 1, np.nan)], "the policy for env 0 of worker 5 returned nan in action (step 1 of the batch)."),
+        (
+            [(("observation",), 1, 0, 1, np.inf)],
+            "env 1 of worker 5 returned inf in observation (step 0 of the batch; the largest float32 is 3.4e+38).",
+        ),
+        # The first step counts, then the order within a step: observation, action, results of the env.
+        (
+            [(REWARD, 0, 1, 0, np.nan), (("next", "observation"), 1, 0, 0, -np.inf)],
+            "env 1 of worker 5 returned -inf in n",
+        ),
+        ([(REWARD, 0, 1, 0, np.nan), (ACTION, 1, 1, 0, np.nan)], "the policy for env 1 of"),
+        ([(ACTION, 0, 1, 0, np.nan), (("observation",), 1, 1, 0, np.nan)], "env 1 of worker 5 returned nan in obs"),
+        ([(ACTION, 1, 1, 0, np.nan), (ACTION, 0, 2, 0, np.inf)], "the policy for env 1 of worker 5 returned nan"),
+        ([(REWARD, 0, 3, 0, np.nan)], None),  # of a later batch
+        ([(("observation",), 0, 0, 0, 3e38), (("observation",), 0, 1, 0, 3e38)], None),  # only the sum is infinite
+    ],
+)
+@pytest.mark.parametrize("kind", [FiniteCheck, TensorFiniteCheck])
+def test_the_first_value_that_is_not_finite_is_named(kind, places, message):
+    observation, action = (Leaf((name,), (2,), torch.float32) for name in ("observation", "action"))
+    spec = EnvSpec(2, (observation,), (action,), BOX, BOX)
+    leaves = (observation, action, observation.under("next"), *(leaf.under("next") for leaf in spec.rewards))
+    tensors = {leaf.key: torch.zeros(2, 4, *leaf.shape) for leaf in leaves}
+    tensors[TRAJ_IDS] = torch.tensor([[2, 2, 2, 2], [3, 7, 7, 11]])
+    arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
+    for key, row, step, element, value in places:
+        tensors[key][row, step, element] = value
+    checked = kind(spec, (), [SimpleNamespace(arrays=lambda: arrays, tensors=tensors)], 5, 2, 4)
+    if message is None:
+        checked(0, 3)
+    else:
+        with pytest.raises(ShapeError) as raised:
+            checked(0, 3)
+        assert str(raised.value).startswith(message)
+        assert str(raised.value).endswith("collector.check_finite=false (in Python check_finite=False)")
+
+
+def test_an_error_of_the_env_is_explained_by_an_action_that_is_not_finite():
+    checked, arrays = check(OBSERVATION)
+    checked.explain(0, ValueError("mine"))
+    arrays[ACTION][0, 1] = np.inf
+    with pytest.raises(ShapeError, match=r"the policy of worker 0 returned inf in action, and the env raised .*mine"):
+        checked.explain(0, ValueError("mine"))

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from configurations import counting, gym, gym_vector, mlp
+from configurations import config, counting, gym, gym_vector, mlp
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from user_code.faulty import telling_policy
@@ -18,6 +18,7 @@ from user_code.spaceenv import SpaceEnv, read
 from user_code.tensorenv import TensorCountingEnv
 
 from collectx import policy as policies
+from collectx import progress
 from collectx.batch import Layout, batch_leaves
 from collectx.env import build, read_spec
 from collectx.errors import ShapeError
@@ -282,3 +283,93 @@ def test_returns_leave_out_rewards_that_are_not_finite():
     episodes.record(slice(None), reward, done, ids)
     assert [array.tolist() for array in episodes.take()] == [[2.0, 5.0], [2, 2]]
     assert np.isnan(reward[0, 0])
+
+
+def test_episodes_of_a_replacement_have_ids_of_their_own_and_abandoned_ones_are_forgotten():
+    episodes, ids = Episodes(first_env=1, num_envs=2, total_envs=3, incarnation=2), np.zeros((2, 2), np.int64)
+    reward, nothing = np.ones((2, 2), np.float32), np.zeros((2, 2), bool)
+    episodes.record(slice(None), reward, nothing, ids)
+    assert (ids - 2 * 2**32 * 3).tolist() == [[1, 2]] * 2
+    episodes.abandon(np.array([True, False]))
+    ends = np.array([[False, False], [True, True]])
+    episodes.record(slice(None), reward, ends, ids)
+    assert (ids - 2 * 2**32 * 3).tolist() == [[4, 2]] * 2
+    saved = episodes.state()
+    assert [array.tolist() for array in episodes.take()] == [[2.0, 4.0], [2, 4]]
+    other = Episodes(first_env=1, num_envs=2, total_envs=3)
+    other.load(saved)
+    other.record(np.array([1]), reward[:, :1], ends[:, :1], ids[:, :1])
+    assert (ids[:, 0] - 2 * 2**32 * 3).tolist() == [5, 5]
+    assert [array.tolist() for array in other.take()] == [[2.0], [2]]
+
+
+TENSORS = replace(gym_vector(3), id=None, entry_point=partial(TensorCountingEnv, length=3))
+LAST = [False] * 3 + [True]
+
+
+@pytest.mark.parametrize("cfg", [counting(3, 3), TENSORS], ids=["lockstep", "tensors"])
+@pytest.mark.parametrize(("length", "steps"), [(99, 4), (3, 3)])
+def test_the_last_frames_of_a_batch_may_be_marked_truncated(cfg, length, steps):
+    """Trajectories go on, with the same ids; a batch that ends early is marked where it ends."""
+    ends = itertools.cycle([False] * (length - 1) + [True])
+    options = RolloutOptions(True, set_truncated=True)
+    rollout, slot, rows = make(cfg, None, 4, spec=options, ends_early=ends.__next__)
+    plain, expected, plain_rows = make(cfg, None, 4)
+    for _ in range(3):
+        report = rollout.collect(rows, 2)
+        assert (report.frames, report.policy_version) == (3 * steps, 2)
+        if steps == 4:
+            plain.collect(plain_rows, 2)
+            for key in (("collector", "traj_ids"), ("observation",), ("next", "terminated"), ("next", "reward")):
+                assert torch.equal(slot.tensors[key], expected.tensors[key])
+            over = expected.tensors["next", "done"][..., 0] | torch.tensor(LAST)
+            assert torch.equal(slot.tensors["next", "done"][..., 0], over)
+        marked = slot.tensors["next", "truncated"][:, :steps, 0]
+        assert marked[:, -1].all()
+        assert slot.tensors["next", "done"][:, steps - 1].all()
+
+
+@pytest.mark.parametrize(
+    ("options", "incarnation", "expected"),
+    [
+        ({}, 0, {"num_random_batches": 0, "check_finite": True, "refresh_each_step": False, "may_end_early": False}),
+        ({"init_random_frames": 24}, 0, {"num_random_batches": 2}),
+        ({"init_random_frames": 25}, 0, {"num_random_batches": 3}),
+        ({"init_random_frames": 25}, 1, {"num_random_batches": 0}),
+        ({"init_random_frames": 25, "kind": "multi_async"}, 0, {"num_random_batches": 2}),
+        ({"refresh": "step", "check_finite": False}, 0, {"refresh_each_step": True, "check_finite": False}),
+        ({"preemptive_threshold": 0.0}, 0, {"may_end_early": True}),
+        ({"reset_at_each_iter": True}, 0, {"reset_at_each_iter": True, "set_truncated": False}),
+        ({"set_truncated": True, "max_frames_per_traj": 3}, 0, {"set_truncated": True, "max_frames_per_traj": 3}),
+    ],
+)
+def test_how_batches_begin_and_end_follows_from_the_configuration(options, incarnation, expected):
+    """With two workers; a sync batch has 12 frames, an async one too, but of one worker."""
+    made = RolloutOptions.of(config(**options).collector, incarnation)
+    assert {name: getattr(made, name) for name in expected} == expected
+    assert RolloutOptions.of(config().collector, has_interruptor=True).may_end_early
+
+
+@pytest.mark.parametrize("cfg", [counting(1), counting(3)], ids=["one env", "lockstep"])
+def test_a_limit_of_frames_ends_trajectories_and_counts_them(cfg):
+    rollout, slot, rows = make(cfg, None, 8, spec=RolloutOptions(True, max_frames_per_traj=3))
+    rollout.collect(rows, 0)
+    count, following = slot.tensors["step_count",][..., 0], slot.tensors["next", "step_count"][..., 0]
+    assert count.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1]] * cfg.num_envs
+    assert torch.equal(following, count + 1)
+    assert torch.equal(slot.tensors["next", "truncated"][..., 0], following == 3)
+    rollout.restart(np.ones(cfg.num_envs, bool))
+    rollout.collect(rows, 0)
+    assert slot.tensors["step_count",][:, 0, 0].tolist() == [0] * cfg.num_envs
+
+
+def test_a_reset_is_progress_and_begins_new_trajectories():
+    rollout, slot, rows = make(counting(3), None, 4)
+    rollout.collect(rows, 0)
+    before = [int(each) for each in progress.counts]
+    rollout.reset(None)
+    assert sum(map(int, progress.counts)) > sum(before)
+    report = rollout.collect(rows, 0)
+    assert slot.tensors["collector", "traj_ids"].unique().tolist() == [3, 4, 5]
+    assert (report.frames, rollout.acts_randomly, rollout.groups) == (12, False, [rollout.group])
+    assert rollout.take_metrics().shape == (2, 0)

@@ -1,12 +1,14 @@
 """Schedules: what is granted at each moment, and what makes a batch. No processes, no memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from collectx.collector import RecordedBatch
 from collectx.schedule.asynchronous import AsyncSchedule, BoundedLagSchedule
 from collectx.schedule.recorded import RecordedSchedule, slots_needed
-from collectx.schedule.sync import SyncSchedule
+from collectx.schedule.sync import PreemptiveSchedule, SyncSchedule
 from collectx.transport.base import Arrival, SlotReport
 
 TALLY = SlotReport(0, 0, 0.0, 0.0, np.zeros(0), np.zeros(0, int))
@@ -96,6 +98,46 @@ def test_a_replacement_fills_what_the_lost_worker_owed():
     assert list(free.replaced(1)) == [(1, 1)]
 
 
+@pytest.mark.parametrize(
+    ("threshold", "steps", "expected"),
+    [
+        (0.5, "0 1 2 3", [True, True, False]),
+        (0.51, "0 1 2 3", [True, False]),
+        (0.0, "-3 2 0 1", [True, True, False]),
+        (1.0, "0 1 2 3", [False]),
+        (0.5, "0 -1 -2 3", [True, False]),
+    ],
+)
+def test_a_batch_ends_early_when_the_share_of_its_parts_has_arrived(threshold, steps, expected):
+    """A step is a part of that worker, or with a minus its loss."""
+    schedule, calls = PreemptiveSchedule(4, threshold), []
+    schedule.preempt = calls.append
+    schedule.batch_awaited()
+    for number in map(int, steps.split()):
+        if number < 0:
+            schedule.dropped(-number)
+        else:
+            schedule.arrived(arrival(number))
+        assert (schedule.next_batch() is not None) == (calls[-1:] == [False])
+    assert calls == expected
+
+
+def test_an_overlapping_batch_waits_for_the_one_before():
+    schedule = SyncSchedule(2, overlap=1, num_batches=3)
+    assert [list(schedule.batch_requested()) for _ in range(2)] == [[(0, 0), (1, 0), (0, 1), (1, 1)], []]
+    assert schedule.must_wait_to_publish
+    assert [arrive(schedule, 0, 0), arrive(schedule, 0, 1), arrive(schedule, 1, 1)] == [None] * 3
+    assert schedule.undelivered() == [(arrival(0, 1), arrival(1, 1))]
+    assert arrive(schedule, 1, 0) == (arrival(0, 0), arrival(1, 0))
+    assert not schedule.must_wait_to_publish
+    schedule.published(4)
+    assert [list(schedule.batch_requested()) for _ in range(2)] == [[(0, 0), (1, 0)], []]
+    assert [schedule.version_of(slot) for slot in (0, 1)] == [4, -1]
+    schedule.skip(2)
+    assert schedule.next_batch() == (arrival(0, 1), arrival(1, 1))
+    assert list(schedule.batch_requested()) == []
+
+
 def test_sync_goes_on_with_fewer():
     schedule = SyncSchedule(4)
     schedule.dropped(3)
@@ -145,16 +187,62 @@ def test_a_worker_that_joins_an_async_run_is_granted_its_slots(num_batches, gran
     assert list(schedule.batch_awaited()) == granted
 
 
-def test_a_worker_that_joins_an_async_run_again_is_not_granted_its_full_slots():
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_worker_that_joins_an_async_run_again_is_not_granted_its_full_slots(full):
     schedule = AsyncSchedule(1, 2, None)
     schedule.batch_awaited()
-    schedule.arrived(arrival(0, 1))
+    schedule.arrived(arrival(0, full))
     schedule.dropped(0)
     schedule.joined(0)
-    assert list(schedule.batch_awaited()) == [(0, 0)]
+    assert list(schedule.batch_awaited()) == [(0, 1 - full)]
     parts = schedule.next_batch()
     assert list(schedule.batch_awaited()) == []  # as the batch is delivered without a copy
-    assert list(schedule.released(parts)) == [(0, 1)]
+    assert list(schedule.released(parts)) == [(0, full)]
+    schedule.dropped(0)
+    schedule.joined(0)
+    assert list(schedule.batch_awaited()) == [(0, 0), (0, 1)]
+
+
+def test_a_restored_batch_counts_and_its_slot_is_granted_once():
+    schedule = AsyncSchedule(1, 2, 3)
+    schedule.restore((arrival(0, -1),))
+    assert schedule.undelivered() == [(arrival(0, -1),)]
+    assert list(schedule.batch_awaited()) == [(0, 1)]
+    parts = schedule.next_batch()
+    assert list(schedule.released(parts)) == [(0, 0)]
+    for slot in (0, 1):
+        assert list(schedule.released(arrive(schedule, 0, slot))) == []
+    # Its worker is lost, and joins again, before it is released.
+    schedule = AsyncSchedule(2, 2, None)
+    schedule.restore((arrival(1, -1),))
+    parts = schedule.next_batch()
+    schedule.dropped(1)
+    schedule.joined(1)
+    assert sorted(schedule.released(parts)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(("max_lag", "num_granted"), [(0, 1), (1, 2), (2, 3), (3, 3)])
+def test_a_bounded_lag_leaves_room_for_a_publication_after_a_delivery(max_lag, num_granted):
+    schedule = BoundedLagSchedule(3, 1, None, wait_for_all=False, max_lag=max_lag)
+    grants = list(schedule.batch_awaited())
+    assert grants == [(0, 0), (1, 0), (2, 0)][:num_granted]
+    parts = arrive(schedule, 0)
+    assert list(schedule.released(parts)) == ([(0, 0)] if max_lag == 3 else [])
+    assert len(list(schedule.batch_awaited())) == (max_lag < 3)  # no publication came
+
+
+def test_a_batch_that_is_too_old_is_an_error():
+    def arrived(worker, version):
+        schedule.arrived(Arrival(worker, 0, replace(TALLY, policy_version=version)))
+
+    schedule = BoundedLagSchedule(3, 1, None, wait_for_all=False, max_lag=2)
+    schedule.batch_awaited()
+    schedule.published(3)
+    for worker, version in ((0, 3), (1, 1), (2, 0)):
+        arrived(worker, version)
+    assert [schedule.next_batch()[0].worker for _ in range(2)] == [0, 1]
+    with pytest.raises(RuntimeError, match="version 0, but version 3 is already published"):
+        schedule.next_batch()
 
 
 @pytest.mark.parametrize(("restored", "granted"), [(0, [(0, 1)]), (1, [(0, 0), (0, 1)])])
@@ -208,12 +296,52 @@ def record(text):
         ("1:0/0 1:1/1 1:2/2", 1),
         # Weights that came late: worker 1 still acts with the first when the fourth are there.
         ("1:0/0 0:0/1 0:1/2 1:0/3 1:0/3", 2),
+        ("1:0/0 0:0/1 1:0/1 1:0/2 0:5/5", 2),
         # No weights are published.
         ("1:0/0 0:0/0 1:0/0 1:0/0", 1),
+        # One after the other.
+        ("1:0/1 1:1/2", 1),
+        ("1:0/1 0:1/2 1:1/3 1:1/3", 2),
     ],
 )
 def test_slots_are_as_many_as_batches_may_be_ahead(text, slots):
     assert slots_needed(record(text)) == slots
+    for num_slots, zero_copy, expected in ((1, False, slots), (1, True, slots + 1), (5, True, 5)):
+        assert RecordedSchedule(2, num_slots, None, record(text), zero_copy).num_slots == expected
+
+
+def test_settings_count_like_weights_for_the_slots():
+    batches = [RecordedBatch(0, 0, 0, 0, 0), RecordedBatch(1, 0, 0, 0, 1), RecordedBatch(1, 0, 0, 0, 2)]
+    assert slots_needed(batches) == 2
+
+
+def test_a_reproduction_grants_what_its_weights_and_settings_allow():
+    again = RecordedSchedule(2, 1, 3, [RecordedBatch(0, 0, 0), RecordedBatch(1, 1, 1, 1, 1)], zero_copy=False)
+    assert list(again.batch_awaited()) == []  # there are no weights yet
+    assert not again.must_wait_to_publish
+    again.published(0)
+    assert again.must_wait_to_publish
+    assert list(again.batch_awaited()) == [(0, 0)]
+    assert again.must_wait_to_publish
+    parts = arrive(again, 0)
+    again.published(1)
+    assert list(again.released(parts)) == []
+    again.changed(1)
+    assert list(again.batch_awaited()) == [(1, 0)]
+    parts = arrive(again, 1)
+    # One of three batches is left after the record.
+    assert list(again.released(parts)) == [(0, 0)]
+    assert list(again.batch_awaited()) == []
+
+
+def test_a_restored_batch_of_a_record_is_not_collected_again():
+    again = RecordedSchedule(1, 1, None, record("0:0/0 0:1/1"), zero_copy=False)
+    again.restore((arrival(0, -1),))
+    again.published(0)
+    assert list(again.batch_awaited()) == []
+    assert again.next_batch() == (arrival(0, -1),)
+    again.published(1)
+    assert list(again.released((arrival(0, -1),))) == [(0, 0)]
 
 
 def test_batches_of_a_worker_that_is_dropped_are_not_waited_for():

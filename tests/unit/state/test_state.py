@@ -291,3 +291,56 @@ def test_views_in_any_direction_share_their_memory_again():
     loaded[0] += 100
     base += 100
     assert [view.tolist() for view in loaded] == [view.tolist() for view in views]
+
+
+def _objects():
+    return np.array([[1], "a", None], dtype=object)
+
+
+class _Named(np.ndarray):
+    """An array that may have attributes."""
+
+
+def test_arrays_of_objects_are_saved_unless_they_share_memory():
+    for saved in (_objects(), _objects()[1:], _objects().reshape(3, 1)):
+        loaded = loads(through_a_file(dumps(saved, "array")), None, "array")
+        assert loaded.tolist() == saved.tolist()
+    base = _objects()
+    with pytest.raises(NotRestorable, match="an object array that is a view of another one cannot be saved"):
+        dumps([base[:1], base[1:]], "arrays")
+
+
+def test_arrays_keep_their_attributes_and_share_their_memory():
+    named, plain = (np.arange(4.0).view(_Named) for _ in range(2))
+    named.unit = "m"
+    array = np.arange(6.0)
+    saved = [named, plain, array, array[2:], array[::-2], np.zeros((0, 3)), np.asfortranarray(np.ones((2, 3)))]
+    loaded = loads(through_a_file(dumps(saved, "arrays")), None, "arrays")
+    assert loaded[0].unit == "m"
+    assert not vars(loaded[1])
+    for before, after in zip(saved, loaded, strict=True):
+        assert np.array_equal(before, after)
+        assert before.shape == after.shape
+    loaded[2][:] = -1
+    assert loaded[3].tolist() == [-1] * 4
+    assert loaded[4].tolist() == [-1] * 3
+    assert loaded[6].flags.f_contiguous
+
+
+def test_functions_of_no_module_may_have_variables_of_their_own_alone():
+    def counter():
+        count = 0
+
+        def more():
+            nonlocal count
+            count += 1
+            return count
+
+        return more, lambda: count
+
+    more, _ = counter()
+    assert more() == 1
+    loaded = loads(through_a_file(dumps([more], "function")), None, "function")[0]
+    assert [loaded(), loaded(), more()] == [2, 3, 2]
+    with pytest.raises(NotRestorable, match="shares a variable but belongs to no module"):
+        dumps(list(counter()), "functions")

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from collectx.config.schema.policy import MlpPolicyConfig
 from collectx.config.schema.trainer import CustomTrainerConfig
 from collectx.errors import ConfigError, TrainingDiverged
 from collectx.trainer.actor_critic import Critic
-from collectx.trainer.base import load_moments
+from collectx.trainer.base import load_moments, remaining_fraction
 from collectx.trainer.finite import check_finite
 from collectx.user_objects import UserPolicyConfig
 
@@ -191,6 +192,13 @@ def test_epsilon_falls_to_its_end():
     collection = Recorded(bandit(4))
     learner.train(collection)
     assert [each["epsilon"] for each in collection.scalars] == pytest.approx([0.5, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("frames", "total", "left"), [(0, 8, 1), (2, 8, 0.75), (8, 8, 0), (9, 8, 0), (9, -1, 1), (9, 0, 1)]
+)
+def test_a_learning_rate_falls_with_the_frames_that_are_left(frames, total, left):
+    assert remaining_fraction(SimpleNamespace(frames=frames, total_frames=total)) == left
 
 
 @pytest.mark.sample(2)

@@ -222,6 +222,48 @@ def test_the_end_of_a_job_is_noticed_at_once(supervisor, has_joined, message, nu
     assert job.num_signals == num_signals
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_a_process_sent_before_its_end_is_read_first(supervisor, is_closed):
+    supervisor = supervisor()
+    job, worker = supervisor.run(3), supervisor.worker(3)
+    supervisor.connect(3)
+    assert not supervisor.has_message(worker)
+    for _ in range(2):
+        supervisor.send(3)
+    assert supervisor.has_message(worker)
+    if is_closed:
+        supervisor.ends[3].close()
+    job.end()
+    *words, error = supervisor._messages(worker, job.sentinel)
+    assert words == [b"word", b"word"]
+    assert isinstance(error, WorkerDied)
+    supervisor.remove(worker)
+    assert list(supervisor._messages(worker, job.sentinel)) == []
+
+
+def test_a_worker_owes_what_was_granted_until_it_has_delivered_or_replied(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(0)
+    owed = [supervisor.has_outstanding]
+    for step in ("granted", "granted", "delivered", "reply"):
+        getattr(supervisor, step)(0)
+        owed.append(supervisor.has_outstanding)
+    assert owed == [False, True, True, True, False]
+    assert (supervisor.worker(0).num_outstanding, supervisor.worker(0).has_delivered) == (0, True)
+
+
+def test_a_message_to_a_dead_worker_is_no_error(supervisor):
+    supervisor = supervisor()
+    supervisor.connect(0)
+    Supervisor.send(supervisor, supervisor.worker(0), b"hello")
+    assert supervisor.ends[0].recv_bytes() == b"hello"
+    supervisor.ends[0].close()
+    for _ in range(3):
+        Supervisor.send(supervisor, supervisor.worker(0), b"hello")
+    ((worker, error),) = supervisor.poll()
+    assert (worker, type(error)) == (0, WorkerDied)
+
+
 def test_a_process_can_be_killed_while_its_worker_is_removed(supervisor):
     """By another thread, as the shutdown of a collector with a background thread does."""
     supervisor = supervisor()

@@ -5,7 +5,10 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
 import pytest
+import torch
+from user_code.toyworker import NUMBER, batch_spec
 
+from collectx.transport.base import Arrival
 from collectx.transport.network.transport import NetworkTransport
 
 
@@ -20,3 +23,19 @@ def test_an_interrupt_ends_the_connections_of_workers_and_leaves_their_descripto
         with pytest.raises(EOFError):
             theirs.recv_bytes()
         assert not ours.closed
+
+
+def test_slots_are_gathered_into_one_batch_and_one_alone_is_copied_only_where_one_must():
+    spec = batch_spec()
+    layout = spec.layout(1)
+    memory = {(worker, 1): torch.zeros(layout.nbytes + 64, dtype=torch.uint8) for worker in (0, 1)}
+    for (worker, _), each in memory.items():
+        layout.slot(each[: layout.nbytes]).tensors[NUMBER].fill_(worker + 3)
+    transport = SimpleNamespace(_memory=memory, _layout=layout, spec=spec)
+    first, second = (Arrival(worker, 1, None) for worker in (0, 1))
+    alone, copy = (NetworkTransport.gather(transport, [second], copy) for copy in (False, True))
+    assert alone.data_ptr() == memory[1, 1].data_ptr() != copy.data_ptr()
+    assert len(alone) == layout.nbytes
+    assert torch.equal(alone, copy)
+    both = spec.layout(2).slot(NetworkTransport.gather(transport, [first, second], False)).tensors[NUMBER]
+    assert both.reshape(2, -1).unique(dim=1).tolist() == [[3], [4]]

@@ -1,0 +1,62 @@
+"""How the processes of a run find each other, and what a job reads, on a shared file system."""
+
+import json
+
+import pytest
+from composed_overrides import composed
+
+from collectx.errors import RendezvousError
+from collectx.jobs import rendezvous
+from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, read_objects
+from collectx.jobs.submitted_workers import worker_command
+from collectx.run import RunFolder
+from collectx.transport.network.handshake import Endpoint
+from collectx.user_objects import UserObjects
+
+
+@pytest.fixture
+def files(tmp_path):
+    files = RunFolder(tmp_path / "run")
+    files.begin()
+    return files
+
+
+def test_a_worker_finds_the_trainer_of_its_attempt(files, within):
+    """Not that of an earlier attempt, nor an address of which only a part was written."""
+    old, new = (Endpoint(("127.0.0.1",), port, secret) for port, secret in ((7, b"old"), (8, b"new")))
+    now, written = (
+        [0.0],
+        [lambda: files.rendezvous.write_text('{"token": "n'), lambda: announce_trainer(files, new, "n")],
+    )
+
+    def sleep(seconds):
+        now[0] += seconds
+        if written:
+            written.pop(0)()
+
+    within(rendezvous, "time", monotonic=lambda: now[0], sleep=sleep)
+    announce_trainer(files, old, "o")
+    assert find_trainer(files, "n", "collector.start_timeout_s", 5.0) == new
+    assert now[0] == pytest.approx(0.2)
+    assert json.loads(files.rendezvous.read_text()) == {"addresses": ["127.0.0.1"], "port": 8, "token": "n"}
+    with pytest.raises(RendezvousError, match=r"no trainer within 5 s \(collector.start_timeout_s=5\).* exists, but"):
+        find_trainer(files, "o", "collector.start_timeout_s", 5.0)
+    assert 5 < now[0] < 6
+    with pytest.raises(RendezvousError, match=r"folder .*nowhere does not exist"):
+        find_trainer(RunFolder(files.path / "nowhere"), "o", "x", 0.5)
+
+
+def test_a_job_reads_what_was_written_for_it(files):
+    cfg = composed("launcher=slurm seed=3")
+    JobSpec(cfg, ("collectx", "run"), "t").write(files)
+    assert JobSpec.read(files) == JobSpec(cfg, ("collectx", "run"), "t")
+    assert read_objects(files, 0) is None
+    JobSpec(cfg).write(files, [UserObjects(hooks=None), UserObjects(hooks=3)])
+    read = JobSpec.read(files)
+    assert (read.cfg.env.kind, read.cfg.policy.kind, read.cfg.seed, read.token) == ("python", "python", 3, None)
+    assert files.job_objects.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_command_of_a_workers_job(files):
+    assert worker_command(files, "py", 2.5)[:6] == ["py", "-u", "-m", "collectx.jobs.entry", "--wait", "2.5"]
+    assert worker_command(files, "py")[4:] == [str(files.path), "--worker"]

@@ -1,0 +1,161 @@
+"""Weights in every form: whose they are, for which workers, and what does not fit."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from collectx.library import weights
+from collectx.library.weights import load_weights, unknown_models, weight_writers, weights_by_model, weights_by_worker
+from collectx.policy.flat_weights import FlatWeights
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "models", "model", "expected"),
+    [
+        ([], None, None, {"policy": None}),
+        ([None, 3], None, None, {"policy": 3}),
+        ([3], None, "env.x", {"env.x": 3}),
+        ([], {"replay_buffer.y": 4}, None, {"replay_buffer.y": 4}),
+        ([3], {"env.x": 4}, None, {"policy": 3, "env.x": 4}),
+        ([], {"policy": None}, None, {"policy": None}),
+        ([3, 4], None, None, "passed more than once"),
+        ([3], {"policy": 4}, "policy", "passed more than once"),
+        ([3], None, "critic", "no model critic: the models are"),
+        ([], {"env.x": None}, None, "env.x are None"),
+        ([], None, "env.x", "env.x are None"),
+    ],
+)
+def test_weights_belong_to_models(alternatives, models, model, expected):
+    if isinstance(expected, dict):
+        assert weights_by_model(alternatives, models, model) == expected
+    else:
+        with pytest.raises((TypeError, ValueError), match=expected):
+            weights_by_model(alternatives, models, model)
+    assert unknown_models(["policy", "env.", "env", "replay_buffer.x", "a"]) == ["a", "env", "env."]
+
+
+@pytest.mark.parametrize(
+    ("given", "worker_ids", "expected"),
+    [
+        (7, None, {None: 7}),
+        ({"weight": 7}, None, {None: {"weight": 7}}),
+        (7, 1, {1: 7}),
+        (7, np.int64(0), {0: 7}),
+        (7, [0, 2], {0: 7, 2: 7}),
+        ({0: 7, np.int64(2): 8}, None, {0: 7, 2: 8}),
+        ({0: 7}, [0], r"worker_ids=\[0\]"),
+        (7, [], "from 0 to 2"),
+        (7, 3, r"the workers \[3\]"),
+        (7, -1, "from 0 to 2"),
+        ({0: 7, 3: 8}, None, "from 0 to 2"),
+        ({0: 7, "a": 8}, None, "from 0 to 2"),
+    ],
+)
+def test_weights_belong_to_workers(given, worker_ids, expected):
+    if isinstance(expected, dict):
+        assert weights_by_worker(given, worker_ids, 3) == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            weights_by_worker(given, worker_ids, 3)
+
+
+def linear(value, inputs=2):
+    module = nn.Linear(inputs, 1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(value)
+    return module
+
+
+def values(module):
+    return {each for parameter in module.parameters() for each in parameter.detach().flatten().tolist()}
+
+
+STATE = {name: tensor.double() for name, tensor in linear(3.0).state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        linear(3.0),
+        STATE,
+        TensorDict.from_module(linear(3.0)),
+        {f"module.{name}": tensor for name, tensor in STATE.items()},
+        {f"_orig_mod.{name}": tensor for name, tensor in STATE.items()},
+        STATE | {"more": torch.ones(())},
+    ],
+    ids=["module", "state dict", "tensordict", "parallel", "compiled", "more"],
+)
+def test_weights_are_loaded_from_every_form(given):
+    policy = linear(0.0)
+    load_weights(policy, given)
+    assert values(policy) == {3.0}
+    # A policy that was wrapped takes those without the prefix.
+    wrapped = nn.Sequential()
+    wrapped.module = linear(0.0)
+    load_weights(wrapped, given)
+    assert values(wrapped) == {3.0}
+    load_weights(policy, policy)
+
+
+@pytest.mark.parametrize(
+    ("given", "strict", "error", "words"),
+    [
+        ({"weight": STATE["weight"]}, False, KeyError, "the weights lack bias"),
+        (STATE | {"more": torch.ones(())}, True, KeyError, r"the policy has no weights more \(strict=True\)"),
+        (linear(3.0, 4), False, ValueError, r"for weight have shape \[1, 4\], the policy's have \[1, 2\]"),
+        (nn.Linear(2, 1, bias=False), False, ValueError, "the module has 1 weights, the policy has 2"),
+        (3, False, TypeError, "weights=3 must be a module"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(given, strict, error, words):
+    policy = linear(0.0)
+    with pytest.raises(error, match=words):
+        load_weights(policy, given, strict)
+    assert values(policy) == {0.0}
+    with pytest.raises(TypeError, match="not a module, so it has no weights"):
+        load_weights(print, given)
+
+
+def test_each_worker_has_a_writer_of_its_weights_and_the_policy_stays():
+    policy = linear(1.0)
+    writers = weight_writers(policy, {0: linear(2.0), 2: None})
+    read = {}
+    for worker, write in writers.items():
+        flat = FlatWeights(of_worker := linear(0.0))
+        buffer = torch.zeros(flat.nbytes, dtype=torch.uint8)
+        write(buffer)
+        flat.read(buffer)
+        read[worker] = values(of_worker)
+    assert read == {0: {2.0}, 2: {1.0}}
+    assert values(policy) == {1.0}
+
+
+class Torchrls:
+    """As TorchRL's updaters: it maps weights, and has some of its own."""
+
+    def _get_server_weights(self):
+        return "own"
+
+    def _maybe_map_weights(self, given):
+        return f"mapped {given if isinstance(given, str) else type(given).__name__}"
+
+
+@pytest.mark.parametrize(
+    ("updater", "given", "expected"),
+    [
+        (None, "new", "new"),
+        (None, None, None),
+        (lambda: "supplied", None, "supplied"),
+        (lambda: "supplied", "new", "new"),
+        (Torchrls(), None, "mapped own"),
+        (Torchrls(), "new", "mapped new"),
+        (Torchrls(), linear(1.0), "mapped TensorDict"),
+        (Torchrls, "new", "mapped new"),
+        (Torchrls, None, "mapped own"),
+    ],
+)
+def test_an_updater_supplies_or_maps_weights(updater, given, expected):
+    assert weights.apply_weight_updater(updater, given) == expected

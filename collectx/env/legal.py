@@ -181,12 +181,18 @@ def _choices(spec: EnvSpec, action: Leaf) -> tuple[np.ndarray, np.ndarray, bool]
 
 def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
     """Raises `SpaceError` unless a mask contains a row for choices among `counts` values, or a row for each agent."""
+    if mask.key[-1] != ACTION_MASK:
+        name = ".".join(mask.key[: mask.key.index(ACTION_MASK) + 1])
+        raise SpaceError(
+            f"{name} contains several arrays, such as {mask.key[-1]}, but a mask of legal actions is a single one. Join "
+            f"them. If the entry is no such mask, rename it, or {leave_out(name.removeprefix('info.'))}"
+        )
     dims = spec.nested_dims.get(mask.key[:-1], ())
     rows = math.prod(dims)
     sizes = {*counts.reshape(rows, -1).sum(1).tolist()} if len(counts) and len(counts) % rows == 0 else set()
     needed = [*dims, *sizes] if len(sizes) == 1 else []
     is_flat = len(counts) == 1 and math.prod(mask.shape) == counts[0]
-    if mask.key[-1] == ACTION_MASK and needed and (is_flat or [*mask.shape] == needed):
+    if needed and (is_flat or [*mask.shape] == needed):
         return
     needs = f"needs {needed}" if needed else "can have none, unlike Discrete and MultiDiscrete"
     advice = "Fix the shape"

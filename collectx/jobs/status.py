@@ -259,7 +259,7 @@ def status_of_process(files: RunFolder) -> RunStatus:
         return RunStatus(Status.UNKNOWN, f"{unknown}; SLURM does not answer: {states}")
     if num_jobs := sum(not state.is_over for state in states.values()):
         where = f"on {host}, {_last_batch(files)}"
-        return RunStatus(Status.RUNNING, f"{where}; {num_jobs} worker jobs are waiting or running")
+        return RunStatus(Status.RUNNING, f"{where}; worker jobs that have not ended: {num_jobs}")
     return RunStatus(Status.UNKNOWN, unknown)
 
 

@@ -56,7 +56,9 @@ def only(advice: str, *allowed: Any) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
             text = f"{advice}.".replace("`", "")
-            raise ValueError(f"is not supported{f'. {text.capitalize()}' if text.startswith('use ') else f': {text}'}")
+            raise ValueError(
+                f"is not supported{f'. {text[0].upper()}{text[1:]}' if text.startswith('use ') else f': {text}'}"
+            )
         return value
 
     return convert

@@ -133,7 +133,7 @@ def weights_by_worker(
         by_worker = dict.fromkeys(map(int, indices), weights)
     if not by_worker or not set(by_worker) <= set(range(num_workers)):
         raise ValueError(
-            f"the weights name the workers {list(by_worker)}, but workers are numbered from 0 to {num_workers - 1}"
+            f"the weights are for the workers {list(by_worker)}. Name one or more of them, from 0 to {num_workers - 1}"
         )
     return by_worker
 

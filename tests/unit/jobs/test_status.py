@@ -179,10 +179,10 @@ def test_a_run_of_another_host_runs_while_its_worker_jobs_do(folder, monkeypatch
     monkeypatch.setattr(commands, "states", lambda jobs: {job: states[job] for job in jobs})
     found = status_of_process(folder)
     assert found.status == "running"
-    assert found.detail.startswith("on elsewhere, no batch yet; 2 worker jobs ")
+    assert found.detail == "on elsewhere, no batch yet; worker jobs that have not ended: 2"
     assert waiting_workers(folder) == [f"worker 1 is {states['8_1']}"]
     states["8_1"] = JobState("CANCELLED", True, False)
-    assert "; 1 worker job" in status_of_process(folder).detail
+    assert status_of_process(folder).detail.endswith("ended: 1")
     states["8_0"] = JobState("FAILED", True, True)
     found = status_of_process(folder)
     assert found.status == "unknown"

@@ -120,7 +120,7 @@ def test_tune_on_top_of_an_experiment_and_into_the_users_folder(tmp_path):
     (["tune.minute=2"], "Did you mean tune.minutes?"),
     (["tune.minutes=-1"], "tune.minutes=-1 must be greater than 0"),
     (["--output", "here.yaml"], "Use DIR/experiment/NAME.yaml"),
-    (["-m", "seed=1,2"], "without -m"),
+    (["-m", "seed=1,2"], "Leave out -m"),
     (["launcher=slurm"], "launcher=slurm"),
     (["collector=single"], "nothing is left to search"),
 ])  # fmt: skip

@@ -192,7 +192,7 @@ def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     assert "has not ended. Cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
     queue.error = "Unable to contact slurm controller"
     assert run.main(words) == 2
-    assert "job 7 has not ended, as far as this host knows (" in capsys.readouterr().err
+    assert "has not ended, as far as this host knows (" in capsys.readouterr().err
     queue.error, queue.states = "", {"7": "CANCELLED"}
     assert run.main(words) == 0
     assert jobs_status.read_job(files) is None  # it tells nothing of the new run

@@ -55,7 +55,7 @@ def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
 
 def _text(value: object) -> str:
     plain = value is None or isinstance(value, int | float | str)
-    return repr(value) if plain else f"a {type(value).__module__}.{type(value).__qualname__}"
+    return repr(value) if plain else f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def is_env(value: Any) -> bool:

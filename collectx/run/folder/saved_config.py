@@ -104,7 +104,7 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
             if before.get(name) != after.get(name)
         ]
     return [
-        f"you cannot change {text} on resume of {files.path}. Start a new run in another folder." for text in changed
+        f"you cannot change {text} when you resume {files.path}. Start a new run in another folder." for text in changed
     ]
 
 

@@ -84,6 +84,7 @@ def test_all_problems_come_at_once():
         "env.nmu_envs=4": [],  # nothing can be said about a choice that is not there
         "launcher=null": ["launcher=null does not exist. Valid names: inline, local,"],
         "enb=pendulum": ["enb is not an option. Did you mean env?"],
+        "enviroment=cartpole": ["enviroment is not an option. Did you mean env=NAME?"],
         "colector.x=3": ["colector.x is not an option. Did you mean collector?"],
         "colector.num_workers=3": ["colector.num_workers is not an option. Did you mean collector.num_workers?"],
         "device=cuda": ["device is not an option. Did you mean devices=NAME or devices.device?"],

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from collectx.batch import Key, Leaf, as_array, nest
 from collectx.checkpoints import STATE, Checkpoint, Checkpoints
@@ -335,7 +335,7 @@ class ReplayBuffer:
 
 
 def _check_type(batch: object) -> None:
-    if not isinstance(batch, TensorDictBase):
+    if not is_tensor_collection(batch):
         shape = "tensordict.TensorDict(data, batch_size=[frames])"
         raise TypeError(f"a replay buffer stores TensorDicts, not {type(batch).__name__}. Convert it: {shape}")
 

@@ -16,7 +16,7 @@ Exit status: 0 all runs stopped, 1 some did not stop in time, 2 wrong usage or a
 
 
 def _cancel(arguments: Arguments) -> int:
-    may_end_all, have_ended = cancel(runs_of("cancel", arguments.words), "now" in arguments.flags)
+    may_end_all, have_ended = cancel(runs_of("cancel", arguments.words, _USAGE), "now" in arguments.flags)
     return int(not have_ended) if may_end_all else 2
 
 

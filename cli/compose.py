@@ -93,7 +93,7 @@ class Composer:
 
     def __init__(self, config_dir: str | os.PathLike[str] | None = None, config_name: str = _PACKAGED):
         if config_dir is not None and not os.path.isdir(config_dir):
-            raise ConfigError(f"there is no folder {config_dir}, which --config-dir names.")
+            raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
         self.config_dir = config_dir
         self.config_name = config_name
         self._loader = _config_loader(config_dir)

@@ -114,7 +114,7 @@ def _recorded(source: str) -> Path:
     """Returns the data set of the run in a folder, or the folder itself."""
     files = RunFolder(source)
     if not files.path.is_dir():
-        raise ConfigError(f"export: there is no folder {source}. To list your runs: collectx status DIR")
+        raise ConfigError(f"export: there is no folder {source}. To list your runs: collectx status")
     if not files.config.exists():
         return Path(source)
     trainer = saved_config.read_config(files.config)["trainer"]

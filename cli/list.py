@@ -30,7 +30,7 @@ def show(arguments: Arguments) -> int:
     choices = find(Composer(arguments.config_dir, arguments.config_name), overrides)
     group = one_group(
         [word for word in arguments.words if word not in overrides],
-        "list",
+        arguments.argv[1],
         [*dict.fromkeys([*choices, *SECTIONS, *COMMAND_SECTIONS])],
     )
     if group is not None and group not in choices:

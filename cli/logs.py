@@ -19,7 +19,7 @@ Exit status: 0, 2 wrong usage, 130 Ctrl-C."""
 
 
 def _logs(arguments: Arguments) -> int:
-    run, *others = runs_of("logs", arguments.words[:1])
+    run, *others = runs_of("logs", arguments.words[:1], _USAGE)
     if others:
         raise ConfigError(f"logs: {arguments.words[0]} is a sweep. Name one of its runs, such as {run.path}.")
     if len(words := arguments.words[1:]) > 1:

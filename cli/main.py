@@ -126,6 +126,8 @@ def _dispatch(argv: list[str]) -> int:
         from collectx.config.problem import did_you_mean
 
         near = did_you_mean(name, SUBCOMMANDS, "collectx ", "To list all: collectx --help")
+        if name.startswith("-") and (found := [word for word in rest if word in SUBCOMMANDS]):
+            near = f". Write flags after the subcommand: collectx {found[0]} {name}"
         print(f"collectx: there is no subcommand {name}{near}", file=sys.stderr)
         return 2
     from collectx.run.signals import ignore_requests

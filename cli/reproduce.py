@@ -53,6 +53,7 @@ def _reproduce(arguments: Arguments) -> int:
         raise ConfigError(f"{old.path} delivered no batch, so there is nothing to repeat.")
     had_digest = bool(digests) and all(digests)
     composer, cfg = compose_saved(old, saved, overrides, arguments)
+    typed_words = overrides
     for text in snapshot.changed_sources(old, cfg):
         printing.note(f"the source of {text} has changed since the run.")
     for override in parsed(composer.check(overrides).overrides):
@@ -85,8 +86,9 @@ def _reproduce(arguments: Arguments) -> int:
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
+    typed = [override.key_or_group for override in parsed(composer.check(typed_words).overrides)]
     # A run that has not ended may have more batches than before.
-    return _compared(old, results[0].folder, len(digests), reason, is_cut)
+    return _compared(old, path, results[0].folder, len(digests), reason, is_cut, typed)
 
 
 def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:
@@ -113,7 +115,11 @@ def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequenc
     return why
 
 
-def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut: bool) -> int:
+def _compared(
+    old: RunFolder, config: Path, new: Path, limit: int, reason: str | None, is_cut: bool, typed: Sequence[str]
+) -> int:
+    """Prints the result of the comparison, and what may explain a difference; returns the exit status. `config` is the
+    repeated configuration of `old`, and `typed` contains the keys and groups of the command's overrides."""
     comparison = compare(old.path, new, limit)
     up_to = " up to its end" if comparison.identical and is_cut else ""
     printing.say(f"{comparison.verdict.value}{up_to}: {comparison.message}")
@@ -124,9 +130,13 @@ def _compared(old: RunFolder, new: Path, limit: int, reason: str | None, is_cut:
     elif lost := {event["worker"] for event in old.read_events() if event.get("event") in LOSSES}:
         workers = ", ".join(map(str, sorted(lost)))
         printing.say(f"note: {old.path} lost workers ({workers}), and batches after a loss cannot be repeated.")
+    if changes := saved_config.changes(config, RunFolder(new).config, typed):
+        shown = "; ".join(changes[:_SHOWN]) + ("; ..." if len(changes) > _SHOWN else "")
+        printing.say(f"note: you changed {shown}. This may explain the difference.")
     if differences := snapshot.differences(old, RunFolder(new)):
         more = f"\n  and {len(differences) - _SHOWN} more, see snapshot/meta.json" if len(differences) > _SHOWN else ""
-        printing.say("\n  ".join(["note: these differences may explain it:", *differences[:_SHOWN]]) + more)
+        others = "other differences" if changes else "these differences"
+        printing.say("\n  ".join([f"note: {others} between the runs may explain it:", *differences[:_SHOWN]]) + more)
     return 1
 
 

@@ -207,8 +207,9 @@ def _check_resume(files: RunFolder, cfg: RunConfig, trusted: bool) -> Result | N
         foreign_code.check_checkpoints(files)
     if (done := saved_config.completed_result(files, cfg)) is None and (problems := saved_config.problems(files, cfg)):
         raise ConfigError(*problems)
-    if done is None and (unreadable := _unreadable(Checkpoints(files.checkpoints).all())):
-        raise ConfigError(*unreadable)
+    checkpoints = Checkpoints(files.checkpoints)
+    if done is None and (unreadable := _unreadable(checkpoints.all())):
+        raise ConfigError(checkpoints.no_intact(unreadable))
     return done
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from collectx.cli.arguments import Arguments, subcommand
+from collectx.cli.arguments import Arguments, subcommand, synopsis
 from collectx.errors import ConfigError
 from collectx.jobs.status import named_run, read_job, statuses
 from collectx.jobs.watcher import Watcher
@@ -24,7 +24,7 @@ Exit status: 0 the runs completed, 1 one failed, 130 one was interrupted or you 
 
 
 def _watch(arguments: Arguments) -> int:
-    runs = runs_of("watch", arguments.words)
+    runs = runs_of("watch", arguments.words, _USAGE)
     for run, status in zip(runs, statuses(runs), strict=True):
         if status.status is Status.UNKNOWN:
             printing.note(f"the state of {run.path} is unknown ({status.detail}), so watch follows its folder.")
@@ -35,22 +35,26 @@ def _watch(arguments: Arguments) -> int:
     return 130 if watcher.is_detached else exit_status(*(outcome.status for outcome in outcomes))
 
 
-def runs_of(subcommand: str, words: Sequence[str]) -> list[RunFolder]:
+def runs_of(subcommand: str, words: Sequence[str], usage: str) -> list[RunFolder]:
     """Returns the runs in the folder that is the only word of a command line. The runs of a sweep may lie several
-    levels below.
+    levels below. `usage` is the subcommand's text of `--help`.
 
     Raises:
         ConfigError: there is not one word, or no run in that folder.
     """
     if len(words) != 1:
-        raise ConfigError(f"{subcommand}: name one folder, not {len(words)}, as in collectx {subcommand} DIR.")
+        problem = f"name one folder, not {len(words)} ({', '.join(words)})." if words else "which run?"
+        raise ConfigError(f"{subcommand}: {problem} {synopsis(usage)}")
     if not words[0]:
         raise ConfigError(f"{subcommand}: the folder name is empty. For the current folder, type a dot.")
     folder = Path(words[0])
     # Hydra writes multirun.yaml. Below other folders, such as outputs, are runs that do not belong together.
     runs = runs_below(folder) if (folder / "multirun.yaml").is_file() else runs_below(folder, max_depth=1)
     if not runs:
-        raise ConfigError(f"{subcommand}: {words[0]} contains neither a run nor a sweep.")
+        if not folder.exists():
+            raise ConfigError(f"{subcommand}: there is no folder {words[0]}. To list your runs: collectx status")
+        what = "contains neither a run nor a sweep" if folder.is_dir() else "is a file, not a run folder"
+        raise ConfigError(f"{subcommand}: {words[0]} {what}. To list your runs: collectx status")
     return runs
 
 

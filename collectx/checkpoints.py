@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,6 +109,11 @@ class Checkpoints:
                 problems += error.problems
         return None, problems
 
+    def no_intact(self, problems: Sequence[str]) -> str:
+        """Returns a message for the case that every checkpoint has one of the `problems`."""
+        advice = "Restore one from a copy, or start over: repeat the command of the run with run.overwrite=true."
+        return "\n".join([f"no checkpoint in {self.path} can be read. {advice}", *problems])
+
     def best(self) -> Path | None:
         """Returns the folder of the checkpoint with the greatest `score`, the newest of equal ones; None if no manifest
         contains a score. Reads manifests only."""
@@ -138,10 +143,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DamagedFile(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise DamagedFile(f"{file} is not JSON: {error}") from error
+        raise DamagedFile(f"{file} is damaged: it is not JSON ({error})") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or "format" not in manifest or STATE not in files:
-        raise DamagedFile(f"{file} is not a checkpoint manifest")
+        raise DamagedFile(f"{file} is damaged: it is not a checkpoint manifest")
     if manifest["format"] != _FORMAT:
         rule = f"uses format {manifest['format']}, but this version of collectx reads format {_FORMAT}"
         advice = "Use the version that wrote it (packages.collectx in snapshot/meta.json), or start a new run"
@@ -168,7 +173,8 @@ class Checkpoint:
             except OSError as error:
                 raise DamagedFile(f"{path / name} cannot be read: {error.strerror}") from error
             if now != written:
-                raise DamagedFile(f"{path / name} has changed since it was written (now {now}, expected {written})")
+                change = f"({_text(now)} now, {_text(written)} then)"
+                raise DamagedFile(f"{path / name} is damaged: it has changed since it was written {change}")
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint contains a file of this name."""
@@ -243,6 +249,10 @@ def _save(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
         file.flush()
         os.fsync(file.fileno())
     return hasher.description()
+
+
+def _text(description: Mapping[str, Any]) -> str:
+    return f"{description.get('size')} bytes with digest {description.get('xxh3')}"
 
 
 def _describe(path: Path) -> dict[str, Any]:

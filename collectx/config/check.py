@@ -215,6 +215,8 @@ def _unknown(path: str, section: str | None = None, names: Collection[str] = ())
     same = [known for known in known_paths() if known.rpartition(".")[2] == last]
     if "." not in path:
         same[:0] = [f"{group}=NAME" for group in difflib.get_close_matches(path, GROUPS, n=1, cutoff=0.9)]
+        # As in "environment".
+        same = same or [f"{group}=NAME" for group in GROUPS if path.startswith(group)]
         leaves = {known.rpartition(".")[2] for known in known_paths()}
         is_group = same or difflib.get_close_matches(path, _TOP_LEVEL, n=1)
         near = [] if is_group else difflib.get_close_matches(path, leaves, n=1, cutoff=0.85)

@@ -143,7 +143,8 @@ def _range(limits: Mapping[str, Any]) -> str:
     text = " and ".join(each.format(limits[name]) for name, each in _WORDS.items() if name in limits)
     if {"minimum", "maximum"} <= limits.keys():
         text = f"from {limits['minimum']} to {limits['maximum']}"
-    return f"must be {text}" + "".join(f", or {other}" for other in limits.get("also", ())) + "."
+    also = (f", or {other}{' for no limit' if other == -1 else ''}" for other in limits.get("also", ()))
+    return f"must be {text}{''.join(also)}."
 
 
 def members(hint: Any) -> tuple[Any, ...]:

@@ -31,13 +31,24 @@ def env_factory(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[[EnvNumbers]
     make: Callable[..., gymnasium.Env] = entry_point or partial(gymnasium.make, source)
 
     def make_one(numbers: EnvNumbers) -> gymnasium.Env:
-        with numbers.explained():
+        with numbers.explained(made_by):
             env = make(**numbers.arguments(made_by, kwargs))
+            _check_env(env, cfg)
             for wrap in wrappers:
                 env = wrap(env, numbers)
         return env
 
     return make_one
+
+
+def _check_env(env: Any, cfg: GymEnvConfig | GymVectorEnvConfig) -> None:
+    """Raises `ConfigError` if an entry point returned something else than an env, such as a number. Classes that are
+    no `gymnasium.Env` but have its methods are accepted."""
+    if not hasattr(env, "step"):
+        text = repr(env) if env is None else f"{env!r} ({type(env).__name__})"
+        raise ConfigError(
+            f"env.entry_point={cfg.entry_point} returned {text}, which is not an env. Return a gymnasium.Env."
+        )
 
 
 def constructor(cfg: GymEnvConfig | GymVectorEnvConfig) -> Callable[..., Any]:

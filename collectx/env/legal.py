@@ -184,8 +184,8 @@ def _check_shape(spec: EnvSpec, mask: Leaf, counts: np.ndarray) -> None:
     if mask.key[-1] != ACTION_MASK:
         name = ".".join(mask.key[: mask.key.index(ACTION_MASK) + 1])
         raise SpaceError(
-            f"{name} contains several arrays, such as {mask.key[-1]}, but a mask of legal actions is one array. Join "
-            f"them. If the entry is no such mask, rename it, or {leave_out(name.removeprefix('info.'))}"
+            f"{name} contains several arrays, such as {mask.key[-1]}, but a mask of legal actions is a single one. "
+            f"Join them. If the entry is no such mask, rename it, or {leave_out(name.removeprefix('info.'))}"
         )
     dims = spec.nested_dims.get(mask.key[:-1], ())
     rows = math.prod(dims)

@@ -91,16 +91,17 @@ class EnvNumbers:
         return {**self.named_by(target), **{str(key): self.filled(value) for key, value in kwargs.items()}}
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Adds a note with the numbers to an error of the block, which makes the env."""
+    def explained(self, made_by: object) -> Iterator[None]:
+        """Adds a note to an error of the block, which makes the env: the numbers, and the name of `made_by`."""
         try:
             yield
         except CollectxError:
             raise
         except Exception as error:
-            shown = "an env to read its spaces, in the trainer's process (env_index -1)"
+            shown = "an env whose spaces the trainer reads"
             which = shown if self == SPACES else f"env {self.env_index} of worker {self.worker_index}"
-            error.add_note(f"raised while making {which}")
+            name = getattr(made_by, "__qualname__", None) or type(made_by).__qualname__
+            error.add_note(f"raised while making {which}, with {name}")
             raise
 
 

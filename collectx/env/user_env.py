@@ -44,13 +44,18 @@ def make_user_env(cfg: UserEnvConfig, numbers: EnvNumbers) -> Env:
         is_batched = False
     else:
         raise ConfigError(
-            f"create_env_fn={cfg.create!r} returned {type(env).__module__}.{type(env).__qualname__}. Return a "
+            f"create_env_fn={cfg.create!r} returned {_text(env)}. Return a "
             "gymnasium.Env, a gymnasium.vector.VectorEnv, an EnvBase of TorchRL, or a VecEnv of Stable-Baselines3."
         )
     if is_users and not is_torchrl_env(env):
         group.close = lambda: None  # type: ignore[method-assign]
     group.spec = dataclasses.replace(group.spec, is_single=not (is_batched or cfg.num_envs))
     return group
+
+
+def _text(value: object) -> str:
+    plain = value is None or isinstance(value, int | float | str)
+    return repr(value) if plain else f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def is_env(value: Any) -> bool:
@@ -109,7 +114,7 @@ def _make_envs(cfg: UserEnvConfig, first: Any, numbers: EnvNumbers) -> list[Any]
 
 
 def _create(cfg: UserEnvConfig, numbers: EnvNumbers) -> Any:
-    with numbers.explained():
+    with numbers.explained(cfg.create):
         return cfg.create(**{**numbers.named_by(cfg.create), **cfg.kwargs})
 
 

@@ -83,7 +83,10 @@ class QPolicy(StochasticPolicy):
     def __init__(self, spec: EnvSpec, encode: nn.Module, body: nn.Sequential, num_features: int):
         space = spec.action_space
         if not isinstance(space, spaces.Discrete):
-            raise SpaceError(f"policy=q_mlp and policy=q_cnn need a Discrete action space, but the env has {space}.")
+            raise SpaceError(
+                f"policy=q_mlp and policy=q_cnn need a Discrete action space, but the env has {space}. Use trainer=ppo "
+                "with policy=mlp or policy=cnn, or an env with discrete actions."
+            )
         super().__init__(spec, encode, body, num_features)
         kind = EpsilonGreedy if self.legal is None else LegalEpsilonGreedy
         self.head = kind(np.array([space.n]), np.array(space.start), spec.action[0])

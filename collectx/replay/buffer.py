@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from collectx.batch import Key, Leaf, as_array, nest
 from collectx.checkpoints import STATE, Checkpoint, Checkpoints
@@ -120,7 +120,9 @@ class ReplayBuffer:
         Raises:
             ShapeError: keys, shapes or dtypes differ from those of the frames in the buffer or cannot be stored, or a
                 key that the sampler needs is missing.
+            TypeError: the batch is not a TensorDict.
         """
+        _check_type(batch)
         count = batch.numel()
         leaves, frames = flatten_batch(batch, count)
         with self._lock:
@@ -140,6 +142,7 @@ class ReplayBuffer:
     def add(self, frame: TensorDictBase) -> int:
         """Writes one frame, a TensorDict without batch dimensions; or one frame of each of several envs. Returns the
         index of the first. Raises the errors of `extend`."""
+        _check_type(frame)
         return int(self.extend(frame.unsqueeze(0))[0])
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
@@ -156,8 +159,11 @@ class ReplayBuffer:
             ValueError: the buffer is empty, or `batch_size` is missing or not supported by the sampler.
         """
         size = self.batch_size if batch_size is None else batch_size
-        if size is None or size < 1:
-            raise ValueError(f"batch_size={size}: pass a number of frames, 1 or more, to sample() or to the buffer.")
+        if size is None:
+            raise ValueError("batch_size is missing. Pass a number of frames to sample() or to the buffer.")
+        if not _is_count(size):
+            raise ValueError(f"batch_size={size!r} must be a whole number of frames, at least 1.")
+        size = int(size)
         with self._lock:
             index, extra = self._draw(size)
             restores = self._ring.num_restores
@@ -326,6 +332,12 @@ class ReplayBuffer:
         yield
         # Stays True after an exception: the change is incomplete, and `_attach` repairs it.
         self._ring.is_changing = False
+
+
+def _check_type(batch: object) -> None:
+    if not is_tensor_collection(batch):
+        shape = "tensordict.TensorDict(data, batch_size=[frames])"
+        raise TypeError(f"a replay buffer stores TensorDicts, not {type(batch).__name__}. Convert it: {shape}")
 
 
 def _is_count(value: Any) -> bool:

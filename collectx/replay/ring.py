@@ -113,7 +113,10 @@ class Ring:
         contains frames with other leaves."""
         if self.is_laid_out():
             if differences := _differences({leaf.key: leaf for leaf in self.leaves}, leaves):
-                raise ShapeError(f"the frames differ from those in the buffer: {'; '.join(differences)}")
+                raise ShapeError(
+                    f"these frames do not fit the buffer: {', and '.join(differences)}. The first batch fixed the "
+                    "keys, shapes and dtypes. Use a new buffer for other frames."
+                )
             return
         text = json.dumps([leaf.to_json() for leaf in leaves.values()]).encode()
         if len(text) > _HEADER_BYTES - _COUNTS_BYTES:
@@ -190,10 +193,11 @@ class Ring:
 def _differences(expected: Mapping[Key, Leaf], actual: Mapping[Key, Leaf]) -> list[str]:
     if expected == actual:
         return []
-    differences = [f"{'.'.join(key)} is missing" for key in expected if key not in actual]
-    differences += [f"{'.'.join(key)} is not a leaf of the buffer" for key in actual if key not in expected]
+    differences = [f"key {'.'.join(key)} is missing" for key in expected if key not in actual]
+    differences += [f"key {'.'.join(key)} is new" for key in actual if key not in expected]
     return differences + [
-        f"{'.'.join(key)} is {leaf.shape} {leaf.dtype}, in the buffer {expected[key].shape} {expected[key].dtype}"
+        f"key {'.'.join(key)} has shape {leaf.shape} and dtype {leaf.dtype} instead of {expected[key].shape} and "
+        f"{expected[key].dtype}"
         for key, leaf in actual.items()
         if expected.get(key, leaf) != leaf
     ]

@@ -64,6 +64,8 @@ def gym_envs(cfg: RunConfig) -> Iterator[Problem]:
     env = cfg.env
     if not isinstance(env, GymEnvConfig | GymVectorEnvConfig):
         return
+    if env.id == "":
+        yield Problem("env.id", "is empty", advice="write an id such as `env.id=CartPole-v1`.")
     if env.id is None and env.entry_point is None:
         advice = "choose a Gymnasium id, such as `env.id=CartPole-v1`, or `env.entry_point=module:Class`."
         yield Problem("env.id", "is not set", advice=advice)

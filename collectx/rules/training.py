@@ -29,9 +29,7 @@ def learnable_batches(cfg: RunConfig) -> Iterator[Problem]:
         )
     elif trajectories is not None and collector.traj_format == "padded":
         path, advice = "collector.trajs_per_batch", "use `collector.traj_format=cat`."
-        yield Problem(
-            path, f"`trainer={trainer}` cannot skip the padding of `collector.traj_format=padded`", trajectories, advice
-        )
+        yield Problem(path, f"`trainer={trainer}` cannot train on padded trajectories", trajectories, advice)
 
 
 def recorded_episodes(cfg: RunConfig) -> Iterator[Problem]:
@@ -83,7 +81,7 @@ def trainable_policy(cfg: RunConfig) -> Iterator[Problem]:
             "policy",
             "`trainer=dqn` needs a policy that computes action values",
             policy,
-            "use `policy=q_mlp` or `policy=q_cnn`.",
+            "use `policy=q_mlp` or `policy=q_cnn`, which need an env with discrete actions.",
         )
     if trainer in ("ppo", "impala") and policy in ("q_mlp", "q_cnn"):
         rule = f"`trainer={trainer}` needs a policy that computes action probabilities"

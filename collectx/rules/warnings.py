@@ -41,6 +41,11 @@ def warnings_of(cfg: RunConfig) -> list[str]:
             f"collector.min_workers={collector.min_workers} has no effect with collector.on_worker_failure="
             f"{collector.on_worker_failure}: the run needs all workers. Use collector.on_worker_failure=drop."
         )
+    if collector.max_policy_lag is not None and collector.schedule != "async":
+        notes.append(
+            f"collector.max_policy_lag={collector.max_policy_lag} has no effect with collector={collector.kind}, whose "
+            "workers do not run ahead of the trainer. Use collector=multi_async."
+        )
     frames, total = collector.init_random_frames, collector.total_frames
     if frames and not cfg.policy.is_random:
         if trainer in ("ppo", "impala"):

@@ -46,7 +46,7 @@ def env_problems(cfg: RunConfig) -> list[str]:
     """Returns a message if Gymnasium does not know `env.id`. Ids that an import registers are checked when the env is
     made."""
     env_id = cfg.env.id if isinstance(cfg.env, GymEnvConfig | GymVectorEnvConfig) else None
-    if env_id is None or ":" in env_id or env_id.startswith("ALE/"):
+    if not env_id or ":" in env_id or env_id.startswith("ALE/"):
         return []
     import gymnasium
 

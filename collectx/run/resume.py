@@ -52,10 +52,11 @@ class ResumePoint:
     """
 
     def __init__(self, files: RunFolder, cfg: RunConfig):
-        found, self.damaged = Checkpoints(files.checkpoints).newest(_load)
+        checkpoints = Checkpoints(files.checkpoints)
+        found, self.damaged = checkpoints.newest(_load)
         if found is None:
             missing = f"{files.path} contains no checkpoint to continue from. Start over with run.overwrite=true."
-            raise ConfigError(*(self.damaged or [missing]))
+            raise ConfigError(checkpoints.no_intact(self.damaged) if self.damaged else missing)
         self._checkpoint, self.state = found
         self.batches: int = self._checkpoint.manifest["batches"]
         self.collector: CollectorState = self.state["collector"]

@@ -27,9 +27,9 @@ from collectx.trainer.returns import gae, vtrace
 from collectx.trainer.rewards import RewardScale
 
 _ADVICE = (
-    "it does not give log-probabilities of actions. Use policy=mlp or policy=cnn, or add observation_keys and "
-    "evaluate(observation, action) to your module, as in collectx.policy.stochastic.StochasticPolicy, and let it "
-    "write action_log_prob."
+    "it does not compute log-probabilities of actions. Use policy=mlp or policy=cnn. Or let your module write "
+    "action_log_prob, and add observation_keys and evaluate(observation, action) as in "
+    "collectx.policy.stochastic.StochasticPolicy."
 )
 
 

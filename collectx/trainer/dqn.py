@@ -33,7 +33,7 @@ _MAX_STEPS_PER_SAMPLE = 16
 
 _LOSSES = ("loss", "value")
 _ADVICE = (
-    "it does not give action values. Use policy=q_mlp or policy=q_cnn, or add observation_keys, epsilon, index and "
+    "it does not compute action values. Use policy=q_mlp or policy=q_cnn. Or add observation_keys, epsilon, index and "
     "forward to your module, as in collectx.policy.q.QPolicy."
 )
 

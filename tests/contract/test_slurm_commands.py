@@ -156,7 +156,7 @@ def test_of_several_lines_of_slurm_the_fatal_one_is_shown(command, tmp_path):
     (tmp_path / "script.sh").touch()
     with pytest.raises(LauncherError) as caught:
         commands.submit(tmp_path / "script.sh")
-    assert str(caught.value).startswith(f"{fatal}. This machine belongs to no SLURM cluster. Use launcher=local")
+    assert str(caught.value).startswith(f"{fatal}. This machine is not part of a SLURM cluster. Use launcher=local")
 
 
 def test_states_are_of_the_jobs_in_the_argument_that_slurm_knows(command):

@@ -78,7 +78,7 @@ _ADVICE = {
     "memory": "Ask for less memory with launcher.mem",
     "node configuration": "No node has so much. Ask for less with launcher.cpus_per_task, launcher.gpus or "
     "launcher.mem",
-    "configuration source": 'This machine belongs to no SLURM cluster. Use launcher=local (in Python: launcher="mp")',
+    "configuration source": "This machine is not part of a SLURM cluster. Use launcher=local",
     "contact slurm controller": "SLURM does not answer. Try again later",
     "timed out": "SLURM does not answer. Try again later",
 }

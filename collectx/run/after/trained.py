@@ -303,7 +303,8 @@ def load_weights(files: RunFolder, module: Any, weights: str = "newest") -> None
     flat, problems = checkpoints.newest(_weights)
     if flat is None:
         advice = "A run saves them at its end, and with each checkpoint (checkpoint.every_batches, every_min)."
-        raise ConfigError(f"{files.path} contains no policy weights. {advice}", *problems)
+        missing = f"{files.path} contains no policy weights. {advice}"
+        raise ConfigError(checkpoints.no_intact(problems) if problems else missing)
     FlatWeights(module).read(flat)
 
 

@@ -7,7 +7,7 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +36,18 @@ def write_snapshot(cfg: RunConfig, files: RunFolder, argv: list[str], batches: i
 def is_equal_run(config: Path, cfg: RunConfig) -> bool:
     """Whether runs of a saved configuration and of `cfg` give the same batches, up to the end of the shorter run."""
     return not _effects(_read(config), _plain(cfg))
+
+
+def changes(old: Path, new: Path, keys: Iterable[str]) -> list[str]:
+    """Returns the differences between two saved configurations in the options `keys` and below them, one clause
+    each."""
+    before, after = flat(_read(old)), flat(_read(new))
+    named = tuple(f"{key}." for key in keys)
+    return [
+        f"{path} (was {YAML.show(before.get(path))}, now {YAML.show(after.get(path))})"
+        for path in {**before, **after}
+        if f"{path}.".startswith(named) and before.get(path) != after.get(path)
+    ]
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,7 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
             if before.get(name) != after.get(name)
         ]
     return [
-        f"you cannot change {text} on resume of {files.path}. Start a new run in another folder." for text in changed
+        f"you cannot change {text} when you resume {files.path}. Start a new run in another folder." for text in changed
     ]
 
 
@@ -167,7 +179,7 @@ def check_folder(files: RunFolder) -> None:
     """
     if not files.config.is_file():
         if not files.path.exists():
-            raise ConfigError(f"there is no folder {files.path}. To list your runs: collectx status DIR")
+            raise ConfigError(f"there is no folder {files.path}. To list your runs: collectx status")
         if runs := runs_below(files.path, max_depth=1):
             raise ConfigError(f"{files.path} contains several runs. Name one of them, such as {runs[0].path}.")
         lacks = f"it does not contain {files.config.relative_to(files.path)}"

@@ -101,7 +101,7 @@ def differences(old: RunFolder, new: RunFolder) -> list[str]:
     each."""
     before, after = (_circumstances(folder.read_meta()) for folder in (old, new))
     return [
-        f"{name}: {before.get(name)} there, {after.get(name)} here"
+        f"{name}: {_shown(before.get(name))} in {old.path}, {_shown(after.get(name))} in this run"
         for name in dict.fromkeys([*before, *after])
         if before.get(name) != after.get(name)
     ]
@@ -135,6 +135,14 @@ def _circumstances(meta: dict[str, Any]) -> dict[str, Any]:
         **git,
         **(meta.get("packages") or {}),
     }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):  # `git_state`
+        commit = f"commit {str(value.get('commit'))[:10]}"
+        changes = f" ({value['diff'][:10]})" if value.get("diff") else ""
+        return f"{commit} with uncommitted changes{changes}" if value.get("dirty") else commit
+    return "none" if value is None else str(value)
 
 
 def processor() -> str:

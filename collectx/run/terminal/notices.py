@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import threading
 from collections.abc import Callable
 from typing import Any, Self
 
 # Equal messages are gathered for this many seconds.
 PAUSE_S = 1.0
+# The characters that are shown of a message that was already shown in full.
+_LAST = 70
 
 
 class Notices:
-    """Passes the first message with a text to `show`, and after `PAUSE_S`, or at `flush`, a message with the number of
-    workers that repeated it. Texts that differ only in numbers count as equal. Any thread may call it; `show` is also
-    called from a thread of this object. As a context manager, closes at the end of the block."""
+    """Passes the first message with a text to `show`, and after `PAUSE_S`, or at `flush`, the number of workers that
+    repeated it, with the beginning of the last one. Texts that differ only in numbers count as equal. Any thread may
+    call it; `show` is also called from a thread of this object. As a context manager, closes at the end of the
+    block."""
 
     def __init__(self, show: Callable[[str], None]):
         self._show = show
@@ -45,7 +49,8 @@ class Notices:
                 self._timer.cancel()
         for workers, text, is_repeated in gathered.values():
             if is_repeated:
-                self._show(f"{len(workers)} workers reported this; last: {text}" if len(workers) > 1 else text)
+                last = textwrap.shorten(text, _LAST, placeholder=" ...")
+                self._show(f"{len(workers)} workers reported this; last: {last}" if len(workers) > 1 else text)
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from composed_overrides import composed
@@ -207,8 +208,11 @@ def test_a_dead_run_with_many_batches_is_watched_to_its_end_by_the_last_of_them(
         (logs.main, ["sweep", "wroker-0"], "Did you mean worker-0?"),
         (logs.main, ["sweep", "-x"], "collectx logs has no flag -x. Usage: collectx logs DIR [ROLE] [-f]"),
         (logs.main, ["sweep", "job", "trainer"], "logs: name one role, not 2 (job, trainer)"),
-        (watch.main, [], "name one folder"),
-        (cancel.main, ["nowhere"], "contains neither a run nor a sweep"),
+        (watch.main, [], "watch: which run? Usage: collectx watch DIR"),
+        (logs.main, ["", "job"], "logs: the folder name is empty"),
+        (cancel.main, ["nowhere"], "cancel: there is no folder nowhere. To list your runs: collectx status"),
+        (watch.main, [str(Path(__file__))], "is a file, not a run folder"),
+        (cancel.main, ["a", "b"], "cancel: name one folder, not 2 (a, b). Usage: collectx cancel DIR [--now]"),
     ],
 )
 def test_wrong_usage(job, capsys, main, argv, message):
@@ -246,10 +250,10 @@ def test_the_points_of_a_sweep_may_lie_deeper_and_runs_elsewhere_not(job, tmp_pa
     point = tmp_path / "outputs" / "sweep" / "by" / "n" / "2"
     shutil.copytree(job.path, point)
     with pytest.raises(ConfigError, match="contains neither a run nor a sweep"):
-        watch.runs_of("watch", [str(tmp_path / "outputs" / "sweep")])
+        watch.runs_of("watch", [str(tmp_path / "outputs" / "sweep")], "")
     (tmp_path / "outputs" / "sweep" / "multirun.yaml").touch()
-    (found,) = watch.runs_of("watch", [str(tmp_path / "outputs" / "sweep")])
+    (found,) = watch.runs_of("watch", [str(tmp_path / "outputs" / "sweep")], "")
     assert found.path == point
     assert found.name_below(tmp_path / "outputs" / "sweep") == "by/n/2"
     with pytest.raises(ConfigError):
-        watch.runs_of("cancel", [str(tmp_path / "outputs")])
+        watch.runs_of("cancel", [str(tmp_path / "outputs")], "")

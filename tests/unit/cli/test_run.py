@@ -189,10 +189,10 @@ def test_a_folder_whose_job_has_not_ended_is_refused(queue, stub, capsys):
     jobs_status.write_job(files, "7")
     queue.states = {"7": "PENDING"}
     assert run.main(words) == 2
-    assert "has not ended. Cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
+    assert "/here has not ended. Cancel it with scancel 7, or choose another folder" in capsys.readouterr().err
     queue.error = "Unable to contact slurm controller"
     assert run.main(words) == 2
-    assert "has not ended, as far as this host knows (" in capsys.readouterr().err
+    assert "/here has not ended, as far as this host knows (" in capsys.readouterr().err
     queue.error, queue.states = "", {"7": "CANCELLED"}
     assert run.main(words) == 0
     assert jobs_status.read_job(files) is None  # it tells nothing of the new run
@@ -230,6 +230,7 @@ def test_words_are_completed(monkeypatch, capsys, line, offered):
         (["--help"], 0, "collectx SUBCOMMAND --help"),
         (["--version"], 0, f"collectx {__version__}"),
         (["rum"], 2, "collectx: there is no subcommand rum. Did you mean collectx run?"),
+        (["-m", "run"], 2, "collectx: there is no subcommand -m. Write flags after the subcommand: collectx run -m"),
     ],
 )
 def test_what_the_command_says_without_a_subcommand(capsys, words, status, text):
@@ -294,7 +295,7 @@ def test_a_third_party_sweeper_learns_the_objective_of_each_point(stub, halving,
         (
             ["-m", "trainer.gamma=interval(0,1)"],
             [],
-            "trainer.gamma=interval(0,1): Hydra's basic sweeper cannot",
+            "trainer.gamma=interval(0,1) is an interval, which Hydra's basic sweep",
         ),
         (["-m", "hydra/sweeper=nope"], [], "nope"),
         (["hydra.run.dir=file/run"], [], "cannot create the run folder "),

@@ -30,8 +30,8 @@ WRONG_VALUES = {
     "collector.zero_copy=1": "is neither true nor false.",
     "collector.max_frames_per_traj=0": "at least 1, or null.",
     "collector.init_random_frames=-1": "at least 0, or null.",
-    "collector.total_frames=0": "at least 1, or -1.",
-    "collector.total_frames=1e30": "at least 1 and below 2**63, or -1.",
+    "collector.total_frames=0": "at least 1, or -1 for no limit.",
+    "collector.total_frames=1e30": "at least 1 and below 2**63, or -1 for no limit.",
     "collector.frames_per_batch=1e30": "at least 1 and below 2**63.",
     "policy.hidden_sizes=[64,1e30]": "at least 1 and below 2**63.",
     "collector.preemptive_threshold=1.5": "must be from 0 to 1, or null.",
@@ -84,6 +84,7 @@ def test_all_problems_come_at_once():
         "env.nmu_envs=4": [],  # nothing can be said about a choice that is not there
         "launcher=null": ["launcher=null does not exist. Valid names: inline, local,"],
         "enb=pendulum": ["enb is not an option. Did you mean env?"],
+        "enviroment=cartpole": ["enviroment is not an option. Did you mean env=NAME?"],
         "colector.x=3": ["colector.x is not an option. Did you mean collector?"],
         "colector.num_workers=3": ["colector.num_workers is not an option. Did you mean collector.num_workers?"],
         "device=cuda": ["device is not an option. Did you mean devices=NAME or devices.device?"],

@@ -77,6 +77,7 @@ BROKEN = {
     r"mean_return\. .*env.metrics",
     # envs
     "env=gym": "env.id is not set",
+    "env.id=": "env.id is empty. Write an id such as env.id=CartPole-v1.",
     "env.entry_point=a:B": "env.id=CartPole-v1 cannot be used: env.entry_point",
     f"{NEXT_STEP} collector=multi_async collector.max_policy_lag=0": "collector.max_policy_lag=0 cannot be used: "
     ".*same_step, or",
@@ -261,6 +262,7 @@ def test_what_this_machine_lacks_is_a_problem_where_it_is_used(line, problem):
         ("", []),
         ("collector=multi_async", ["impala"]),
         ("experiment=cartpole_impala", []),
+        ("collector.max_policy_lag=2", ["collector.max_policy_lag=2 has no effect with collector=multi_sync"]),
         ("collector.total_frames=1000", ["(1000 / 512 = 1.95), rounded up to 2 batches (1024 frames)"]),
         ("collector.total_frames=100", ["(100 / 512 = 0.20), rounded up to 1 batch (512 frames)."]),
         (

@@ -40,7 +40,7 @@ REFUSED = [
         gym(entry_point="user_code.cartpoles:cartpol"),
         "has no cartpol. Did you mean user_code.cartpoles:cartpole",
     ),
-    (gym(entry_point="types:SimpleNamespace"), "SimpleNamespace has no observation_space. Set observation_space"),
+    (gym(entry_point="types:SimpleNamespace"), r"returned namespace\(\) \(SimpleNamespace\), which is not an env"),
     (gym(id="CartPole-v1", foo=1), r"env.kwargs.foo is not an argument of CartPole-v1"),
     (gym(entry_point="os:sep"), "env.entry_point=os:sep is a value of type str. Name a class or a function"),
     (wrapped({"a": 1}), r"env.wrappers\[0\]=.* is neither a name nor"),

@@ -352,7 +352,7 @@ class Misfit(torchrlenvs.ManyKeys):
     [
         (torchrlenvs.hooked, ConfigError, "Hooked has _post_step_mdp_hooks, by which a frame's keys below next"),
         (partial(torchrlenvs.differences, delta_dtype=torch.bfloat16), SpaceError, "delta.observation: .*bfloat16"),
-        (lambda: 3, ConfigError, "returned builtins.int. Return a gymnasium.Env, .* an EnvBase of TorchRL"),
+        (lambda: 3, ConfigError, "returned 3. Return a gymnasium.Env, .* an EnvBase of TorchRL"),
         (torchrlenvs.Spoken, SpaceError, r"^mission: the spec NonTensor .*env.exclude_keys=\[mission\]"),
         (NoEnd, ShapeError, "writes neither done nor terminated"),
         (

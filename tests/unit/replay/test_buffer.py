@@ -180,14 +180,21 @@ def test_what_the_buffer_cannot_do_changes_nothing():
     buffer, frames = ReplayBuffer(10), numbered(0, [2])
     other = frames.select("observation", "next").set("more", torch.zeros(2))
     other["observation"] = other["observation"].float()
-    unlike = r"collector.traj_ids is missing; more is not a leaf.*observation is .*float32"
+    unlike = (
+        r"key collector.traj_ids is missing, and key more is new, and key observation has .*float32 instead of .*new"
+    )
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(1)
     with pytest.raises(ShapeError, match="no tensors"):
         buffer.extend(TensorDict({}, [3]))
     buffer.extend(frames)
-    with pytest.raises(ValueError, match="batch_size=None"):
+    with pytest.raises(ValueError, match="batch_size is missing"):
         buffer.sample()
+    with pytest.raises(ValueError, match=r"batch_size=2\.5 must be a whole number of frames, at least 1"):
+        buffer.sample(2.5)
+    for take in (buffer.extend, buffer.add):
+        with pytest.raises(TypeError, match=r"stores TensorDicts, not dict\. Convert it"):
+            take({"a": 1})
     with pytest.raises(ShapeError, match=unlike):
         buffer.extend(other)
     with pytest.raises(ShapeError, match="the key index"):

@@ -289,6 +289,19 @@ def test_a_closed_pipe_ends_the_display_and_not_the_run(statistics, wait_until, 
         wait_until(lambda: "progress display stopped" in capsys.readouterr().err)
 
 
+def test_an_error_with_a_note_shows_the_line_that_raised_it():
+    try:
+        {}["level_path"]
+    except KeyError as raised:
+        raised.add_note("raised while making an env whose spaces the trainer reads, with Level")
+        lines = format_error(raised).splitlines()
+    assert lines[:2] == [
+        "KeyError: 'level_path'",
+        "  raised while making an env whose spaces the trainer reads, with Level",
+    ]
+    assert lines[2].startswith(f"  raised in {__file__}:")
+
+
 def test_errors_of_collectx_are_named_without_their_module():
     assert format_error(ShapeError("3 numbers")) == "ShapeError: 3 numbers"
     assert format_error(io.UnsupportedOperation("no pipe")) == "io.UnsupportedOperation: no pipe"

@@ -66,6 +66,16 @@ def test_files_of_other_checkpoints_fall_back_to_the_checkpoint_before(cfg, ende
     assert ResumePoint(ended, cfg).batches == 5
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "state.pt"])
+def test_the_command_says_that_no_checkpoint_is_left(cfg, ended, capsys, name):
+    for path in ended.checkpoints.glob(f"0*/{name}"):
+        path.write_text("")
+    assert resume.main([str(ended.path), "run.max_batches=6"]) == 2
+    said = capsys.readouterr().err
+    assert f"no checkpoint in {ended.checkpoints} can be read. Restore one from a copy, or start over: " in said
+    assert f"000000005/{name} is damaged: it " in said
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("option", ["run.max_batches=3", "collector.total_frames=60"])
 def test_an_end_before_what_is_done_is_refused_by_the_command(cfg, ended, capsys, option):

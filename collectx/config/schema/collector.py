@@ -156,7 +156,7 @@ class CollectorConfig(Section):
     )
     max_restarts: int = option(
         10,
-        "Maximum restarts in a run, over all workers. One more failure ends the run.",
+        "Maximum restarts, over all workers. One more failure ends the run. A resume counts again from 0.",
         minimum=0,
         without_effect=True,
     )

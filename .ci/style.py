@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +51,20 @@ def problems_of_tests() -> Iterator[str]:
 
 # The name of a section within a line, or without an empty line before it.
 _SECTION = re.compile(r"(\S *|[^\n]\n *)\b(Args|Attributes|Returns|Raises):|\b(Args|Attributes|Returns|Raises): *\S")
+# An empty line after the name of a section.
+_GAP = re.compile(r"\b(Args|Attributes|Returns|Raises):\n *\n")
+
+
+def joined(docstring: str, indent: int) -> bool:
+    """Whether an indented table or list was filled like prose: it has no columns, and a line ends only where the first
+    word of the next would not fit."""
+    blocks = (block.split("\n") for block in re.split(r"\n *\n", docstring))
+    blocks = (lines for lines in blocks if all(re.fullmatch(r"    \S+( \S+)*", line) for line in lines))
+    return any(
+        indent + len(line) + 1 + len(following.split()[0]) > 120 and not re.match(r" *\d+\.", following)
+        for lines in blocks
+        for line, following in pairwise(lines)
+    )
 
 
 def problems_of_product() -> Iterator[str]:
@@ -62,8 +77,15 @@ def problems_of_product() -> Iterator[str]:
         if len(re.findall(r"threading\.(?:Thread|Timer)\(", text)) > text.count('"collectx-'):
             yield f'{name}: a thread without a name "collectx-...": see `nothing_left_behind` in tests/conftest.py'
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and _SECTION.search(ast.get_docstring(node) or ""):
-                yield f"{name}:{node.lineno}: Args, Attributes, Returns and Raises stand alone, after an empty line"
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            docstring, line = ast.get_docstring(node) or "", getattr(node, "lineno", 1)
+            if not isinstance(node, ast.Module) and _SECTION.search(docstring):
+                yield f"{name}:{line}: Args, Attributes, Returns and Raises stand alone, after an empty line"
+            if _GAP.search(docstring):
+                yield f"{name}:{line}: an empty line after Args, Attributes, Returns or Raises"
+            if joined(docstring, getattr(node, "col_offset", -4) + 4):
+                yield f"{name}:{line}: the lines of a table or list were joined"
         if re.search(r"\ban? \{type\(", text):
             yield f'{name}: an article before the name of a type: it would be "a AsyncCollector"'
 

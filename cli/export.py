@@ -121,8 +121,7 @@ def _recorded(source: str) -> Path:
     if trainer["kind"] != "record":
         raise ConfigError(
             f"export: {source} contains no episodes, because it ran with trainer={trainer['kind']}. Only "
-            "trainer=record "
-            "records them."
+            "trainer=record records them."
         )
     return Path(source) if trainer["dir"] is None else Path(trainer["dir"]).expanduser()
 

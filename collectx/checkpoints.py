@@ -1,7 +1,7 @@
 """Checkpoints: numbered folders of tensors and plain data, complete or absent after a crash, verified when read.
 
-    <number>/manifest.json facts for readers that load no tensors; size and digest of each other file <number>/<name>.pt
-    a state, by torch.save; read with weights_only=True, which executes no code
+    <number>/manifest.json   facts for readers that load no tensors; size and digest of each other file
+    <number>/<name>.pt       a state, by torch.save; read with weights_only=True, which executes no code
 
 A checkpoint is written to a temporary folder, which is renamed when its files are on the disk. Digests detect files
 that were truncated or changed by accident, not on purpose.

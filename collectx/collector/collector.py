@@ -471,8 +471,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         }
 
     def interrupt(self) -> None:
-        """Tells the workers to stop after their current step; does not wait for them. `next` then raises `WorkerDied`.
-        May be called from any thread."""
+        """Tells the workers to stop after their current step; does not wait for them. `next` then raises `WorkerDied`,
+        or `RolloutStopped` if the workers are inline. May be called from any thread."""
         self._is_interrupted = True
         self.transport.interrupt()
 

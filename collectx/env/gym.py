@@ -208,8 +208,7 @@ def reward_number(reward: Any, e: int | None = None) -> float:
         if array.size > 1:
             advice += (
                 ", such as the sum of several objectives (mo_gymnasium.wrappers.LinearReward in env.wrappers). To "
-                "store "
-                "all of them, use env=torchrl with TorchRL's MOGymWrapper"
+                "store all of them, use env=torchrl with TorchRL's MOGymWrapper"
             )
     raise ShapeError(f"the reward must be one number, but is {got}{source}. {advice}")
 
@@ -224,7 +223,6 @@ def _stored_integer(number: int, source: str) -> float:
     if stored != number:
         raise ShapeError(
             f"the reward {number!s:.40}{source} would be rounded to {stored:.0f}, because rewards are stored as "
-            "float32. "
-            "To allow this, return float(reward) from step"
+            "float32. To allow this, return float(reward) from step"
         )
     return stored

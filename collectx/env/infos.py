@@ -226,8 +226,7 @@ def _form(name: str, value: Any, path: Path) -> Any:
     if not is_numeric(array.dtype):
         raise SpaceError(
             f"env.info_keys cannot keep {_dotted(name, path)!r}, because its value {value!r:.100} is not a number, an "
-            "array "
-            "or a dict of these"
+            "array or a dict of these"
         )
     return [str(array.dtype), *array.shape] if array.shape else str(array.dtype)
 

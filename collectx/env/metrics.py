@@ -91,8 +91,7 @@ class InfoMetrics:
         if numbers is None:
             raise ShapeError(
                 f"env.metrics cannot average {name!r}, because its value {value!r:.100} is not a number or an array. "
-                "Take it "
-                "out of env.metrics"
+                "Take it out of env.metrics"
             )
         if numbers.size:
             values = numbers.reshape(len(numbers) if per_env else 1, -1).mean(1)

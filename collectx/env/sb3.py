@@ -1,9 +1,10 @@
 """Adapts a VecEnv of Stable-Baselines3 to a Gymnasium VectorEnv with autoreset mode SAME_STEP. A VecEnv is recognised
 by its methods; stable_baselines3 is not imported.
 
-    VecEnv.step_wait VectorEnv.step observation after the reset of ended envs observation
-    infos[e]["terminal_observation"] info["final_obs"][e] dones[e], infos[e]["TimeLimit.truncated"] truncated[e] where
-    both are set, otherwise terminated[e]
+    VecEnv.step_wait                             VectorEnv.step
+    observation after the reset of ended envs    observation
+    infos[e]["terminal_observation"]             info["final_obs"][e]
+    dones[e], infos[e]["TimeLimit.truncated"]    truncated[e] where both are set, otherwise terminated[e]
 """
 
 from __future__ import annotations

@@ -322,8 +322,7 @@ def _log_tail(files: RunFolder) -> str:
         return f"It left no output in {files.logs}, so it was killed: by kill -9, or by the kernel when memory ran out."
     return (
         f"{job} does not exist, perhaps because not all nodes share that file system. Choose another with "
-        "hydra.run.dir "
-        "or hydra.sweep.dir."
+        "hydra.run.dir or hydra.sweep.dir."
     )
 
 

@@ -174,8 +174,7 @@ def _gpus(keywords: Keywords, cfg: RunConfig) -> Messages:
     if keywords.cudagraph_policy and others:
         yield (
             f"cudagraph_policy={keywords.cudagraph_policy!r} needs a GPU, but the policy acts on {', '.join(others)}. "
-            "Give "
-            "policy_device='cuda', or leave it out."
+            "Give policy_device='cuda', or leave it out."
         )
 
 
@@ -193,8 +192,7 @@ def _batches(keywords: Keywords, cfg: RunConfig) -> Messages:
     if keywords.split_trajs and (isinstance(buffer, ReplayBuffer) or not keywords.extend_buffer):
         yield (
             "split_trajs=True cannot be used with a replay buffer, which would store the padding as frames. Leave it "
-            "out: "
-            "SliceSampler samples within trajectories."
+            "out: SliceSampler samples within trajectories."
         )
 
 
@@ -257,8 +255,7 @@ def _trajectories(keywords: Keywords, cfg: RunConfig) -> Messages:
         if bool(getattr(keywords, name)) is not value:
             yield (
                 f"{name}={not value} cannot be used with trajs_per_batch={trajectories}, because trajectories differ "
-                "in length. "
-                f"Leave {name} out."
+                f"in length. Leave {name} out."
             )
 
 
@@ -367,8 +364,7 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     if jobs.num_workers != num_workers:
         yield (
             f"the collector has {num_workers} workers, but submitit_delayed_launcher has num_jobs={jobs.num_workers}. "
-            "Pass "
-            "the same number to both."
+            "Pass the same number to both."
         )
     if jobs.backend != backend:
         yield (
@@ -378,8 +374,7 @@ def _presubmitted(keywords: Keywords, cfg: RunConfig) -> Messages:
     if keywords.on_worker_failure == "restart":
         yield (
             "on_worker_failure='restart' cannot be used with launcher='submitit_delayed', which cannot replace a lost "
-            "job. "
-            "Use 'raise' or 'drop'."
+            "job. Use 'raise' or 'drop'."
         )
 
 

@@ -40,7 +40,6 @@ def open_launcher(
     workers, the launcher is None, and the function does nothing. Closing `stack` ends both.
 
     Args:
-
         overrides: the differences of each worker's configuration from `cfg`.
 
     Raises:

@@ -87,7 +87,6 @@ def weights_by_model(
 
     Args:
         alternatives: the arguments that may contain the weights of `model`; at most one of them may be set.
-
         models: weights by model id.
         model: the model id of `alternatives`; None: "policy".
 

@@ -1,7 +1,8 @@
 """The workers of one collector, as its pool sees them.
 
-    expect allows one process of a worker to connect, and returns its spec start starts that process, and watches it
-    request sends a request to a started worker
+    expect   allows one process of a worker to connect, and returns its spec
+    start    starts that process, and watches it
+    request  sends a request to a started worker
 
 Batches and weights travel over the transport, which the collector uses directly.
 """

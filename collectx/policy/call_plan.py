@@ -191,8 +191,7 @@ class ArgumentsStep(Step):
             form = "a tensor" if num_actions == 1 else f"a tuple of {num_actions} tensors"
             raise ShapeError(
                 f"a policy without out_keys must return the env's action ({key_names(self._actions)}) as {form}, but "
-                "returned "
-                f"{type(result).__name__}"
+                f"returned {type(result).__name__}"
             )
         if not self.writes:
             self.writes = [*self._actions, *((f"output{i}",) for i in range(1, len(result) - num_actions + 1))]
@@ -360,8 +359,7 @@ def read_outputs(outputs: Mapping[Key, torch.Tensor], spec: EnvSpec) -> list[Out
     if missing:
         raise ConfigError(
             f"the env takes its action from {key_names(missing)}, but the policy wrote {key_names(outputs)}. Change "
-            "its "
-            "out_keys."
+            "its out_keys."
         )
     size, dims = spec.policy_shape, len(spec.policy_shape)
     observed = {leaf.key: leaf for leaf in spec.observation}

@@ -30,8 +30,7 @@ class Image(nn.Module):
         if len(shape) not in (2, 3, 4):
             raise ConfigError(
                 f"policy={kind} needs an image [H, W], [C, H, W] or [S, C, H, W], but the env observes {list(shape)}. "
-                "Use "
-                f"policy={kind.replace('cnn', 'mlp')}."
+                f"Use policy={kind.replace('cnn', 'mlp')}."
             )
         self._shape = (1,) * (4 - len(shape)) + shape
         self._factor = 1.0 / scale

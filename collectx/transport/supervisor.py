@@ -1,5 +1,5 @@
-"""Watches the workers' processes. One epoll loop over their connections and sentinels reads messages, and detects
-deaths and timeouts. An idle worker costs nothing.
+"""Watches the workers' processes. One loop, whose selector waits for all their connections and sentinels, reads
+messages and detects deaths and timeouts. An idle worker costs nothing.
 """
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ class ProfileConfig:
         if not 0 <= self.warmup_rollouts < self.num_rollouts:
             raise ValueError(
                 f"warmup_rollouts={self.warmup_rollouts} must be below num_rollouts={self.num_rollouts}, so that at "
-                "least one "
-                "batch is recorded."
+                "least one batch is recorded."
             )
 
     def get_save_path(self, worker_idx: int) -> Path:

@@ -134,8 +134,7 @@ def test_envs_that_return_the_same_arrays_keep_their_own_values_and_a_reward_is_
         "Fix the env",
         "complex": "the reward must be one number, but is 1j from env 0",
         "two": "the reward must be one number, but is shape (2,), dtype float64 from env 0 of the group. Return a "
-        "float "
-        "from step, such as the sum of several objectives (mo_gymnasium.wrappers.LinearReward",
+        "float from step, such as the sum of several objectives (mo_gymnasium.wrappers.LinearReward",
     }
     missing = [(name, text) for name, part in words.items() for text in got[name] if part not in text]
     assert missing == []

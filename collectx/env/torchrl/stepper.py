@@ -1,8 +1,8 @@
 """Steps a TorchRL env (`EnvBase`, batched or not), and writes its part of the group's arrays.
 
-    1. `_step` takes the data, which TorchRL calls the root, and returns what TorchRL stores below "next". 2. The data
-    of the following step is that result, without the reward and with the keys that only the root has. 3. If an episode
-    has ended, `maybe_reset` replaces its data by those of a new episode.
+    1. `_step` takes the data, which TorchRL calls the root, and returns what TorchRL stores below "next".
+    2. The data of the following step is that result, without the reward and with the keys that only the root has.
+    3. If an episode has ended, `maybe_reset` replaces its data by those of a new episode.
 
 TorchRL's env classes implement `_step`. `step`, which calls it, accepts partial steps and looks up every spec, which
 takes half as long as the step of a small env. So this module calls `_step`, and checks shapes and dtypes itself.

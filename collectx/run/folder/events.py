@@ -75,8 +75,7 @@ _MESSAGES = {
     "evaluation_failed": "evaluation stopped, but the run continues: {message}",
     "jobs": "{message}",
     "batches_copied": "the trainer keeps several batches, so new ones are copied, which is slower. If it only needs a "
-    "part of each, "
-    "let it keep a clone of that part",
+    "part of each, let it keep a clone of that part",
     "no_trajectories": "{message}",
     "statistics_in_envs": "{message}",
     "outputs_shared": "all {count} envs write to {path}, and overwrite each other's files. Give env.entry_point a "

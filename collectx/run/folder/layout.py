@@ -1,4 +1,4 @@
-"""The run folder: the one place that knows its file names.
+"""The run folder and the names of its files. The job scripts in `place/slurm/` repeat some of these names.
 
     <run>/.hydra/              what Hydra writes
     <run>/snapshot/            config.yaml, meta.json, git.patch; config-<batches>.yaml, see saved_config.py
@@ -293,8 +293,7 @@ def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[Non
             holder = os.read(handle, 1000).decode(errors="replace").strip()
             raise ConfigError(
                 f"another run is using {files.path} ({holder or 'by an unknown process'}). Wait until it ends, or "
-                "choose "
-                "another folder with hydra.run.dir."
+                "choose another folder with hydra.run.dir."
             )
         if files.has_run and not (replace or force):
             raise ConfigError(

@@ -3,8 +3,8 @@ join one by one.
 
 Trainer and worker belong to one MPI universe in one of two ways:
 
-    spawned the trainer is a separate process and starts each worker by MPI_Comm_spawn (`place/mpi.py`) ranks all
-    were started together, by mpirun or srun --mpi=pmix
+    spawned    the trainer is a separate process and starts each worker by MPI_Comm_spawn (`place/mpi.py`)
+    ranks      all were started together, by mpirun or srun --mpi=pmix
 
 MPI knows no timeouts, notices no broken connections, and moves bytes only while it is called. So a thread calls it
 (`_ProgressThread`), and `wait` checks the time and the connection.
@@ -98,11 +98,11 @@ def make(config: PairConfig, connection: Connection, rank: int, address: str) ->
     )
 
 
-def initialize_ranks(timeout_s: float, knob: str) -> None:
+def initialize_ranks(timeout_s: float, option: str) -> None:
     """Initialises MPI in a job whose ranks were started together. Each rank must call it before it waits for another in
     any other way, as it returns only when all have called it. Blocks the whole process meanwhile; if it takes longer
-    than `timeout_s`, which is the value of the option `knob`, the process ends."""
-    print(f"Waiting up to {timeout_s:g} s for all MPI ranks ({knob}).", file=sys.stderr)
+    than `timeout_s`, the value of `option`, the process ends."""
+    print(f"Waiting up to {timeout_s:g} s for all MPI ranks ({option}).", file=sys.stderr)
     # MPI holds the GIL, so only a watchdog outside of Python can end the wait.
     faulthandler.dump_traceback_later(min(timeout_s, LONGEST_WAIT_S), exit=True)
     try:

@@ -16,7 +16,7 @@ only if its grant names one, as grants of sync batches do. So over a slow networ
 and never wait.
 
 Both ends post their receives as early as possible, so that gloo fills the memory in the background while envs step and
-the trainer learns. The trainer sleeps in one epoll over the connections; an idle worker costs nothing.
+the trainer learns. The trainer sleeps in one selector over all connections; an idle worker costs nothing.
 
 This is the trainer's end. The worker's end is `collectx/transport/network/link.py`.
 """

@@ -375,7 +375,7 @@ class ReadableCollector(EnvMethods):
             raise ValueError(f"workers={workers!r} must be 'aggregate', 'per_worker' or 'both'")
         collector = self._core
         counters: dict[str, int | float | bool] = {
-            "workers": self._cfg.collector.num_workers,
+            "workers": self.num_workers,
             "workers_alive": len(collector.workers),
         }
         if workers != "per_worker":

@@ -17,6 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 from user_code.cartpoles import Constant, cartpole, cartpoles, with_pid
 from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
+from worlds.levels import LevelEnv
 
 from collectx import ProfileConfig
 from collectx.errors import ConfigError, WorkerDied
@@ -198,6 +199,13 @@ def test_stats():
         assert len(collector) == 2
         with pytest.raises(ValueError, match="workers='all'"):
             collector.stats("all")
+
+
+def test_added_workers_count():
+    """As `RayCollector.add_collectors` adds them; without its process."""
+    with make(INLINE_SYNC, LevelEnv, frames_per_batch=20) as collector:
+        collector._overrides.append(collector._overrides[0])
+        assert collector.stats()["workers"] == collector.num_workers == 3
 
 
 @over(SHARED, smoke=True)

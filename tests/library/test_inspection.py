@@ -206,6 +206,10 @@ def test_added_workers_count():
     with make(INLINE_SYNC, LevelEnv, frames_per_batch=20) as collector:
         collector._overrides.append(collector._overrides[0])
         assert collector.stats()["workers"] == collector.num_workers == 3
+        assert collector.map_fn("env.set_level", [(1,), (2,), (3,)]) == [None, None]
+        assert collector.get_attr("level") == (1, 2)
+        with pytest.raises(ValueError, match="2 and 3 entries for 3 workers"):
+            collector.map_fn("env.set_level", [(1,), (2,)])
 
 
 @over(SHARED, smoke=True)

@@ -316,9 +316,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """The number of frames delivered so far, by worker."""
         return Counter({worker.index: worker.num_frames for worker in self.pool.records if worker.num_frames})
 
-    def zeros(self) -> TensorDict:
-        """Returns a batch of zeros with a part of every worker."""
-        return self._spec.zeros(self.pool.num_ready if self._schedule.stacked else 1)
+    def zeros(self, num_workers: int) -> TensorDict:
+        """Returns a batch of zeros in which this number of workers take part."""
+        return self._spec.zeros(num_workers if self._schedule.stacked else 1)
 
     @property
     def _has_granted_slots(self) -> bool:

@@ -448,10 +448,10 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:
         """Makes workers (None: all) reset their envs before the next slot that they are granted; batches of slots that
         are granted already come first. Does not block. If a worker is restarted before then, its replacement is reset
-        instead. A reset without a seed does not replace a pending one with a seed."""
+        instead. A reset without a seed does not replace a pending one with a seed, nor reset envs that are new."""
         if reset.seed is not None and workers is None:
             self.pool.tell_server("seed", reset.seed)
-        for index in self.pool.ready if workers is None else workers:
+        for index in self.pool.ready | self.pool.starting if workers is None else workers:
             worker = self.pool.records[index]
             if reset.seed is not None or worker.reset is None:
                 worker.reset = reset

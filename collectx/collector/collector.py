@@ -316,9 +316,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
         """The number of frames delivered so far, by worker."""
         return Counter({worker.index: worker.num_frames for worker in self.pool.records if worker.num_frames})
 
-    def zeros(self) -> TensorDict:
-        """Returns a batch of zeros with a part of every worker."""
-        return self._spec.zeros(self.pool.num_ready if self._schedule.stacked else 1)
+    def zeros(self, num_workers: int) -> TensorDict:
+        """Returns a batch of zeros in which this number of workers take part."""
+        return self._spec.zeros(num_workers if self._schedule.stacked else 1)
 
     @property
     def _has_granted_slots(self) -> bool:
@@ -448,10 +448,10 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def request_reset(self, reset: Reset, workers: Iterable[int] | None = None) -> None:
         """Makes workers (None: all) reset their envs before the next slot that they are granted; batches of slots that
         are granted already come first. Does not block. If a worker is restarted before then, its replacement is reset
-        instead. A reset without a seed does not replace a pending one with a seed."""
+        instead. A reset without a seed does not replace a pending one with a seed, nor reset envs that are new."""
         if reset.seed is not None and workers is None:
             self.pool.tell_server("seed", reset.seed)
-        for index in self.pool.ready if workers is None else workers:
+        for index in self.pool.ready | self.pool.starting if workers is None else workers:
             worker = self.pool.records[index]
             if reset.seed is not None or worker.reset is None:
                 worker.reset = reset

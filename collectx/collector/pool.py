@@ -205,7 +205,7 @@ class WorkerPool:
         if worker.first_requests:
             self._workers.request(worker.index, worker.first_requests[0])
             return
-        if reply.value is None:
+        if is_restored or (worker.reset is not None and worker.reset.seed is None):
             worker.reset = None  # the envs are restored, or new
         if not is_restored:
             worker.settings_version = 0

@@ -375,7 +375,7 @@ class ReadableCollector(EnvMethods):
             raise ValueError(f"workers={workers!r} must be 'aggregate', 'per_worker' or 'both'")
         collector = self._core
         counters: dict[str, int | float | bool] = {
-            "workers": self._cfg.collector.num_workers,
+            "workers": self.num_workers,
             "workers_alive": len(collector.workers),
         }
         if workers != "per_worker":
@@ -400,4 +400,6 @@ class ReadableCollector(EnvMethods):
     def fake_tensordict(self) -> TensorDictBase:
         """Returns a batch of zeros with the keys, shapes, dtypes and dimension names of delivered batches. Steps no
         env."""
-        return self._delivery.zeros([each.steps for each in self._overrides])
+        # While no worker is ready, with `min_workers`: a batch of all of them.
+        workers = self._core.workers or range(self.num_workers)
+        return self._delivery.zeros([self._overrides[worker].steps for worker in workers])

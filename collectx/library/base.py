@@ -407,7 +407,7 @@ class BaseCollector(ReadableCollector):
 
     def _map_envs(self, path: str, list_of_args: Any, list_of_kwargs: Any) -> list[Any]:
         has_workers = self._keywords.has_workers
-        count = self._cfg.collector.num_workers if has_workers else len(list_of_args or list_of_kwargs or [()])
+        count = self.num_workers if has_workers else len(list_of_args or list_of_kwargs or [()])
         positional, named = list_of_args or [()] * count, list_of_kwargs or [{}] * count
         if (len(positional), len(named)) != (count, count):
             given = f"{len(positional)} and {len(named)}"

@@ -81,9 +81,9 @@ class Delivery:
         """Returns a batch of zeros in the form of `next`.
 
         Args:
-            steps_of_workers: number of filled steps of each worker's part; None: all.
+            steps_of_workers: number of filled steps of the part of each worker that takes part; None: all.
         """
-        batch = self._core.zeros()
+        batch = self._core.zeros(len(steps_of_workers))
         if self._keywords.set_truncated:
             for key in self._cuts:
                 batch["next", *key].select(batch.ndim - 1, -1).fill_(True)

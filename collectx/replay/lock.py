@@ -22,14 +22,15 @@ class Lock:
     """
 
     def __init__(self) -> None:
-        self._init(anonymous_file("replay"))
+        descriptor = anonymous_file("replay")
+        with _guard:
+            self._init(descriptor)
 
     def _init(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._threads = threading.Lock()
         weakref.finalize(self, os.close, descriptor)
-        with _guard:
-            _locks[_identity(descriptor)] = self
+        _locks[_identity(descriptor)] = self
 
     def __reduce__(self) -> Any:
         return _unpickle_lock, (reduction.DupFd(self._descriptor),)
@@ -58,12 +59,12 @@ def _unpickle_lock(sent: Any) -> Lock:
     descriptor = sent.detach()
     with _guard:
         lock = _locks.get(_identity(descriptor))
-    if lock is None:
-        lock = Lock.__new__(Lock)
-        lock._init(descriptor)
-    else:
-        with lock._threads:  # closing the descriptor would release the lock
-            os.close(descriptor)
+        if lock is None:
+            lock = Lock.__new__(Lock)
+            lock._init(descriptor)
+            return lock
+    with lock._threads:  # closing the descriptor would release the lock
+        os.close(descriptor)
     return lock
 
 

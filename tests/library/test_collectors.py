@@ -433,6 +433,18 @@ def test_set_seed_acts_as_the_keyword_does(way):
         assert all(torch.equal(expected[worker], seen) for worker, seen in first_parts(collector).items())
 
 
+def test_set_seed_acts_on_workers_that_are_still_starting():
+    starts, keywords = [], {"min_workers": 1, "on_worker_failure": "drop", "frames_per_batch": 40}
+    for seed in (7, 3):
+        with make(INLINE_SYNC, seed=seed, **keywords) as collector:
+            if seed == 3:
+                collector.set_seed(7)
+            while len(batch := collector.next()) < 2:
+                pass
+            starts.append(batch["observation"])
+    assert torch.equal(*starts)
+
+
 @pytest.mark.difference("`set_seed`")
 @pytest.mark.parametrize(
     ("create", "keywords"),

@@ -16,7 +16,9 @@ from library_collectors import by_worker, make
 from torch import nn
 from torch.profiler import ProfilerActivity
 from user_code.cartpoles import Constant, cartpole, cartpoles, with_pid
+from user_code.faulty import FaultyEnv
 from ways import GLOO_SYNC, INLINE, INLINE_SYNC, RAY_SYNC, SHARED, SHARED_SYNC, SINGLE, WAYS, case, over
+from worlds.levels import LevelEnv
 
 from collectx import ProfileConfig
 from collectx.errors import ConfigError, WorkerDied
@@ -200,6 +202,17 @@ def test_stats():
             collector.stats("all")
 
 
+def test_added_workers_count():
+    """As `RayCollector.add_collectors` adds them; without its process."""
+    with make(INLINE_SYNC, LevelEnv, frames_per_batch=20) as collector:
+        collector._overrides.append(collector._overrides[0])
+        assert collector.stats()["workers"] == collector.num_workers == 3
+        assert collector.map_fn("env.set_level", [(1,), (2,), (3,)]) == [None, None]
+        assert collector.get_attr("level") == (1, 2)
+        with pytest.raises(ValueError, match="2 and 3 entries for 3 workers"):
+            collector.map_fn("env.set_level", [(1,), (2,)])
+
+
 @over(SHARED, smoke=True)
 def test_every_worker_has_counters_before_it_has_delivered_a_batch(way):
     with make(way, frames_per_batch=8) as collector:
@@ -319,6 +332,20 @@ def test_a_batch_of_zeros_is_as_one_that_was_collected(way, keywords):
     theirs = {key: (value.shape, value.dtype) for key, value in batch.items(True, True)}
     assert {key: (value.shape, value.dtype) for key, value in fake.items(True, True)} == theirs
     assert bool(fake["next", "truncated"][..., -1, :].all()) is ("set_truncated" in keywords)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{}, {"cat_results": -1}, {"preemptive_threshold": 0.5}, {"frames_per_batch": [8, 12], "cat_results": -1}],
+    ids=str,
+)
+def test_a_batch_of_zeros_has_no_part_of_a_dropped_worker(keywords):
+    creates = [partial(FaultyEnv, "raises", 5), partial(FaultyEnv, "raises", 1000)]
+    keywords = {"frames_per_batch": 20, "on_worker_failure": "drop"} | keywords
+    with make(INLINE_SYNC, creates, **keywords) as collector:
+        batch = collector.next()
+        assert collector.stats()["workers_alive"] == 1
+        assert collector.fake_tensordict().shape == batch.shape
 
 
 @pytest.mark.sample(1)

@@ -49,6 +49,7 @@ def test_a_worker_that_is_added_is_as_the_others_are():
         assert collector.num_workers == len(collector.remote_collectors) == 1
         collector.add_collectors(cartpole)
         assert len({actor._actor_id for actor in collector.remote_collectors}) == 2
+        assert collector.stats()["workers"] == collector.stats()["workers_alive"] == 2
         batch = next(collector)
     # A reward is 1, doubled, and what the hooks have counted: two batches of the first worker, one of the second.
     assert [part.unique().tolist() for part in batch["next", "reward"]] == [[14.0], [13.0]]

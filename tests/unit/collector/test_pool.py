@@ -153,6 +153,15 @@ def test_a_worker_is_ready_when_it_has_replied(made):
     assert [each["worker"] for each in log.of("worker_ready")] == [2, 0, 1]
 
 
+def test_a_pending_reset_is_of_use_to_new_envs_only_by_its_seed_and_never_to_restored_ones(made):
+    pool = made[0]
+    for worker, reset in zip(pool.records, (Reset(5), Reset(), Reset(5)), strict=True):
+        worker.reset = reset
+    for index in (0, 1, 2, 2):
+        pool.handle_first_reply(Reply(index), 0)
+    assert [worker.reset for worker in pool.records] == [Reset(5), None, None]
+
+
 def test_a_worker_whose_first_request_fails_ends_the_run(made):
     with pytest.raises(ValueError, match="no such state"):
         made[0].handle_first_reply(Reply(2, None, ValueError("no such state")), 0)

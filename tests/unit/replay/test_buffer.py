@@ -1,7 +1,11 @@
 """Writes and reads of one process, against a plain list."""
 
+import contextlib
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Pipe
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +17,9 @@ from user_code.countedframes import SIZE, Stream, check_whole, counted, write
 
 from collectx import ReplayBuffer
 from collectx.errors import ConfigError, ShapeError
+from collectx.memory import anonymous_file
 from collectx.replay import PrioritizedSampler, SliceSampler, UniformSampler
+from collectx.replay.lock import Lock, _unpickle_lock
 
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
 
@@ -232,3 +238,19 @@ def test_frames_by_number():
     for absent in (2, 13, -11, [3, 2]):
         with pytest.raises(IndexError, match="which contains 3 to 12"):
             buffer[absent]
+
+
+def test_threads_that_unpickle_a_lock_at_once_get_one_object(monkeypatch):
+    init, both = Lock._init, threading.Barrier(2)
+
+    def slow(lock, descriptor):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        init(lock, descriptor)
+
+    monkeypatch.setattr(Lock, "_init", slow)
+    descriptor = anonymous_file("test")
+    sent = [SimpleNamespace(detach=lambda each=each: each) for each in (descriptor, os.dup(descriptor))]
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(_unpickle_lock, sent)
+    assert first is second

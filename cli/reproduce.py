@@ -53,10 +53,10 @@ def _reproduce(arguments: Arguments) -> int:
         raise ConfigError(f"{old.path} delivered no batch, so there is nothing to repeat.")
     had_digest = bool(digests) and all(digests)
     composer, cfg = compose_saved(old, saved, overrides, arguments)
-    typed_words = overrides
+    typed = parsed(composer.check(overrides).overrides)
     for text in snapshot.changed_sources(old, cfg):
         printing.note(f"the source of {text} has changed since the run.")
-    for override in parsed(composer.check(overrides).overrides):
+    for override in typed:
         if override.key_or_group == "hydra.run.dir" and Path(str(override.value())).resolve() == old.path.resolve():
             raise ConfigError(f"{override.input_line} names the folder of the run to reproduce. Choose another one.")
     if not had_digest:
@@ -86,9 +86,10 @@ def _reproduce(arguments: Arguments) -> int:
     # The error of a failed run may repeat after its last batch.
     if not results or not had_digest or status not in ((0, 1) if ended == "failed" else (0,)):
         return status
-    typed = [override.key_or_group for override in parsed(composer.check(typed_words).overrides)]
     # A run that has not ended may have more batches than before.
-    return _compared(old, path, results[0].folder, len(digests), reason, is_cut, typed)
+    return _compared(
+        old, path, results[0].folder, len(digests), reason, is_cut, [override.key_or_group for override in typed]
+    )
 
 
 def _order_problem(old: RunFolder, collector: dict[str, Any], overrides: Sequence[str]) -> str | None:

@@ -98,6 +98,6 @@ def _shared_outputs(cfg: RunConfig) -> Iterator[str]:
                 )
             elif cfg.collector.on_worker_failure == "restart" and "restart_count" not in value:
                 yield (
-                    f"{where}: the env of a restarted worker overwrites its earlier files in {name}={value}. Use a "
-                    f"path for each, such as {value}-{{restart_count}}."
+                    f"the env of a restarted worker overwrites its earlier files in {name}={value} ({where}). Give "
+                    f"each process its own path, such as {value}-{{restart_count}}."
                 )

@@ -234,7 +234,7 @@ def modules(target: str) -> list[str]:
 
 def copied(root: Path) -> Path:
     """Copies the repository there, so that its tests import from the copy."""
-    ignored = shutil.ignore_patterns(".git", ".venv", "outputs", "__pycache__", ".*_cache")
+    ignored = shutil.ignore_patterns(".git", ".venv", ".bench", "site", "outputs", "__pycache__", ".*_cache")
     shutil.copytree(ROOT, root, symlinks=True, ignore=ignored)
     for part in ("cli", "conf"):
         (root / "collectx" / part).symlink_to(root / part)

@@ -189,11 +189,7 @@ class WorkerPool:
 
     def handle_first_reply(self, reply: Reply, num_batches: int) -> None:
         """Handles a starting worker's reply: sends the next request, or after the last one makes the worker ready.
-        Raises the reply's error.
-
-        Args:
-            num_batches: number of batches that the run has delivered.
-        """
+        Raises the reply's error. `num_batches` is the number of batches that the run has delivered."""
         if reply.error is not None:
             # Ends the run whatever `on_worker_failure` is, because the worker is alive: the user's code that loads a
             # saved state raised this. Envs that cannot be restored begin new episodes without an error.
@@ -217,13 +213,8 @@ class WorkerPool:
 
     def handle_departure(self, departure: Departure, is_final: bool) -> Iterable[Grant]:
         """Handles the end of a worker: replaces or drops it. Returns the slots that its replacement may fill.
-
-        Args:
-            is_final: whether to raise the worker's error in any case, because the collector was interrupted.
-
-        Raises:
-            Exception: the worker's error, which ends the run.
-        """
+        `is_final` says whether to raise the worker's error in any case, because the collector was interrupted. Raises
+        the worker's error if it ends the run."""
         worker, error = self.records[departure.worker], departure.error
         if worker is not self.server:
             set_worker(error, worker.index)
@@ -280,11 +271,8 @@ class WorkerPool:
         worker.settings_version = settings.version
 
     def report_setting(self, setting: Setting, num_batches: int) -> None:
-        """Logs that the workers have applied a setting.
-
-        Args:
-            num_batches: number of batches that the run has delivered.
-        """
+        """Logs that the workers have applied a setting. `num_batches` is the number of batches that the run has
+        delivered."""
         self._events(
             "setting", kind=setting.kind, of=setting.name, settings_version=setting.version, batches=num_batches
         )

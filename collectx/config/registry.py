@@ -118,10 +118,7 @@ def implementation(group: str, name: str) -> Any:
 
 def why_not(kind: str, group: str = "backend") -> str | None:
     """Checks whether a network backend, or a kind of another group, can work in this process; imports its libraries.
-
-    Returns:
-        One clause that says why not, and what to do; None if it can.
-    """
+    Returns one clause that says why not, and what to do; None if it can."""
     alternative = "backend=gloo" if group == "backend" else f"another {group}"
     install = f"Install it (pip install 'collectx[{kind}]'), or use {alternative}"
     try:

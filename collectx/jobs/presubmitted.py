@@ -79,14 +79,9 @@ def submit_and_follow(
     files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
 ) -> None:
     """Submits the trainer's job, which runs this process's script, and the worker jobs. Copies the trainer's output to
-    standard output; blocks until the trainer's job has completed. Cancels all jobs at the end.
-
-    Args:
-        trainer, workers: the resources of the trainer's job, and of each worker's.
-
-    Raises:
-        LauncherError: SLURM refused a job; or the trainer's job failed, or a worker's before any worker had joined.
-    """
+    standard output; blocks until the trainer's job has completed. Cancels all jobs at the end. `trainer` and `workers`
+    are the resources of the trainer's job, and of each worker's. Raises `LauncherError` if SLURM refused a job; or the
+    trainer's job failed, or a worker's before any worker had joined."""
     files.begin()
     files.jobs.mkdir(exist_ok=True)
     script = files.jobs / "trainer.sh"

@@ -75,10 +75,7 @@ def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
 
 
 def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
-    """Blocks until the trainer listens; returns its address.
-
-    Args:
-        timeout_name: what the message calls `timeout_s`.
+    """Blocks until the trainer listens; returns its address. `timeout_name` is what the message calls `timeout_s`.
 
     Raises:
         RendezvousError: no address appeared within `timeout_s`.

@@ -138,15 +138,9 @@ class Place:
     # --- how it starts them ---
 
     def launcher(self, log_dir: Path | None) -> Launcher:
-        """Returns the launcher with which this process starts the workers. Starts none.
-
-        Args:
-            log_dir: the folder for worker logs on this machine; None: workers write to the terminal.
-
-        Raises:
-            LauncherError: the Ray cluster is unreachable or too small; or this process cannot start the workers of this
-                place.
-        """
+        """Returns the launcher with which this process starts the workers. Starts none. `log_dir` is the folder for
+        worker logs on this machine; None: workers write to the terminal. Raises `LauncherError` if the Ray cluster is
+        unreachable or too small; or this process cannot start the workers of this place."""
         return InlineLauncher() if self.is_inline else self._launcher_of_processes(log_dir)
 
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:

@@ -63,15 +63,12 @@ class Launcher:
         self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
     ) -> AnyHandle | None:
         """Starts a process of a worker. May block until the process is forked or submitted, but not until it has
-        connected.
+        connected. Returns the handle of the process; None if its end cannot be observed.
 
         Args:
             entry: what the process calls; ignored if another program starts it.
             restarts: how many processes the worker had before.
             previous: the handle of the worker's last process.
-
-        Returns:
-            The handle of the process; None if its end cannot be observed.
         """
         return None
 

@@ -52,11 +52,8 @@ def descriptors(num_workers: int) -> int:
 
 def check_descriptors(num_workers: int, is_local: bool = True, is_served: bool = False) -> None:
     """Checks the hard limit of open files of this process for `num_workers` more workers: two connections each, and two
-    descriptors of its process, if it `is_local`; twice as many with an inference server.
-
-    Raises:
-        LauncherError: the hard limit is too low for the workers; gloo would abort this process.
-    """
+    descriptors of its process, if it `is_local`; twice as many with an inference server. Raises `LauncherError` if the
+    hard limit is too low for the workers; gloo would abort this process."""
     import resource
 
     used = psutil.Process().num_fds()

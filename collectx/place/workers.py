@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 
 
 class Specs(Protocol):
-    """Makes the specs of a collector's processes: what each one is sent before it begins.
-
-    Attributes:
-        is_served: whether an inference server acts for the workers.
-    """
+    """Makes the specs of a collector's processes: what each one is sent before it begins. `is_served` says whether an
+    inference server acts for the workers."""
 
     @property
     def is_served(self) -> bool: ...
@@ -115,7 +112,8 @@ def open_workers(
     log_dir: Path | None = None,
 ) -> Workers:
     """Makes launcher and transport of a place, and returns both as `Workers`. Connects to the place's scheduler, but
-    starts no worker.
+    starts no worker. Raises `LauncherError` if this process cannot start the workers of this place, or may not open
+    enough files.
 
     Args:
         batch: the layout of slots and weights.
@@ -124,9 +122,6 @@ def open_workers(
         build: `collectx.collector.build`, for workers that are collectors themselves.
         launcher: starts the workers; None: the place's own.
         log_dir: see `Place.launcher`.
-
-    Raises:
-        LauncherError: this process cannot start the workers of this place, or may not open enough files.
     """
     launcher = launcher or place.launcher(log_dir)
     if place.is_inline:

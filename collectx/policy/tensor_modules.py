@@ -64,11 +64,8 @@ class Step:
 def tensor_modules(
     module: Any, shape: tuple[int, ...], exploration_type: ExplorationType, acceleration: Acceleration
 ) -> list[Step] | None:
-    """Returns the steps that call `module`; None if it must be called with a TensorDict.
-
-    Args:
-        shape: the batch size of the observations.
-    """
+    """Returns the steps that call `module`; None if it must be called with a TensorDict. `shape` is the batch size of
+    the observations."""
     if not _is_library_module(module) or hooked(module):
         return None
     forward = type(module).forward

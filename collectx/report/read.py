@@ -168,11 +168,8 @@ def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
-    """Returns the runs in or below some folders, each once. Asks SLURM if some are jobs that have not ended.
-
-    Raises:
-        ConfigError: there is no run in or below one of them.
-    """
+    """Returns the runs in or below some folders, each once. Asks SLURM if some are jobs that have not ended. Raises
+    `ConfigError` if there is no run in or below one of them."""
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         if not (below := runs_below(folder)):

@@ -12,9 +12,6 @@ class Episodes:
     The n-th trajectory, from 0, of the env with global index g gets the id `g + n * total_envs`. So ids are unique in
     the run although workers do not communicate, and the same seed gives the same ids.
 
-    Attributes:
-        total_envs: number of envs of all workers.
-
     Args:
         first_env: global index of the group's first env.
         num_envs: number of envs in the group.

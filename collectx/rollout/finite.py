@@ -47,11 +47,8 @@ class FiniteCheck:
         self._from_policy = {*written, *self._actions}
 
     def __call__(self, slot: int, steps: int) -> None:
-        """Checks the first `steps` steps of a slot.
-
-        Raises:
-            ShapeError: a value is not finite; the message names worker, env, key and step of the first one.
-        """
+        """Checks the first `steps` steps of a slot. Raises `ShapeError` if a value is not finite; the message names
+        worker, env, key and step of the first one."""
         arrays = self._arrays(slot)
         with np.errstate(over="ignore", invalid="ignore"):
             for key in self._keys:

@@ -63,11 +63,7 @@ def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarra
 
 class RandomInference:
     """Writes random actions, and zeros for the policy's other outputs. Observations that the policy would overwrite
-    stay unchanged.
-
-    Args:
-        leaves: the actor's leaves, one for each array of `out`.
-    """
+    stay unchanged. `leaves` are the actor's, one for each array of `out`."""
 
     def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
         self.actor = actor = random_actor(spec)

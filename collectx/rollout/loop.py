@@ -198,9 +198,7 @@ class Rollout:
 
     def collect(self, views: SlotViews, policy_version: int) -> SlotReport:
         """Fills a slot with the next `T x E` frames, or with fewer if the batch ends early. Blocks until then.
-
-        Args:
-            policy_version: the version of the current weights.
+        `policy_version` is the version of the current weights.
 
         Raises:
             RolloutStopped: `stop` became nonzero.

@@ -123,11 +123,8 @@ class _LoggerThread(threading.Thread):
 
 
 def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str, Callable[[], Logger]]:
-    """Returns the factory of each logger of a run, by name.
-
-    Args:
-        frames: frames up to the checkpoint from which the run continues; None for a new run.
-    """
+    """Returns the factory of each logger of a run, by name. `frames` is the number of frames up to the checkpoint from
+    which the run continues; None for a new run."""
     options = cfg.logger
     config = flat(asdict(cfg))
     make: dict[str, Callable[[], Logger]] = {}

@@ -133,13 +133,8 @@ class SyncSchedule(Schedule):
 
 class PreemptiveSchedule(SyncSchedule):
     """Ends a batch early, when a share of its parts has arrived: the other workers deliver the frames that they have.
-
-    Args:
-        threshold: this share, from 0 to 1; at least one part must arrive.
-
-    Attributes:
-        preempt: called with True to end the batch early, and with False when it is complete. Set this before use.
-    """
+    `threshold` is this share, from 0 to 1; at least one part must arrive. `preempt` is called with True to end the
+    batch early, and with False when it is complete. Set this before use."""
 
     preempt: Callable[[bool], None]
 

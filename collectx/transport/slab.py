@@ -220,12 +220,8 @@ class Slab:
 
 
 class SlabLink:
-    """Base class of the workers' ends over a slab. The inference server's end has the index `NO_WORKER`.
-
-    Attributes:
-        pointer: with `SlotSpec.grants_name_version`, the pointer to the weights that `refresh` reads; see
-            `Slab.pointer_to`.
-    """
+    """Base class of the workers' ends over a slab. The inference server's end has the index `NO_WORKER`. With
+    `SlotSpec.grants_name_version`, `pointer` points to the weights that `refresh` reads; see `Slab.pointer_to`."""
 
     def __init__(self, slab: Slab, worker: int):
         self.batch = slab.spec
@@ -298,10 +294,7 @@ class SlabTransport:
 
 def concatenate(spec: SlotSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
     """Returns a copy of slots in new memory, flat uint8, laid out as `Layout(leaves, rows * len(parts), steps)`.
-
-    Args:
-        parts: the memory of each part's region, and the slices of its rows (`Layout.runs`).
-    """
+    `parts` are the memory of each part's region, and the slices of its rows (`Layout.runs`)."""
     layout = spec.layout(len(parts))
     memory = batch_memory.empty(layout.nbytes, parts[0][0].device)
     target = _bytes(memory)

@@ -14,10 +14,8 @@ from collectx.env.torchrl.conversion import Conversion
 
 
 class GymStepper:
-    """One env of a group; see `collectx.env.torchrl.stepper.EnvStepper` for the methods.
-
-    Attributes:
-        reset_options: the options of every reset; empty: none.
+    """One env of a group; see `collectx.env.torchrl.stepper.EnvStepper` for the methods. `reset_options` are the
+    options of every reset.
 
     Args:
         spec: the spec of the group.

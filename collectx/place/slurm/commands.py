@@ -173,11 +173,8 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
 
 def submit(script: Path, *options: str, arguments: Sequence[str] = ()) -> str:
     """Submits a script by sbatch; returns the job id. The script's `#SBATCH` lines are passed as options too, because
-    options override the variables `SBATCH_*`, and lines do not.
-
-    Raises:
-        LauncherError: SLURM refuses the job, or sbatch prints no job id.
-    """
+    options override the variables `SBATCH_*`, and lines do not. Raises `LauncherError` if SLURM refuses the job, or
+    sbatch prints no job id."""
     output = _run(["sbatch", "--parsable", *_options_of(script.read_text(), options), str(script), *arguments])
     # Sites print banners before the id.
     ids = [match["id"] for line in output.splitlines() if (match := _JOB_ID.fullmatch(line.strip()))]

@@ -189,11 +189,8 @@ def start_step(command: Callable[[], list[str]], log: Path) -> RemoteHandle:
 
 
 def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
-    """Returns the node of every task of the job, by task number (srun's `--distribution=block`).
-
-    Args:
-        part: suffix of SLURM's variables about a part of the job.
-    """
+    """Returns the node of every task of the job, by task number (srun's `--distribution=block`). `part` is the suffix
+    of SLURM's variables about a part of the job."""
     # Within an allocation, a run's step may use only some of the nodes.
     scope = "STEP" if not part and "SLURM_STEP_NODELIST" in environment else "JOB"
     names = commands.hostnames(environment[f"SLURM_{scope}_NODELIST{part}"])

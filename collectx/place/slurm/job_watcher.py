@@ -109,11 +109,7 @@ class JobWatcher(Launcher):
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
         """Returns the handle of the worker's job; see `Launcher.start`. The first call submits the jobs of all workers,
-        and blocks; the watcher submits replacements.
-
-        Raises:
-            LauncherError: the scheduler refused the first jobs.
-        """
+        and blocks; the watcher submits replacements. Raises `LauncherError` if the scheduler refused the first jobs."""
         if restarts == 0:
             if not self._jobs:
                 self._submit_all()

@@ -150,12 +150,8 @@ def _call(launcher: SlurmLauncherConfig, survives_nodes: bool, more: Mapping[str
 
 def submit(path: Path, text: str, num_runs: int) -> list[str]:
     """Writes the script, and submits it as a held job (`commands.release`); returns the job ids of the runs, such as
-    17, or 17_0 and 17_1.
-
-    Raises:
-        LauncherError: SLURM refused the job; the message contains SLURM's reason and a remedy. The earlier file at
-            `path` is restored.
-    """
+    17, or 17_0 and 17_1. Raises `LauncherError` if SLURM refused the job; the message contains SLURM's reason and a
+    remedy. The earlier file at `path` is restored."""
     before, is_new = path.read_bytes() if path.exists() else None, not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

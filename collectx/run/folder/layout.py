@@ -101,11 +101,7 @@ class RunFolder:
 
     @property
     def is_completed(self) -> bool:
-        """Whether the run has delivered all batches.
-
-        Raises:
-            DamagedFile: `result.json` cannot be read.
-        """
+        """Whether the run has delivered all batches. Raises `DamagedFile` if `result.json` cannot be read."""
         return (self.read_result() or {}).get("status") == Status.COMPLETED
 
     def resumed_config(self, batches: int) -> Path:
@@ -118,14 +114,11 @@ class RunFolder:
 
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
         """Makes the folders, and removes the files of an earlier run in them, and the incomplete files of a killed
-        process.
+        process. Raises `ConfigError` if the folder cannot be created or written to.
 
         Args:
             keep_logs: keeps `logs/` and `jobs/`, which other processes of this run may have written already.
             keep_run: removes only the files that the end of the run wrote, because the run is resumed.
-
-        Raises:
-            ConfigError: the folder cannot be created or written to.
         """
         with folder_errors(self.path):
             for folder in (self.path, self.snapshot, self.logs):
@@ -151,11 +144,8 @@ class RunFolder:
 
     def set_aside(self, keep_run: bool) -> None:
         """Moves the files that `begin` would remove to `.replaced`, and copies the files that a new or resumed run
-        overwrites there. Called before `begin`, so that `restore` can undo it.
-
-        Raises:
-            ConfigError: the folder cannot be written to.
-        """
+        overwrites there. Called before `begin`, so that `restore` can undo it. Raises `ConfigError` if the folder
+        cannot be written to."""
         with folder_errors(self.path):
             self.forget_replaced()
             moved = {path for path in self._stale(False, keep_run) if path.exists()}
@@ -200,11 +190,8 @@ class RunFolder:
         return self.jobs / f"node.{job}"
 
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the content of `result.json`; None if the file does not exist.
-
-        Raises:
-            DamagedFile: the file cannot be read.
-        """
+        """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFile` if the file
+        cannot be read."""
         try:
             result = decode(self.result, "the file", self.result.read_bytes())
         except FileNotFoundError:
@@ -224,11 +211,8 @@ class RunFolder:
         return {}
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of `metrics.jsonl`; see `read_lines`.
-
-        Raises:
-            DamagedFile: also if lines are missing: each line contains its batch number.
-        """
+        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFile` also if lines are missing: each
+        line contains its batch number."""
         for index, line in enumerate(read_lines(self.metrics)):
             if (batch := line.get("batch", index)) != index:
                 problem = f"line {index + 1} belongs to batch {batch}, not {index}: lines are missing"
@@ -275,15 +259,13 @@ def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
 
 @contextmanager
 def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
-    """Makes the folder and locks it during the block, see lock.py. Does not wait for the lock.
+    """Makes the folder and locks it during the block, see lock.py. Does not wait for the lock. Raises `ConfigError` if
+    the lock is held, the folder contains a run and `replace` is false, or it cannot be created.
 
     Args:
         replace: whether to replace a run that the folder contains.
         force: ignores the lock of another process and replaces the run: for a job that a scheduler restarts, whose
             first process has ended although a file server may still hold its lock.
-
-    Raises:
-        ConfigError: the lock is held, the folder contains a run and `replace` is false, or it cannot be created.
     """
     with folder_errors(files.path):
         files.path.mkdir(parents=True, exist_ok=True)

@@ -166,11 +166,8 @@ class ResultBuilder:
     def end(self, error: BaseException | None, reason: object = None) -> None:
         """Records that training returned, with `error` None, or raised `error`. The first call sets the status; a later
         error turns COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import,
-        for example, raises an unrelated error.
-
-        Args:
-            reason: what the trainer returned; if a text, it says why the trainer ended the run.
-        """
+        for example, raises an unrelated error. `reason` is what the trainer returned; if a text, it says why the
+        trainer ended the run."""
         signum = self._signals.last
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
             if self._status is None:

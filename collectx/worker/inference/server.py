@@ -40,10 +40,7 @@ def run_inference_server(
     specs: Sealed[tuple[ProcessSpec, EnvSpec]], link: SharedMemoryLink, requests: InferenceEnd
 ) -> None:
     """Runs the server's process. Returns when the trainer stops it. Reports an error to the trainer, then raises it.
-
-    Args:
-        specs: the server's process spec, and the env spec of one worker.
-    """
+    `specs` is the server's process spec, and the env spec of one worker."""
     with reported(link):
         InferenceServer(*specs.open(), link, requests).run()
 

@@ -72,7 +72,6 @@ class Composed:
     Attributes:
         node: the untyped configuration, Hydra's part included; empty if Hydra could not compose it.
         cfg: the typed configuration; options with problems are absent.
-        problems: every problem of the configuration.
         note: a message about keys of an experiment that were removed, or "".
     """
 
@@ -137,13 +136,8 @@ class Composer:
     def examine(
         self, overrides: Sequence[str], broken: Collection[str] = (), master: DictConfig | None = None
     ) -> Composed:
-        """Composes the configuration and checks it. Problems are returned, not raised.
-
-        Args:
-            overrides: overrides that `check` accepts.
-            broken: groups that are not checked, because their choice is wrong.
-            master: see `load`.
-        """
+        """Composes the configuration and checks it. Problems are returned, not raised. `broken` are groups that are not
+        checked, because their choice is wrong."""
         try:
             node = self.load(overrides, master=master)
         except ConfigError as error:

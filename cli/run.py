@@ -56,7 +56,6 @@ def launch(
 
     Args:
         composer: composes the configuration, from the packaged choices or from a snapshot.
-        arguments: the command line.
         results: receives the `Outcome` of every run.
         trusted: whether a run in another user's folder may be resumed.
     """

@@ -51,7 +51,6 @@ class Sweep:
     """A composed and checked sweep.
 
     Attributes:
-        folder: the sweep's folder.
         objective: the entry of `result.json` that ranks the points.
         is_ours: whether `hydra/launcher=collectx` runs the points.
         points: the points by their overrides; empty if the sweeper chooses them by the results of earlier ones.
@@ -66,13 +65,8 @@ class Sweep:
 def prepare(
     composer: Composer, checked: Checked, is_multirun: bool, machine_problems: Callable[[RunConfig, bool], list[str]]
 ) -> Sweep:
-    """Composes and checks every point, and prints the notes about them.
-
-    Args:
-        is_multirun: whether `--multirun` is on the command line.
-        machine_problems: checks a valid configuration against this machine; the second argument is whether to print
-            warnings.
-    """
+    """Composes and checks every point, and prints the notes about them. `machine_problems` checks a valid configuration
+    against this machine; the second argument is whether to print warnings."""
     try:
         mode = ["hydra.mode=MULTIRUN"] if is_multirun else []
         master = composer.load([*checked.overrides, *mode], RunMode.MULTIRUN)

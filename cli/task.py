@@ -112,12 +112,8 @@ class Task:
 
 
 def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
-    """Returns the run that one of Hydra's jobs is to start, in the folder that Hydra made.
-
-    Args:
-        hydra: Hydra's part of the configuration.
-        name: the name of the point; None: the folder's name.
-    """
+    """Returns the run that one of Hydra's jobs is to start, in the folder that Hydra made. `name` is the name of the
+    point; None: the folder's name."""
     cfg, problems, _ = typed(node, hydra)
     if problems := [*problems, *preflight.rule_problems(cfg)]:
         raise ConfigError(*problems)

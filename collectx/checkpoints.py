@@ -151,12 +151,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 class Checkpoint:
     """One checkpoint. Making the object reads all files, and verifies them. Raises `DamagedFile` if a file is missing,
-    or changed since it was written; the message names it.
-
-    Attributes:
-        path: the checkpoint's folder.
-        manifest: see the module's docstring.
-    """
+    or changed since it was written; the message names it."""
 
     def __init__(self, path: Path):
         self.path, self.manifest = path, read_manifest(path)

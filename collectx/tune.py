@@ -57,13 +57,8 @@ class Failed(Exception):
 
 @dataclass
 class Point:
-    """A point of the search space, and its measurements.
-
-    Attributes:
-        values: the values of the searched options.
-        rates: the measured frames per second.
-        status: "kept", "dropped", "refused" by a rule between options, or "failed: ..." with the reason.
-    """
+    """A point of the search space, and its measurements. `status` is "kept", "dropped", "refused" by a rule between
+    options, or "failed: ..." with the reason."""
 
     values: Values
     rates: list[float] = field(default_factory=list)
@@ -102,11 +97,7 @@ def words(values: Mapping[str, Any]) -> list[str]:
 def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     """Returns all points, the one of `cfg` first. Of the rules between options, only the one about frames_per_batch is
     checked. Raises `ConfigError` if nothing is left to search, or the workers are not processes of this machine.
-
-    Args:
-        fixed: options and groups that keep their value.
-        exact: see `TuneConfig`.
-    """
+    `fixed` are options and groups that keep their value."""
     place = place_of(cfg)
     if not place.is_local:
         advice = "Use launcher=local; to measure a cluster node, start it inside an allocation."
@@ -191,7 +182,6 @@ def search(
         points: all points, the user's settings first.
         is_valid: whether a point may be run; called once per point.
         measure: returns frames/s. Raises `Failed`.
-        say: called with a line for each measurement.
     """
     began_s = clock()
     # The durations of all measurements, including failed ones.

@@ -210,7 +210,6 @@ class UserPolicyConfig(_ByValue, PolicyConfig):
     """A policy, or a callable that makes one.
 
     Attributes:
-        policy: the policy; None if `factory` makes it.
         factory: called without arguments in every process.
         compile, cudagraph: see `collectx.policy.fast_call.Acceleration`.
         skip_signature_check: whether to call the policy with a TensorDict without checking its signature and keys.
@@ -251,7 +250,6 @@ class UserCollector(_ByValue):
 
     Attributes:
         create: the class, called as `create(create_env_fn, policy, frames_per_batch=..., total_frames=-1, **kwargs)`.
-        kwargs: further keyword arguments.
         num_workers: the length of the list `create_env_fn`; None: `create_env_fn` is a single callable.
     """
 

@@ -34,7 +34,6 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     Attributes:
         delivery: the metadata of the last delivered batch.
-        pool: the workers.
         owner: the process that may use the collector; in other processes, its methods raise.
         policy_version: the newest published version.
         leaves: the key, shape and dtype of each tensor of a frame.

@@ -27,20 +27,16 @@ class WorkerPool:
 
     Args:
         events: called as `events(name, **fields)` when a worker has joined, failed, or been replaced.
-        num_workers: number of workers with which the run begins.
         min_workers: while workers are starting, a batch is requested only if this number of workers is ready.
         first_incarnations: the first incarnation of each worker, by index; 0 without an entry.
         first_requests: returns the first requests to a worker, at least one, for its index. None: the run waits for all
             workers.
         seed: the run's seed, with which the envs of a worker that gets settings after its start are reset.
-        normalizers: see `EnvSpec.normalizers`.
         first_restart_counts: number of earlier processes of each worker, by index; None: no worker had any.
 
     Attributes:
-        settings: the settings in force, which workers that start later get.
         records: the records of all workers that were ever started, by index, and of the inference server.
         server: the record of the inference server; None without one.
-        num_ready, num_starting: numbers of workers in these states.
         num_awaited: number of missing replies to the last `request`.
     """
 

@@ -41,10 +41,7 @@ class RecordedRun:
 
     Attributes:
         name: the name in those of its file in `_runs` and of its shards.
-        folder: the run folder.
-        format: the format of the data set.
         seed: the seed of the run; with the trajectory id, it identifies an episode.
-        leaves: the leaves of a frame.
         dims: batch dimensions of nested TensorDicts after time, by key.
         observation, inputs, action, observation_space, action_space: see `collectx.env.base.EnvSpec`.
         fps, task: see `conf/trainer/record.yaml`.

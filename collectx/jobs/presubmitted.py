@@ -39,7 +39,6 @@ class PresubmittedJobs:
 
     Attributes:
         folder: the run folder in which the workers wait for `jobs/task.json`.
-        backend, tcp_port: as passed to `submitit_delayed_launcher`.
         queue_timeout_s: how long workers and trainer wait for each other.
     """
 

@@ -31,13 +31,8 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class JobSpec:
-    """`jobs/task.json`: what the processes of a SLURM job run.
-
-    Attributes:
-        argv: the command line as typed, which the snapshot records.
-        token: identifies this attempt of the run, see `announce_trainer`; None in a job that runs trainer and workers,
-            whose job id identifies it.
-    """
+    """`jobs/task.json`: what the processes of a SLURM job run. `token` identifies this attempt of the run, see
+    `announce_trainer`; None in a job that runs trainer and workers, whose job id identifies it."""
 
     cfg: RunConfig
     argv: tuple[str, ...] = ()

@@ -59,7 +59,6 @@ class Watcher:
 
     Args:
         runs: each run with the id of its job; None for a run that is a process.
-        states: returns the states of jobs, by id.
         interrupt: ends jobs, which write a checkpoint first.
         cancel: ends jobs without a checkpoint.
         may_leave: whether the jobs may outlive this process.

@@ -33,7 +33,6 @@ class Place:
     """Where the workers of a run are; one subclass for each launcher.
 
     Attributes:
-        cfg: the run's configuration.
         is_local: whether every worker runs on the machine of the trainer.
         is_job: whether the trainer, too, runs in a scheduler's job, instead of the command's process.
         can_be_step: whether such a job can be a step of the allocation in which the command runs.

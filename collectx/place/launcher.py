@@ -35,7 +35,6 @@ class Launcher:
             first batch begins afterwards. None: `collector.start_timeout_s` covers both.
 
     Attributes:
-        is_local: whether every worker runs on this machine.
         names: what messages call the processes that are not workers, by index.
         max_requeues: how often each worker is restarted after its scheduler ended its job (`JobEnded`).
     """
@@ -117,8 +116,6 @@ class RemoteHandle:
 
     Attributes:
         sentinel: a descriptor that becomes readable at the worker's end.
-        exitcode: the worker's exit status; None while it lives.
-        actor: the actor of Ray; None for other workers.
         expects_log: whether a worker that has failed must have written a log.
         ended_by: the scheduler that ended the worker's job, for example "SLURM"; None if the worker failed or lives.
     """

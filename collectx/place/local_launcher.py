@@ -92,7 +92,6 @@ class LocalLauncher(Launcher):
     """Starts workers as processes of this machine.
 
     Args:
-        num_threads: torch's intra-op threads in each worker.
         start_timeout_s: seconds that the fork server may take to fork a worker; `collector.start_timeout_s`.
         pin_cores: worker i runs on core i, modulo the cores that this process may use; so do its env's threads.
         log_dir: the folder for `worker-<index>.log`, which gets each worker's standard output and error; None: workers

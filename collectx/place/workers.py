@@ -36,20 +36,13 @@ class Specs(Protocol):
 
 
 class Workers:
-    """The worker processes, and the transport between workers and trainer.
+    """The worker processes, and the transport between workers and trainer. `has_server` says whether there is an
+    inference server; its index follows the last worker's.
 
     Args:
-        launcher: starts the processes.
-        transport: carries batches, weights and requests.
-        specs: makes the specs of the processes.
         entry: `entry(spec)` returns what a worker process calls.
         endpoint: where the trainer listens; None without a network.
         server_entry: like `entry`, for the inference server; None without one.
-
-    Attributes:
-        transport: the argument.
-        has_server: whether there is an inference server; its index follows the last worker's.
-        max_requeues: see `Launcher`.
     """
 
     def __init__(
@@ -116,12 +109,9 @@ def open_workers(
     enough files.
 
     Args:
-        batch: the layout of slots and weights.
-        env_spec: describes the envs of one worker.
         events: called as `events(name, **fields)` when the trainer refuses a peer.
         build: `collectx.collector.build`, for workers that are collectors themselves.
         launcher: starts the workers; None: the place's own.
-        log_dir: see `Place.launcher`.
     """
     launcher = launcher or place.launcher(log_dir)
     if place.is_inline:

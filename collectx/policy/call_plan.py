@@ -41,7 +41,6 @@ class CallPlan:
 
     Args:
         steps: the calls, in order. A step that learns in its first call what it writes must be the only one.
-        spec: the spec of the env group.
         outputs: the outputs that `Actor.act` returns.
     """
 
@@ -101,7 +100,6 @@ class CallOptions:
     """How a policy may be called.
 
     Attributes:
-        device: the device of the policy's inputs.
         skip_signature_check: whether the policy is called with a TensorDict, whatever its signature and `in_keys` are.
         by_tensors: whether modules of tensordict may be called without a TensorDict.
     """

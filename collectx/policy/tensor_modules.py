@@ -42,8 +42,6 @@ class Step:
     """A call of a policy, or of one of its modules, with tensors.
 
     Attributes:
-        name: the name of the class or function, for people.
-        form: what the function takes, for people.
         function: takes the tensors of `reads`. Returns a tensor if it writes one key, otherwise a value for `results`.
         writes: the keys of its outputs, in order. Empty: the first call tells them.
     """

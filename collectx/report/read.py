@@ -58,7 +58,6 @@ class Run:
         columns: the values in `metrics.jsonl` by name, `[batches]` float64 each; nan if a batch lacks the value.
         scalars: the values that the trainer logged, in the same form.
         spans: the times of all workers.
-        events: the lines of `events.jsonl`.
         messages: pairs (seconds since 1970, what the user reads about an event).
     """
 

@@ -18,11 +18,8 @@ class FiniteCheck:
     often means "no value", or other outputs of the policy, such as the log-probability of a masked action.
 
     Args:
-        spec: the rollout's env spec.
         written: keys of the policy's outputs.
         slots: the slots to check, whose tensors are `[rows, steps, *shape]`.
-        worker: the worker's index, for messages.
-        first_env: global index of the worker's first env.
         total_envs: number of envs of all workers, to find an env from a trajectory id.
     """
 

@@ -35,12 +35,8 @@ def keep_options(loaded: Env, current: Env) -> None:
 
 class _Wrapper(Env):
     """An env group whose observation consists of the leaves of `env` and of the leaves that it adds, if any. `options`
-    names the attributes that are options of the collector; all others are state.
-
-    Args:
-        env: the wrapped group; `close` closes it.
-        spec: the spec of this group.
-    """
+    names the attributes that are options of the collector; all others are state. `env` is the wrapped group; `close`
+    closes it."""
 
     options: tuple[str, ...] = ()
 

@@ -48,7 +48,6 @@ class LoggerThreads:
         make: the factories of the loggers, by name; each is called in the logger's own thread.
         events: the event log; receives the first error of each logger, which stops it, and a notice if a logger is too
             slow and skips lines.
-        close_timeout_s: `logger.close_timeout_s`.
     """
 
     def __init__(

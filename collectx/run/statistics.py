@@ -84,7 +84,6 @@ class Statistics:
     """Sums and rates of the delivered batches.
 
     Attributes:
-        total_frames: `collector.total_frames`; -1 for an endless run.
         expected_frames: frames that the run will deliver unless the trainer ends it; -1 for an endless run.
         target_return: the trainer may end the run at this mean return; None: no such limit.
         scalars: the newest value of every scalar that the trainer logged.
@@ -101,7 +100,6 @@ class Statistics:
         best_return: highest `mean_return` over complete windows; until there is one, the current mean.
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
-        workers: `PartTotals` by worker index.
         taking_part: how many workers take part, and how many were started; None if all take part.
     """
 

@@ -30,8 +30,6 @@ class _Batch:
     Attributes:
         slot: the slot number, the same for all workers; negative for a restored batch.
         version: the policy version with which the batch is filled, with overlap.
-        missing: the workers whose parts have not arrived.
-        parts: the arrived parts, by worker.
     """
 
     slot: int

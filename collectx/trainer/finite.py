@@ -24,9 +24,7 @@ def check_finite(
     the step.
 
     Args:
-        names: the names of the losses.
         losses: `[steps, names]`, a row per gradient step, at least one.
-        modules: the trained modules, by name.
         optimizer: the optimiser, which counts the gradient steps of the run.
     """
     if not cfg.check_finite:

@@ -45,7 +45,6 @@ class SlotSpec:
     Attributes:
         leaves: the key, shape and dtype of each tensor of a frame.
         rows, steps: number of envs and number of steps in a slot; its tensors are `[rows, steps, *leaf.shape]`.
-        num_slots: number of slots per worker.
         stacked: whether a batch consists of slot k of all workers. In shared memory, these slots are then adjacent, one
             region of `num_workers * rows` rows, so that stacking them copies nothing; otherwise each slot is a region.
         require_latest: whether a slot must be filled with the newest weights at its grant, or newer ones.
@@ -282,8 +281,6 @@ class Link(Protocol):
     """The worker's end of a transport. Use it from one thread.
 
     Attributes:
-        slots: this worker's slots, as views of the transport's memory.
-        batch: the sizes of slots and weights.
         stop: whether the worker should stop. The loop reads it in every step, so reading takes less than a microsecond.
         preempted: whether the current batch should end early, with the frames that it contains. As fast to read as
             `stop`.

@@ -36,7 +36,6 @@ class SlabLayout:
     """The offsets and sizes of the parts of a slab, in bytes.
 
     Attributes:
-        region: the layout within a region.
         num_regions: number of regions; the first ones contain the slots, the others are spare.
         region_nbytes: the distance between two regions; whole pages if there are spare ones.
         pointers_nbytes, weights_nbytes, nbytes: sizes of all pointers, of one buffer for weights, and of the slab.
@@ -63,7 +62,6 @@ class Slab:
     """The memory of all slots and weights.
 
     Args:
-        spec: the sizes of slots and weights.
         shared: whether workers in other processes map the slab. It can then be pickled, but only as an argument of a
             process that is being started.
         device: the device of the regions, if the slab is not shared; None: the CPU, like the rest.

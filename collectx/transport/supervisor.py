@@ -41,7 +41,6 @@ class Supervisor(Generic[AnyPeer]):
         join_timeout: `join_timeout(index, handle)` returns the option, and its value in seconds, that limits the time
             until a worker connects; `start_timeout_s` then counts from the connection. None: `start_timeout_s` includes
             this time.
-        clock: returns the time in seconds.
     """
 
     def __init__(

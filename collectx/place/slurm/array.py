@@ -30,8 +30,6 @@ class JobArray:
     Args:
         cfg: the resources of one worker.
         script: the file of the script, which the constructor writes.
-        logs: the folder of `worker-<index>.log`.
-        command: the command of a worker, without its index.
         record: the file that lists job and worker, one pair per line, for `collectx status`.
     """
 

@@ -86,7 +86,6 @@ class LogWatcher:
     """Watches the tasks of a job's workers in a thread, which the first `watch` starts and `close` ends.
 
     Args:
-        log: the job's log, which the batch script created.
         begin: where this attempt of the job begins in the log, in bytes.
         nodes: returns the node name of each worker; may raise `LauncherError`.
         first: srun's task number of the first worker.

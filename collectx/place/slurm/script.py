@@ -47,11 +47,9 @@ def script(
     heterogeneous jobs.
 
     Args:
-        runs: the run folders, which all nodes see.
         ntasks: the number of processes of a run, including the trainer.
         survives_nodes: whether the job continues when it loses a node.
         grace_s: seconds that workers may run after the trainer's end before they are killed.
-        after: ids of jobs that must end first.
     """
     if after:
         dependencies = [launcher.sbatch.get("dependency"), f"afterany:{':'.join(sorted(after))}"]

@@ -85,7 +85,6 @@ def evaluate(
     Args:
         policy: acts on the CPU, without being copied; None: random actions. A module that acts deterministically stays
             in evaluation mode (`nn.Module.eval`).
-        spec: the spec of the run's envs.
         say: called with a progress message every 10 s.
     """
     episodes, kind = cfg.eval.episodes, ExplorationType(cfg.eval.exploration_type)

@@ -60,7 +60,6 @@ class Endpoint:
 
     Attributes:
         addresses: IP addresses of the trainer's host, best first.
-        port: TCP port.
         secret: what a worker and the trainer must know.
     """
 

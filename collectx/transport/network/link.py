@@ -53,7 +53,6 @@ def join_trainer(
 
     Args:
         hello: information about this worker for the event log, JSON-compatible data.
-        timeout_s: `collector.start_timeout_s`.
         prepare: called with the worker's spec, before the pair is made.
     """
     deadline = time.monotonic() + timeout_s
@@ -92,14 +91,8 @@ class _StopFlag:
 class NetworkLink:
     """The worker's end. Slots and weights are in memory of this process. `stop` is nonzero once the trainer has closed
     the connection or is gone. Reading it also, every few milliseconds, handles messages, takes weights that have
-    arrived, and reports progress to the trainer.
-
-    Args:
-        connection: the authenticated connection to the trainer.
-        batch: the sizes of slots and weights.
-        secret: the run's secret, with which requests and replies are signed.
-        timeout_s: `collector.worker_timeout_s`.
-    """
+    arrived, and reports progress to the trainer. `secret` is the run's secret, with which requests and replies are
+    signed."""
 
     def __init__(
         self, worker: int, connection: Connection, pair: Pair, batch: SlotSpec, secret: bytes, timeout_s: float

@@ -46,12 +46,8 @@ def run_inference_server(
 
 
 class InferenceServer:
-    """Calls the policy for all workers; see the module's docstring.
-
-    Args:
-        spec: the server's process spec, with the env groups of one worker.
-        env_spec: the spec of one worker's envs, without the states of a recurrent policy.
-    """
+    """Calls the policy for all workers; see the module's docstring. `env_spec` is the spec of one worker's envs,
+    without the states of a recurrent policy."""
 
     def __init__(self, spec: ProcessSpec, env_spec: EnvSpec, link: SharedMemoryLink, requests: InferenceEnd):
         cfg = spec.cfg

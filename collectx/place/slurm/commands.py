@@ -159,7 +159,8 @@ def set_up(lines: Sequence[str]) -> list[str]:
 
 
 def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list[str]:
-    """Returns the commands of a script: the lines of `launcher.setup`, then `exec srun` with `command`. `command` consists of words; the shell expands those that begin with `"$`."""
+    """Returns the commands of a script: the lines of `launcher.setup`, then `exec srun` with `command`, whose words the
+    shell expands if they begin with `"$`."""
     arguments = map(_quoted, options(srun | {"container": resources.container}))
     words = (word if word.startswith('"$') else shlex.quote(word) for word in command)
     return [*set_up(resources.setup), " ".join(["exec srun", *arguments, *words])]

@@ -86,7 +86,7 @@ def submit_and_follow(
     script = files.jobs / "trainer.sh"
     script.write_text(_script(trainer, files, presubmitted))
     command = worker_command(files, wait_s=presubmitted.queue_timeout_s)
-    array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
+    array = JobArray(workers, files, command)
     jobs: list[str] = []
     try:
         jobs.append(commands.submit(script))

@@ -51,13 +51,13 @@ class _Step:
         launcher, files = run.launcher, run.files
         self._job = job
         self._grace_s = run.workers_grace_s
-        self._exit_status = files.jobs / f"exit_status.{job}"
+        self._exit_status = files.exit_status(job)
         self._ended_s: float | None = None
         self._is_cancelled = False
         begin_submitted(run, argv)
         JobSpec(run.cfg, tuple(argv)).write(files)
         self._exit_status.unlink(missing_ok=True)
-        (files.jobs / "log_begin").write_text("0\n")
+        files.log_begin.write_text("0\n")
         options = {
             **launcher.srun,
             "jobid": job,

@@ -237,7 +237,7 @@ def headers(runs: Sequence[NamedRun]) -> list[list[str]]:
     if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
         largest = commands.largest_array()
         return [
-            [*worker_header(run.cfg.launcher, run.files.logs), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
+            [*worker_header(run.cfg.launcher, run.files), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
             for run in runs
             for first in range(0, run.cfg.collector.num_workers, largest)
             for size in [min(largest, run.cfg.collector.num_workers - first)]

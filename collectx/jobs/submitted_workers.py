@@ -38,7 +38,7 @@ def submitted_workers(
     token = secrets.token_hex(8)
     JobSpec(cfg, token=token).write(files, objects)
     command = worker_command(files, launcher.python)
-    scheduler = JobArray(launcher, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
+    scheduler = JobArray(launcher, files, command)
     watcher = JobWatcher(
         scheduler,
         num_workers_of(cfg.collector),

@@ -1,4 +1,4 @@
-"""The run folder and the names of its files. The job scripts in `place/slurm/` repeat some of these names.
+"""The run folder and the names of its files; `place/slurm/files.py` has those that the scripts of jobs use too.
 
     <run>/.hydra/              what Hydra writes
     <run>/snapshot/            config.yaml, meta.json, git.patch; config-<batches>.yaml, see saved_config.py
@@ -33,6 +33,7 @@ from typing import Any
 
 from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFile
+from collectx.place.slurm.files import JobFiles
 from collectx.run.folder import lock
 from collectx.run.folder.files import decode, read_lines
 from collectx.run.folder.result import ENDED, Status
@@ -41,12 +42,12 @@ from collectx.run.folder.result import ENDED, Status
 _MAX_DEPTH = 4
 
 
-class RunFolder:
+class RunFolder(JobFiles):
     """The paths of one run folder, and methods that read or remove its files. Making the object does not touch the
     disk; `begin` makes the folders."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path).absolute()
+        super().__init__(Path(path).absolute())
         self.hydra = self.path / ".hydra"
         self.snapshot = self.path / "snapshot"
         self.config = self.snapshot / "config.yaml"
@@ -54,16 +55,11 @@ class RunFolder:
         self.patch = self.snapshot / "git.patch"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
-        self.result = self.path / "result.json"
         self.rendezvous = self.path / "rendezvous.json"
         self.secret = self.path / "secret"
         self.lock = self.path / "lock"
-        self.logs = self.path / "logs"
-        self.jobs = self.path / "jobs"
-        self.job_spec = self.jobs / "task.json"
         self.job_objects = self.jobs / "task.pkl"
         self.job_note = self.jobs / "slurm.json"
-        self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"
         self.report = self.path / "report"
         self.policy = self.path / "policy.pt"
@@ -176,18 +172,6 @@ class RunFolder:
             for folder in (self.snapshot, self.logs, self.checkpoints, self.jobs, self.path):
                 with suppress(OSError):  # it contains other files
                     folder.rmdir()
-
-    def log(self, role: str) -> Path:
-        """Returns the log file of a role: "trainer", "job" or "worker-0"."""
-        return self.logs / f"{role}.log"
-
-    def worker_log(self, worker: int) -> Path:
-        """Returns the log file of a worker."""
-        return self.log(f"worker-{worker}")
-
-    def node_note(self, job: str) -> Path:
-        """Returns the file in which a job's batch script records its node, on which the trainer runs too."""
-        return self.jobs / f"node.{job}"
 
     def read_result(self) -> dict[str, Any] | None:
         """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFile` if the file

@@ -25,8 +25,8 @@ from collectx.place.slurm.log_watcher import role_shell
 # The workers' part of a heterogeneous job.
 WORKERS = 1
 _SEES = f"""\
-[ -e "{JobFiles(Path("$0")).job_spec}" ] || {{ echo "$(hostname) does not see the run folder $0: all nodes must share its file\
- system:
+[ -e "{JobFiles(Path("$0")).job_spec}" ] || {{
+  echo "$(hostname) does not see the run folder $0: all nodes must share its file system:
 choose another with hydra.run.dir or hydra.sweep.dir" >&2; exit 1; }}
 """
 _RUN = JobFiles(Path("$run"))

@@ -104,14 +104,8 @@ class _Blocked(argparse.Action):
 
 
 def split(argv: Sequence[str], subcommand: str = "run", usage: str = "") -> Arguments:
-    """Returns the words and flags in `argv`, the command line after the name of the subcommand.
-
-    Args:
-        usage: see `subcommand`.
-
-    Raises:
-        UsageError: a flag is unknown, lacks its value or is blocked; the message says why.
-    """
+    """Returns the words and flags in `argv`, the command line after the name of the subcommand. For `usage`, see
+    `subcommand`. Raises `UsageError` if a flag is unknown, lacks its value or is blocked; the message says why."""
     flags, unknown = _Parser(subcommand).parse_known_intermixed_args(argv)
     if unknown:
         word = unknown[0].lstrip("-")
@@ -188,11 +182,8 @@ def _print_list(problems: Sequence[str]) -> None:
 
 
 def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> str | None:
-    """Returns the only word, which names a group; None without words.
-
-    Raises:
-        ConfigError: there are several words, or the word does not name one of `groups`.
-    """
+    """Returns the only word, which names a group; None without words. Raises `ConfigError` if there are several words,
+    or the word does not name one of `groups`."""
     if unknown := [name for name in words if name not in groups]:
         more = "To list all: collectx list"
         raise ConfigError(f"{subcommand}: there is no group {unknown[0]}{did_you_mean(unknown[0], groups, more=more)}")
@@ -201,13 +192,9 @@ def one_group(words: Sequence[str], subcommand: str, groups: Iterable[str]) -> s
     return next(iter(words), None)
 
 
-def _print_only(node: object) -> None:
-    """Does nothing: the task of commands that only print."""
-
-
 def call_hydra(
     words: Sequence[str],
-    task: Callable[..., Any] = _print_only,
+    task: Callable[..., Any] = lambda node: None,
     config_name: str = "config",
     config_dir: str | os.PathLike[str] | None = None,
     program: str = "collectx run",

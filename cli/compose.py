@@ -72,7 +72,6 @@ class Composed:
     Attributes:
         node: the untyped configuration, Hydra's part included; empty if Hydra could not compose it.
         cfg: the typed configuration; options with problems are absent.
-        problems: every problem of the configuration.
         note: a message about keys of an experiment that were removed, or "".
     """
 
@@ -126,15 +125,9 @@ class Composer:
     def load(
         self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, master: DictConfig | None = None
     ) -> DictConfig:
-        """Returns the untyped configuration, Hydra's part (`hydra`) included.
-
-        Args:
-            master: the configuration of the sweep, if the overrides are one of its points. It contains the overrides of
-                Hydra's part, and values such as the time of the sweep's folder.
-
-        Raises:
-            ConfigError: Hydra could not compose it.
-        """
+        """Returns the untyped configuration, Hydra's part (`hydra`) included. `master` is the configuration of the
+        sweep, if the overrides are one of its points. It contains the overrides of Hydra's part, and values such as the
+        time of the sweep's folder. Raises `ConfigError` if Hydra could not compose it."""
         with config_errors(yaml.YAMLError, ValueError):
             if master is not None:
                 return self._loader.load_sweep_config(master, list(overrides))
@@ -143,13 +136,8 @@ class Composer:
     def examine(
         self, overrides: Sequence[str], broken: Collection[str] = (), master: DictConfig | None = None
     ) -> Composed:
-        """Composes the configuration and checks it. Problems are returned, not raised.
-
-        Args:
-            overrides: overrides that `check` accepts.
-            broken: groups that are not checked, because their choice is wrong.
-            master: see `load`.
-        """
+        """Composes the configuration and checks it. Problems are returned, not raised. `broken` are groups that are not
+        checked, because their choice is wrong."""
         try:
             node = self.load(overrides, master=master)
         except ConfigError as error:
@@ -275,11 +263,8 @@ def _resolving_hydra(node: DictConfig) -> Iterator[None]:
 
 
 def folder_of(node: DictConfig, key: str) -> str:
-    """Returns the folder that an option, such as "hydra.run.dir", names.
-
-    Raises:
-        ConfigError: an interpolation in the value cannot be resolved.
-    """
+    """Returns the folder that an option, such as "hydra.run.dir", names. Raises `ConfigError` if an interpolation in
+    the value cannot be resolved."""
     try:
         return str(OmegaConf.select(node, key, throw_on_missing=True))
     except OmegaConfBaseException as error:

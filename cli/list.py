@@ -71,11 +71,7 @@ def _print_keys(group: str, kinds: Mapping[str, Mapping[str, Any]]) -> None:
 
 def find(composer: Composer, overrides: Sequence[str]) -> dict[str, dict[str, str]]:
     """Returns group -> choice -> first sentence of the choice's file. Groups are in the order of the data path, then
-    those of the user.
-
-    Raises:
-        ConfigError: `overrides`, such as `hydra.searchpath=[...]`, are wrong.
-    """
+    those of the user. Raises `ConfigError` if `overrides`, such as `hydra.searchpath=[...]`, are wrong."""
     sources = composer.load(overrides).hydra.runtime.config_sources
     roots = [_folder(source.schema, source.path) for source in sources if source.schema in ("pkg", "file")]
     choices = composer.choices(overrides)

@@ -52,15 +52,12 @@ def launch(
     composer: Composer, arguments: Arguments, results: list[Outcome] | None = None, trusted: bool = False
 ) -> int:
     """Checks the configuration of every run, then runs them; blocks until they have ended. Returns the exit status.
+    Raises `ConfigError` if the configuration is wrong; the error lists every problem of every point.
 
     Args:
         composer: composes the configuration, from the packaged choices or from a snapshot.
-        arguments: the command line.
         results: receives the `Outcome` of every run.
         trusted: whether a run in another user's folder may be resumed.
-
-    Raises:
-        ConfigError: the configuration is wrong; the error lists every problem of every point.
     """
     # `resume=auto` is short for run.resume=auto.
     checked = composer.check([f"run.{word}" if word.startswith("resume=") else word for word in arguments.words])
@@ -109,11 +106,8 @@ def prepare(
     is_multirun: bool,
     check_machine: Callable[[RunConfig, bool], list[str]] | None = None,
 ) -> Composed | sweep.Sweep:
-    """Composes and checks one run, or every point of a sweep.
-
-    Args:
-        check_machine: as `machine_problems` of `sweep.prepare`; None: the function `machine_problems` below.
-    """
+    """Composes and checks one run, or every point of a sweep. For `check_machine`, see `machine_problems` of
+    `sweep.prepare`; None: the function `machine_problems` below."""
     check_machine = check_machine or machine_problems
     if not is_multirun and not any(each.is_sweep_override() for each in parsed(checked.overrides)):
         run = composer.examine(checked.overrides, checked.broken)
@@ -158,7 +152,9 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
         pass  # the outcomes say so
     except Exception as error:
         if not task.outcomes and (prepared.is_ours or not sweep.run_folders(root)):
-            with folder_errors(root), config_errors(CollectxError, *_submitit_errors()):
+            # SLURM may refuse a job of submitit, if a launcher has imported it.
+            refusal = getattr(sys.modules.get("submitit.core.utils"), "UncompletedJobError", CollectxError)
+            with folder_errors(root), config_errors(CollectxError, refusal):
                 raise
         is_complete = False
         printing.error(
@@ -173,13 +169,6 @@ def _sweep(composer: Composer, checked: Checked, prepared: sweep.Sweep, task: Ta
             statuses = {run.folder: run.status for run in task.outcomes}
             printing.print_sweep(root, dict.fromkeys(points), statuses, prepared.objective)
     return is_complete
-
-
-def _submitit_errors() -> tuple[type[Exception], ...]:
-    """Returns the exceptions that submitit raises if SLURM refuses a job; none unless a launcher has imported
-    submitit."""
-    utils = sys.modules.get("submitit.core.utils")
-    return () if utils is None else (utils.UncompletedJobError,)
 
 
 def _add_outcomes(task: Task, root: Path, folders: Sequence[Path]) -> None:

@@ -19,11 +19,8 @@ from collectx.run.after import foreign_code
 
 def run_folder(arguments: Arguments, usage: str, why_no_sweep: str) -> tuple[RunFolder, tuple[str, ...]]:
     """Returns the only run folder among the words of a command line, and the overrides. A folder may look like an
-    override: a point of a sweep is called `collector.num_workers=2`.
-
-    Raises:
-        UsageError: there is not exactly one folder, or there is `--multirun`.
-    """
+    override: a point of a sweep is called `collector.num_workers=2`. Raises `UsageError` if there is not exactly one
+    folder, or there is `--multirun`."""
     folders = [word for word in arguments.words if Path(word).is_dir() or not ("=" in word or word.startswith("~"))]
     if len(folders) != 1:
         problem = f"name one run folder, not {len(folders)} ({', '.join(folders)})." if folders else "which run?"
@@ -37,12 +34,8 @@ def compose_saved(
     files: RunFolder, saved: dict[str, Any], overrides: Sequence[str], arguments: Arguments
 ) -> tuple[Composer, RunConfig]:
     """Composes from the configuration `saved`; groups that an override names come from the packaged choices. Prints
-    which code the configuration names.
-
-    Raises:
-        ConfigError: the configuration is wrong (the error lists every problem), or the folder is another user's, and
-            not trusted.
-    """
+    which code the configuration names. Raises `ConfigError` if the configuration is wrong (the error lists every
+    problem), or the folder is another user's, and not trusted."""
     named = {text.lstrip("+").partition("=")[0] for text in overrides}
     replaced = [group for group in GROUPS if group in named]
     content = {key: value for key, value in saved.items() if key not in replaced}

@@ -51,7 +51,6 @@ class Sweep:
     """A composed and checked sweep.
 
     Attributes:
-        folder: the sweep's folder.
         objective: the entry of `result.json` that ranks the points.
         is_ours: whether `hydra/launcher=collectx` runs the points.
         points: the points by their overrides; empty if the sweeper chooses them by the results of earlier ones.
@@ -66,13 +65,8 @@ class Sweep:
 def prepare(
     composer: Composer, checked: Checked, is_multirun: bool, machine_problems: Callable[[RunConfig, bool], list[str]]
 ) -> Sweep:
-    """Composes and checks every point, and prints the notes about them.
-
-    Args:
-        is_multirun: whether `--multirun` is on the command line.
-        machine_problems: checks a valid configuration against this machine; the second argument is whether to print
-            warnings.
-    """
+    """Composes and checks every point, and prints the notes about them. `machine_problems` checks a valid configuration
+    against this machine; the second argument is whether to print warnings."""
     try:
         mode = ["hydra.mode=MULTIRUN"] if is_multirun else []
         master = composer.load([*checked.overrides, *mode], RunMode.MULTIRUN)
@@ -175,12 +169,12 @@ def sample(overrides: Sequence[Override]) -> list[str]:
 
 def _first(override: Override) -> str:
     value = override.value()
+    text: object
     if isinstance(value, IntervalSweep):
         assert value.start is not None
         assert value.end is not None
         middle = (value.start + value.end) / 2
-        is_integer = isinstance(value.start, int) and isinstance(value.end, int)
-        text = str(int(middle) if is_integer else middle)
+        text = int(middle) if isinstance(value.start, int) and isinstance(value.end, int) else middle
     else:
         text = next(iter(_texts(override)))
     return f"{override.get_key_element()}={text}"
@@ -189,11 +183,8 @@ def _first(override: Override) -> str:
 @dataclass
 class _Point:
     """A point of a sweep. `name` consists of the overrides that differ between the points, such as
-    `collector.num_workers=2,seed=1`; its folder and its row in the table are called so.
-
-    Attributes:
-        job: the return value for Hydra's sweeper; None before the point has run.
-    """
+    `collector.num_workers=2,seed=1`; its folder and its row in the table are called so. `job` is the return value for
+    Hydra's sweeper; None before the point has run."""
 
     name: str
     composed: Composed
@@ -202,14 +193,12 @@ class _Point:
 
 
 class PointRunner:
-    """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`.
+    """Runs the points that Hydra's sweeper passes to `hydra/launcher=collectx`. Raises `ConfigError` if `task` belongs
+    to another application.
 
     Args:
         task: a `Task`, which executes the runs and keeps their outcomes.
         master: the configuration that the points vary.
-
-    Raises:
-        ConfigError: `task` belongs to another application.
     """
 
     def __init__(self, context: HydraContext, task: TaskFunction, master: DictConfig):
@@ -224,10 +213,7 @@ class PointRunner:
     def run(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs the points that are not completed; blocks until all have ended. Returns one job per point, with the
         objective. For a sweeper that only enumerates, a failed point is not a failed job, as that would end the sweep.
-
-        Raises:
-            SweepStopped: a point was interrupted, or the sweeper needs the results of jobs that run on.
-        """
+        Raises `SweepStopped` if a point was interrupted, or the sweeper needs the results of jobs that run on."""
         task = self._task
         # The names must also differ from those of points that come later.
         fixed = None if self._is_enumerated else set(overrides_of(self._master.hydra))
@@ -285,7 +271,7 @@ class PointRunner:
     def _free_folder(self, first: Path, text: str) -> Path:
         """Returns `first`, or its variant with the lowest number, that no other configuration uses."""
         taken, folder, number = {path for _, path in self._task.points}, first, 1
-        while folder in taken or _has_other_run(RunFolder(folder), text):
+        while folder in taken or ((files := RunFolder(folder)).has_run and saved_text(files) != text):
             number += 1
             folder = first.with_name(f"{first.name}_{number}")
         return folder
@@ -337,10 +323,6 @@ def _folder_name(text: str) -> str:
     if len(safe) <= _NAME_LENGTH:
         return safe
     return f"{safe[: _NAME_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _has_other_run(files: RunFolder, text: str) -> bool:
-    return files.has_run and saved_text(files) != text
 
 
 def run_folders(root: Path) -> list[tuple[str, Path]]:

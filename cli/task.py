@@ -112,12 +112,8 @@ class Task:
 
 
 def run_of(node: DictConfig, hydra: Any, name: str | None = None) -> NamedRun:
-    """Returns the run that one of Hydra's jobs is to start, in the folder that Hydra made.
-
-    Args:
-        hydra: Hydra's part of the configuration.
-        name: the name of the point; None: the folder's name.
-    """
+    """Returns the run that one of Hydra's jobs is to start, in the folder that Hydra made. `name` is the name of the
+    point; None: the folder's name."""
     cfg, problems, _ = typed(node, hydra)
     if problems := [*problems, *preflight.rule_problems(cfg)]:
         raise ConfigError(*problems)
@@ -136,11 +132,8 @@ def objectives(node: DictConfig) -> list[str]:
 
 def objective(files: RunFolder, name: str, keys: Sequence[str], hydra: Any) -> float | list[float] | None:
     """Returns what a point's job returns to the sweeper: the entries of the result that `keys` name, a number for one
-    key, a list for several; None if one is missing and the sweeper only enumerates points.
-
-    Raises:
-        PointFailed: the run has failed, or an entry is missing that a sweeper which searches needs.
-    """
+    key, a list for several; None if one is missing and the sweeper only enumerates points. Raises `PointFailed` if the
+    run has failed, or an entry is missing that a sweeper which searches needs."""
     result = files.read_result() or {"status": Status.FAILED, "exit_reason": "it wrote no result"}
     advice = " To continue without it, set hydra.sweeper.max_failure_rate=1." * ("max_failure_rate" in hydra.sweeper)
     if result["status"] != Status.COMPLETED:

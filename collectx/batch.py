@@ -110,14 +110,12 @@ def batch_leaves(
     next_only: Iterable[Leaf] = (REWARD,),
 ) -> tuple[Leaf, ...]:
     """Returns all leaves of a batch: `observation` at the root and below `next`, the outputs of `actor`, flags, ids and
-    versions. An output that overwrites an observation, at the root or below `next`, shares its leaf.
+    versions. An output that overwrites an observation, at the root or below `next`, shares its leaf. Raises
+    `ValueError` if two leaves share a key, or one's key is a prefix of another's.
 
     Args:
         omitted: the keys of observations that the batch does not contain below `next`.
         next_only: what the env writes only below `next`, such as rewards.
-
-    Raises:
-        ValueError: two leaves share a key, or one's key is a prefix of another's.
     """
     observation, actor = tuple(observation), tuple(actor)
     flags = tuple(Leaf(key, (1,), torch.bool) for key in DONE_KEYS)

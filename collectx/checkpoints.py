@@ -50,15 +50,13 @@ class Checkpoints:
     def write(self, number: int, facts: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]) -> Path:
         """Writes a checkpoint, and removes the oldest ones and those that killed processes left incomplete; blocks
         until it is on the disk. Does nothing if there is a checkpoint of this number. Only the owner may write to the
-        files, whatever the umask. Returns the checkpoint's folder.
+        files, whatever the umask. Returns the checkpoint's folder. Raises `OSError` if the checkpoint could not be
+        written. Earlier checkpoints are left as they are.
 
         Args:
             facts: plain data for the manifest. If they contain a `score`, the checkpoint with the greatest one is kept,
                 too.
             states: tensors and plain data, by file name. Tensors are not copied: do not change them meanwhile.
-
-        Raises:
-            OSError: the checkpoint could not be written. Earlier checkpoints are left as they are.
         """
         target = self.folder(number)
         if target.exists():
@@ -132,11 +130,8 @@ class Checkpoints:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint. Does not read the other files.
-
-    Raises:
-        DamagedFile: the manifest cannot be read, or has another format.
-    """
+    """Returns the manifest of a checkpoint. Does not read the other files. Raises `DamagedFile` if the manifest cannot
+    be read, or has another format."""
     file = path / _MANIFEST
     try:
         manifest = json.loads(file.read_bytes())
@@ -155,15 +150,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """One checkpoint. Making the object reads all files, and verifies them.
-
-    Attributes:
-        path: the checkpoint's folder.
-        manifest: see the module's docstring.
-
-    Raises:
-        DamagedFile: a file is missing, or changed since it was written; the message names it.
-    """
+    """One checkpoint. Making the object reads all files, and verifies them. Raises `DamagedFile` if a file is missing,
+    or changed since it was written; the message names it."""
 
     def __init__(self, path: Path):
         self.path, self.manifest = path, read_manifest(path)
@@ -181,15 +169,9 @@ class Checkpoint:
         return name in self.manifest["files"]
 
     def load(self, name: str = STATE, mmap: bool = False) -> dict[str, Any]:
-        """Returns a state; tensors are on the CPU, and belong to the caller.
-
-        Args:
-            mmap: whether tensors are private mappings of the file: reading them reads the file, but writing to them
-                does not change it. False: they are in memory.
-
-        Raises:
-            DamagedFile: the file cannot be loaded.
-        """
+        """Returns a state; tensors are on the CPU, and belong to the caller. `mmap` says whether tensors are private
+        mappings of the file: reading them reads the file, but writing to them does not change it. False: they are in
+        memory. Raises `DamagedFile` if the file cannot be loaded."""
         import torch
 
         path = self.path / name

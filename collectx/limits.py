@@ -35,7 +35,8 @@ def limited(
     say: Callable[[str], None] | None = None,
     give_up: Callable[[BaseException], object] | None = None,
 ) -> Iterator[None]:
-    """Interrupts the block after `timeout_s` seconds. Has no effect outside the main thread.
+    """Interrupts the block after `timeout_s` seconds. Has no effect outside the main thread. Raises `TimeoutError` if
+    the limit was reached. The note of the error contains the stack.
 
     Args:
         what: what messages call the block.
@@ -44,9 +45,6 @@ def limited(
             s.
         give_up: called with the error, in another thread, if the block cannot be interrupted, because it is in C code
             that never returns, or catches the error. Must end the process.
-
-    Raises:
-        TimeoutError: the limit was reached. The note of the error contains the stack.
     """
     if threading.current_thread() is not threading.main_thread() or math.isinf(timeout_s):
         yield

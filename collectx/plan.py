@@ -42,12 +42,8 @@ _STEPPING_S, _MAX_STEPS = 0.2, 200
 
 def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, Any]:
     """Returns the plans of one run, or of the points of a sweep. Blocks while envs are made, and for SLURM's answers.
-
-    Args:
-        num_parallel: how many runs, if they are not jobs, run at the same time; None: unknown.
-
-    Returns:
-        `runs`, one mapping per run; `slurm`, the `#SBATCH` lines of each script; and `totals`.
+    `num_parallel` is how many runs, if they are not jobs, run at the same time; None: unknown. Returns `runs`, one
+    mapping per run; `slurm`, the `#SBATCH` lines of each script; and `totals`.
 
     Raises:
         ConfigError, SpaceError, ShapeError: as `collectx run` would raise with these configurations.
@@ -71,11 +67,7 @@ def plan(runs: Sequence[NamedRun], num_parallel: int | None = 1) -> dict[str, An
 
 def batch_s(cfg: RunConfig) -> float | None:
     """Returns how many seconds a worker needs at least for its part of a batch, from some steps of an env, which this
-    process makes; None if unknown.
-
-    Raises:
-        ConfigError, SpaceError, ShapeError: as `collectx run` would raise with this configuration.
-    """
+    process makes; None if unknown. Raises what `collectx run` would raise with this configuration."""
     seconds: float | None = _plan(NamedRun("", Path(), cfg), {})["time"].get("part_of_a_worker_s")
     return seconds
 

@@ -18,11 +18,8 @@ _numpy: Any = np.random
 
 @contextlib.contextmanager
 def preserve_random_state(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Restores the global random generators of Python, NumPy and torch at the end of the block.
-
-    Args:
-        devices: GPUs whose generators are restored too.
-    """
+    """Restores the global random generators of Python, NumPy and torch at the end of the block. `devices` are GPUs
+    whose generators are restored too."""
     state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=list(devices)):
         try:

@@ -57,13 +57,8 @@ class Failed(Exception):
 
 @dataclass
 class Point:
-    """A point of the search space, and its measurements.
-
-    Attributes:
-        values: the values of the searched options.
-        rates: the measured frames per second.
-        status: "kept", "dropped", "refused" by a rule between options, or "failed: ..." with the reason.
-    """
+    """A point of the search space, and its measurements. `status` is "kept", "dropped", "refused" by a rule between
+    options, or "failed: ..." with the reason."""
 
     values: Values
     rates: list[float] = field(default_factory=list)
@@ -101,15 +96,8 @@ def words(values: Mapping[str, Any]) -> list[str]:
 
 def space(cfg: RunConfig, fixed: Collection[str], exact: bool) -> list[Values]:
     """Returns all points, the one of `cfg` first. Of the rules between options, only the one about frames_per_batch is
-    checked.
-
-    Args:
-        fixed: options and groups that keep their value.
-        exact: see `TuneConfig`.
-
-    Raises:
-        ConfigError: nothing is left to search, or the workers are not processes of this machine.
-    """
+    checked. Raises `ConfigError` if nothing is left to search, or the workers are not processes of this machine.
+    `fixed` are options and groups that keep their value."""
     place = place_of(cfg)
     if not place.is_local:
         advice = "Use launcher=local; to measure a cluster node, start it inside an allocation."
@@ -187,16 +175,13 @@ def search(
     `options.minutes`.
 
     A round takes half of the remaining time, so each round has time for half as many points as the one before. If the
-    grid is too large for the first round, this round tries as many points as time allows, in random order.
+    grid is too large for the first round, this round tries as many points as time allows, in random order. Raises
+    `ConfigError` if the user's settings cannot be measured.
 
     Args:
         points: all points, the user's settings first.
         is_valid: whether a point may be run; called once per point.
         measure: returns frames/s. Raises `Failed`.
-        say: called with a line for each measurement.
-
-    Raises:
-        ConfigError: the user's settings cannot be measured.
     """
     began_s = clock()
     # The durations of all measurements, including failed ones.
@@ -256,14 +241,12 @@ def _rate(point: Point) -> float:
 
 
 class RunMeasure:
-    """Measures a point by `collectx run` in a new process.
+    """Measures a point by `collectx run` in a new process. `limit_s` is how many seconds a measurement waits for two
+    batches.
 
     Args:
         words: the user's arguments; overrides are added for options that would end or disturb a measurement.
         folder: the folder for the run folders, which are not removed.
-
-    Attributes:
-        limit_s: how many seconds a measurement waits for two batches.
     """
 
     def __init__(self, cfg: RunConfig, words: Sequence[str], options: TuneConfig, folder: Path):

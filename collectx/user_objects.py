@@ -28,11 +28,7 @@ _EXTRAS = {"mujoco": "mujoco", "opencv": "atari", "torchrl": "torchrl"}
 
 def resolve(name: Any, where: str) -> Callable[..., Any]:
     """Returns the callable at the import path `name` ("package.module:object", or with dots only), or `name` if
-    callable.
-
-    Raises:
-        ConfigError: there is no such callable; the message names the option `where`.
-    """
+    callable. Raises `ConfigError` if there is no such callable; the message names the option `where`."""
     if callable(name):
         return name
     if not isinstance(name, str) or not re.fullmatch(r"[\w.]*\w[.:]\w[\w.]*", name):
@@ -60,12 +56,9 @@ def resolve(name: Any, where: str) -> Callable[..., Any]:
 
 
 def named_call(item: Any) -> tuple[Any, Any]:
-    """Returns the callable that an entry of `env.wrappers` names, and its keyword arguments.
-
-    Args:
-        item: a name, `{name: {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a
-            dot or colon means a class of gymnasium.wrappers.
-    """
+    """Returns the callable that an entry of `env.wrappers` names, and its keyword arguments. `item` is a name, `{name:
+    {argument: value}}`, `{_target_: name, argument: value}`, or a callable. A name without a dot or colon means a class
+    of gymnasium.wrappers."""
     name, arguments = item, None
     if isinstance(item, Mapping):
         name, arguments = next(iter(item.items()), ("", None))
@@ -85,11 +78,8 @@ def place_of(error: SyntaxError) -> str:
 
 
 def call(target: Callable[..., Any], kwargs: Mapping[str, Any], where: str) -> Any:
-    """Returns `target(**kwargs)`.
-
-    Raises:
-        ConfigError: `target` needs arguments that `kwargs` lack; the message names them as options below `where`.
-    """
+    """Returns `target(**kwargs)`. Raises `ConfigError` if `target` needs arguments that `kwargs` lack; the message
+    names them as options below `where`."""
     try:
         return target(**kwargs)
     except TypeError as error:
@@ -122,11 +112,7 @@ _T = TypeVar("_T")
 
 class Sealed(Generic[_T]):
     """An object on its way to another process, where `open` unpickles it. Process arguments are unpickled before the
-    process's first line, when it cannot report an error to the trainer.
-
-    Args:
-        open: returns the object.
-    """
+    process's first line, when it cannot report an error to the trainer. `open` returns the object."""
 
     def __init__(self, open: Callable[[], _T]):
         self.open = open
@@ -224,7 +210,6 @@ class UserPolicyConfig(_ByValue, PolicyConfig):
     """A policy, or a callable that makes one.
 
     Attributes:
-        policy: the policy; None if `factory` makes it.
         factory: called without arguments in every process.
         compile, cudagraph: see `collectx.policy.fast_call.Acceleration`.
         skip_signature_check: whether to call the policy with a TensorDict without checking its signature and keys.
@@ -265,7 +250,6 @@ class UserCollector(_ByValue):
 
     Attributes:
         create: the class, called as `create(create_env_fn, policy, frames_per_batch=..., total_frames=-1, **kwargs)`.
-        kwargs: further keyword arguments.
         num_workers: the length of the list `create_env_fn`; None: `create_env_fn` is a single callable.
     """
 

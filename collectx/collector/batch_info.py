@@ -78,7 +78,6 @@ class BatchInfo:
 
     Attributes:
         index: 0 for the first batch.
-        frames: frames in the batch.
         parts: the arrival of each part, in the order of the batch.
         version: newest policy version at the time of delivery; `version - part.report.policy_version` is the lag of a
             part.

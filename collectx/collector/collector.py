@@ -34,7 +34,6 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     Attributes:
         delivery: the metadata of the last delivered batch.
-        pool: the workers.
         owner: the process that may use the collector; in other processes, its methods raise.
         policy_version: the newest published version.
         leaves: the key, shape and dtype of each tensor of a frame.
@@ -235,11 +234,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def publish_weights(self, writes: Writes) -> int:
         """Publishes weights like `publish`, but by functions that write them, for all workers or for some; see
-        `Transport.publish`.
-
-        Raises:
-            NotImplementedError: `writes` are for some workers only, with `collector.overlap=1` or `inference=server`.
-        """
+        `Transport.publish`. Raises `NotImplementedError` if `writes` are for some workers only, with
+        `collector.overlap=1` or `inference=server`."""
         if self.pool.server is not None and None not in writes:
             raise NotImplementedError("one policy acts for all workers, so publish its weights for all of them")
         if self._schedule.grants_name_version and None not in writes:
@@ -258,17 +254,9 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def change(self, kind: str, name: str, contents: Sequence[Any]) -> dict[int, Any]:
         """Makes a setting in all workers; see `collectx.collector.settings`. Blocks until the workers have filled the
-        slots that were granted before, and have applied the setting.
-
-        Args:
-            kind, name, contents: see `Setting`.
-
-        Returns:
-            The result of each env, by worker; None for the envs of a lost worker.
-
-        Raises:
-            Exception: an env raised this. The setting before this one is then in force again.
-        """
+        slots that were granted before, and have applied the setting. For `kind`, `name` and `contents`, see `Setting`.
+        Returns the result of each env, by worker; None for the envs of a lost worker. Raises what an env raised; the
+        setting before this one is then in force again."""
         contents = [packed(content) for content in contents]
         self.check_can_ask("change")
         self._check_usable()
@@ -334,11 +322,8 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
 
     def state(self, wait_for_workers: bool = True) -> CollectorState:
         """Returns the state for `load`, see `collectx.collector.saved_state`. Blocks until the workers have filled
-        their granted slots and have sent their states.
-
-        Args:
-            wait_for_workers: False: do not block; if a slot is being filled, omit the states of the workers.
-        """
+        their granted slots and have sent their states. Without `wait_for_workers` it does not block, and omits the
+        states of the workers if a slot is being filled."""
         replies: dict[int, Any] = {}
         if wait_for_workers or not self._has_granted_slots:
             # The inference server's generators last: until a slot is full, it draws actions for it.
@@ -363,15 +348,12 @@ class CollectorCore(Iterator[Any], AbstractContextManager["CollectorCore"]):
     def load(self, state: CollectorState, seed: int) -> dict[int, str]:
         """Continues from a state: restores its counts, its undelivered batches and the workers. Blocks until all ready
         workers are restored. Workers that are still starting are restored before they take part
-        (`saved_state.first_requests`).
+        (`saved_state.first_requests`). Returns, by worker, the reason why its envs begin new episodes.
 
         Args:
             state: the state of a collector with the same configuration. This does not publish its weights, which may be
                 missing.
             seed: the run's seed, from which the envs of workers that cannot be restored get seeds for new episodes.
-
-        Returns:
-            The reason, by worker, why the envs of a worker begin new episodes.
         """
         self.count_from(state["frames"], state["batches"], state["frames_by_worker"])
         if (settings := state.get("settings")) is not None:

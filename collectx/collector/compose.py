@@ -189,11 +189,8 @@ class SpecMaker:
     """Makes the worker specs of one collector.
 
     Args:
-        cfg: the run's configuration.
         overrides: the differences of each worker, including those that are added later; empty: none.
-        num_envs: number of envs in each worker process.
         outer: the worker that runs the collector; None for the run's collector.
-        served: see `ProcessSpec`.
         infos: see `EnvSpec`; declared to the workers, so that they need not find them.
     """
 

@@ -27,20 +27,16 @@ class WorkerPool:
 
     Args:
         events: called as `events(name, **fields)` when a worker has joined, failed, or been replaced.
-        num_workers: number of workers with which the run begins.
         min_workers: while workers are starting, a batch is requested only if this number of workers is ready.
         first_incarnations: the first incarnation of each worker, by index; 0 without an entry.
         first_requests: returns the first requests to a worker, at least one, for its index. None: the run waits for all
             workers.
         seed: the run's seed, with which the envs of a worker that gets settings after its start are reset.
-        normalizers: see `EnvSpec.normalizers`.
         first_restart_counts: number of earlier processes of each worker, by index; None: no worker had any.
 
     Attributes:
-        settings: the settings in force, which workers that start later get.
         records: the records of all workers that were ever started, by index, and of the inference server.
         server: the record of the inference server; None without one.
-        num_ready, num_starting: numbers of workers in these states.
         num_awaited: number of missing replies to the last `request`.
     """
 
@@ -189,11 +185,7 @@ class WorkerPool:
 
     def handle_first_reply(self, reply: Reply, num_batches: int) -> None:
         """Handles a starting worker's reply: sends the next request, or after the last one makes the worker ready.
-        Raises the reply's error.
-
-        Args:
-            num_batches: number of batches that the run has delivered.
-        """
+        Raises the reply's error. `num_batches` is the number of batches that the run has delivered."""
         if reply.error is not None:
             # Ends the run whatever `on_worker_failure` is, because the worker is alive: the user's code that loads a
             # saved state raised this. Envs that cannot be restored begin new episodes without an error.
@@ -217,13 +209,8 @@ class WorkerPool:
 
     def handle_departure(self, departure: Departure, is_final: bool) -> Iterable[Grant]:
         """Handles the end of a worker: replaces or drops it. Returns the slots that its replacement may fill.
-
-        Args:
-            is_final: whether to raise the worker's error in any case, because the collector was interrupted.
-
-        Raises:
-            Exception: the worker's error, which ends the run.
-        """
+        `is_final` says whether to raise the worker's error in any case, because the collector was interrupted. Raises
+        the worker's error if it ends the run."""
         worker, error = self.records[departure.worker], departure.error
         if worker is not self.server:
             set_worker(error, worker.index)
@@ -280,11 +267,8 @@ class WorkerPool:
         worker.settings_version = settings.version
 
     def report_setting(self, setting: Setting, num_batches: int) -> None:
-        """Logs that the workers have applied a setting.
-
-        Args:
-            num_batches: number of batches that the run has delivered.
-        """
+        """Logs that the workers have applied a setting. `num_batches` is the number of batches that the run has
+        delivered."""
         self._events(
             "setting", kind=setting.kind, of=setting.name, settings_version=setting.version, batches=num_batches
         )

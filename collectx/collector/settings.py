@@ -36,10 +36,7 @@ class Setting(NamedTuple):
 
 class Settings:
     """The settings in force: the last one of each attribute and each method, in the order in which they were made.
-
-    Attributes:
-        version: the number of settings so far.
-    """
+    `version` is the number of settings so far."""
 
     def __init__(self) -> None:
         self.version = 0

@@ -19,9 +19,7 @@ class Stream:
     """Yields the batches of the collector `core`, or with `collector.trajs_per_batch` complete trajectories.
 
     Args:
-        say: called with messages for the user.
         prefix: text before option names in these messages.
-        post_traj: see `Assembler`.
         is_concatenated: whether the parts of a batch are joined without missing frames, so that batches need no mask.
 
     Attributes:

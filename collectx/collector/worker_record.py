@@ -28,9 +28,7 @@ class WorkerRecord:
     """What the trainer knows about a worker and its newest process.
 
     Attributes:
-        index: the worker's index in the collector.
         incarnation: the incarnation of the newest process; see `collectx.worker.spec.Placement`.
-        spec: the spec of the newest process.
         handle: the handle of the newest process; None if its end cannot be observed.
         restart_count: number of processes before the newest one, over the whole run.
         num_restarts: number of processes that replaced a failed one.
@@ -46,7 +44,6 @@ class WorkerRecord:
         reply: the reply to this request; None while it is missing.
         has_replied: whether the newest process has replied to any request; it has then made its envs and policy.
         reset: the reset to send with the worker's next granted slot.
-        is_server: whether this is the inference server.
     """
 
     index: int
@@ -116,12 +113,7 @@ class FailurePolicy:
         return self.max_restarts + self.max_requeues + 1
 
     def decide(self, worker: WorkerRecord, error: Exception, num_others: int, num_restarts: int) -> Action:
-        """Returns the action. Adds a note to `error` if a limit is the reason why the run ends.
-
-        Args:
-            num_others: number of other workers that are ready or starting.
-            num_restarts: number of restarts in the run so far.
-        """
+        """Returns the action. Adds a note to `error` if a limit is the reason why the run ends."""
         if isinstance(error, JobEnded) and self.max_requeues:
             if worker.num_requeues < self.max_requeues:
                 return Action.REQUEUE

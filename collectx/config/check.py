@@ -28,14 +28,12 @@ class Unresolved:
 
 
 def check_config(values: Mapping[str, Any], ignore: Collection[str] = ()) -> tuple[RunConfig, list[Problem]]:
-    """Checks a complete configuration.
+    """Checks a complete configuration. Returns (configuration, problems). An option with a problem is absent from the
+    configuration: reading it raises `Unset`.
 
     Args:
         values: the groups and `seed`; optionally the `SECTIONS` and the `COMMAND_SECTIONS`.
         ignore: groups whose choice is known to be wrong: they stay empty, and no problem is reported for them.
-
-    Returns:
-        (configuration, problems). An option with a problem is absent from the configuration: reading it raises `Unset`.
     """
     problems: list[Problem] = []
     sections: dict[str, Any] = {}

@@ -38,10 +38,7 @@ def convert(value: Any, hint: Any, language: Language = YAML) -> Any:
 
     1e6 is an integer, 2.5 is not. In YAML "8" is accepted as a number and 3 as a text, as environment variables and
     unquoted names give them. In Python, numbers and bools may be numpy's, and 0, 1 and None are accepted as bools.
-
-    Raises:
-        ValueError, TypeError, OverflowError: `value` is of another type.
-    """
+    Raises `ValueError`, `TypeError` or `OverflowError` if `value` is of another type."""
     if language is PYTHON and type(value).__module__ == "numpy" and hasattr(value, "item") and not value.shape:
         value = value.item()
     kinds = members(hint)
@@ -117,10 +114,7 @@ def wrong_type(hint: Any, language: Language = YAML) -> str:
 
 def out_of_range(value: Any, limits: Mapping[str, Any], language: Language = YAML) -> str | None:
     """Returns the predicate of a value outside of its limits, such as "must be at least 1."; None for other values.
-
-    Args:
-        limits: the field's metadata, see `collectx.config.schema.fields.Limits`.
-    """
+    `limits` is the field's metadata, see `collectx.config.schema.fields.Limits`."""
     if value is None or value in limits.get("also", ()):
         return None
     choices = limits.get("choices")

@@ -16,10 +16,7 @@ def acts_in_fixed_order(cfg: RunConfig) -> bool:
 
 def surplus_note(total: int, frames: int, prefix: str = "") -> str | None:
     """Returns a warning if `total` (`total_frames`) is not a multiple of `frames` (`frames_per_batch`); otherwise None.
-
-    Args:
-        prefix: stands before both keys in the message.
-    """
+    `prefix` stands before both keys in the message."""
     if total <= 0 or total % frames == 0:
         return None
     batches = -(-total // frames)

@@ -27,7 +27,6 @@ class Language:
 
     Attributes:
         types: names of types, as in "must be an integer".
-        null: the word for no value.
         show: returns a value as the user wrote it.
         reads_text: whether a text may stand for a number, as an environment variable gives it.
         name: returns how users write an option (`collector.overlap`), an option with a value (`collector.overlap=0`),
@@ -121,8 +120,6 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "", more: str = 
     the parts that do not apply.
 
     Args:
-        name: the wrong name.
-        names: the valid ones.
         prefix: stands before the name that is proposed.
         more: a sentence that says how to list all names, if they are many.
     """

@@ -28,14 +28,9 @@ DEFAULTS = {"inference": "local"}
 
 @dataclass(frozen=True)
 class Kind:
-    """One entry of the registry.
-
-    Attributes:
-        schema: the dataclass of its options.
-        implementation: "module:name" or "module", imported when it is built. Empty if it builds nothing: random
-            actions, backends within one machine, collectors (they choose a schedule) and launchers (they are places,
-            `collectx.place`; Ray's module is named because it imports ray).
-    """
+    """One entry of the registry. `implementation` is "module:name" or "module", imported when it is built. Empty if it
+    builds nothing: random actions, backends within one machine, collectors (they choose a schedule) and launchers (they
+    are places, `collectx.place`; Ray's module is named because it imports ray)."""
 
     schema: type
     implementation: str = ""
@@ -118,10 +113,7 @@ def implementation(group: str, name: str) -> Any:
 
 def why_not(kind: str, group: str = "backend") -> str | None:
     """Checks whether a network backend, or a kind of another group, can work in this process; imports its libraries.
-
-    Returns:
-        One clause that says why not, and what to do; None if it can.
-    """
+    Returns one clause that says why not, and what to do; None if it can."""
     alternative = "backend=gloo" if group == "backend" else f"another {group}"
     install = f"Install it (pip install 'collectx[{kind}]'), or use {alternative}"
     try:

@@ -41,10 +41,7 @@ class RecordedRun:
 
     Attributes:
         name: the name in those of its file in `_runs` and of its shards.
-        folder: the run folder.
-        format: the format of the data set.
         seed: the seed of the run; with the trajectory id, it identifies an episode.
-        leaves: the leaves of a frame.
         dims: batch dimensions of nested TensorDicts after time, by key.
         observation, inputs, action, observation_space, action_space: see `collectx.env.base.EnvSpec`.
         fps, task: see `conf/trainer/record.yaml`.
@@ -95,11 +92,8 @@ def runs_of(path: Path) -> list[RecordedRun]:
 
 
 class Writer(ABC):
-    """Writes whole episodes of one run to a data set. All methods block for the disk.
-
-    Attributes:
-        position: number of shards of the run, or of episodes in the data set; `rewind` takes such a number.
-    """
+    """Writes whole episodes of one run to a data set. All methods block for the disk. `position` is the number of
+    shards of the run, or of episodes in the data set; `rewind` takes such a number."""
 
     def __init__(self, path: Path, run: RecordedRun):
         self.path = path.absolute()
@@ -168,11 +162,7 @@ class SequentialWriter(Writer):
     _lock: Any = None
 
     def open(self) -> None:
-        """Locks the data set.
-
-        Raises:
-            ConfigError: another run is recording to the data set.
-        """
+        """Locks the data set. Raises `ConfigError` if another run is recording to the data set."""
         self._lock = open(self.path / "_lock", "w")  # noqa: SIM115, closed by close()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,17 +24,9 @@ _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 class UnfinishedEpisodes:
-    """The frames of long unfinished episodes, in files. Only one process at a time may use it.
-
-    Args:
-        path: the folder of the data set.
-        run: the run that records.
-        lengths: number of frames of each episode, by trajectory id, at the checkpoint; empty for a new run. Removes all
-            other frames.
-
-    Raises:
-        ConfigError: frames that the checkpoint counts are missing.
-    """
+    """The frames of long unfinished episodes, in files. Only one process at a time may use it. Raises `ConfigError` if
+    frames that the checkpoint counts are missing. `lengths` is the number of frames of each episode, by trajectory id,
+    at the checkpoint; empty for a new run. Removes all other frames."""
 
     def __init__(self, path: Path, run: RecordedRun, lengths: Mapping[int, int]):
         self._run = run

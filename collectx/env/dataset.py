@@ -21,12 +21,8 @@ from collectx.errors import ConfigError
 class DatasetEnv(Env):
     """`cfg.num_envs` envs with the global indices `first_index`, `first_index + 1`, ... Env i begins with episode i,
     modulo the number of episodes, and continues with the following ones. `reset` returns to its first episode, whatever
-    the seeds are.
-
-    Raises:
-        ConfigError: the data set does not exist, `collectx.data.load` cannot read it, or its frames do not have one
-            reward each.
-    """
+    the seeds are. Raises `ConfigError` if the data set does not exist, `collectx.data.load` cannot read it, or its
+    frames do not have one reward each."""
 
     def __init__(self, cfg: DatasetEnvConfig, first_index: int, incarnation: int, numbers: EnvNumbers):
         self._dir = cfg.dir

@@ -59,11 +59,7 @@ class GymEnv(Env):
     """A group of Gymnasium envs, each with its own seed.
 
     Discrete actions are passed as Python integers, all others as views of a copy, so an env may keep or change its
-    action. Actions are not clipped.
-
-    Args:
-        envs: yields the envs, at least one. If it raises, the envs before are closed.
-    """
+    action. Actions are not clipped. `envs` yields the envs, at least one. If it raises, the envs before are closed."""
 
     def __init__(
         self,
@@ -187,11 +183,8 @@ class OneGymEnv(GymEnv):
 
 
 def reward_number(reward: Any, e: int | None = None) -> float:
-    """Returns the reward of env `e` of a group, which must be a number or contain one element.
-
-    Raises:
-        ShapeError: the reward is not a number, or an integer that float32 cannot represent.
-    """
+    """Returns the reward of env `e` of a group, which must be a number or contain one element. Raises `ShapeError` if
+    the reward is not a number, or an integer that float32 cannot represent."""
     if isinstance(reward, float | np.floating):
         return float(reward)
     source, advice = "" if e is None else f" from env {e} of the group", "Return a float from step"

@@ -101,12 +101,7 @@ def common_outputs(cfg: EnvConfig, envs: Sequence[Any]) -> list[str]:
 
 
 def wrapper(item: Any, where: str) -> Callable[[gymnasium.Env, EnvNumbers], gymnasium.Env]:
-    """Returns a function that wraps an env.
-
-    Args:
-        item: see `named_call`.
-        where: the configuration key, for messages.
-    """
+    """Returns a function that wraps an env."""
     name, arguments = named_call(item)
     is_one = not isinstance(item, Mapping) or "_target_" in item or len(item) == 1
     if not is_one or not isinstance(arguments, Mapping):

@@ -175,12 +175,8 @@ class GymVectorEnv(Env):
             self.metrics.add_vector(info, ~self._ended if self.spec.ragged else np.ones_like(ended))
 
     def restart(self, ended: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """See `Env.restart`.
-
-        Raises:
-            CollectxError: an env cannot be restarted: in NEXT_STEP mode, any env; in SAME_STEP mode without
-                `can_restart_early`, an env whose episode did not end in the last step.
-        """
+        """See `Env.restart`. Raises `CollectxError` if an env cannot be restarted: in NEXT_STEP mode, any env; in
+        SAME_STEP mode without `can_restart_early`, an env whose episode did not end in the last step."""
         due = ended & self._ended if self._mode is AutoresetMode.SAME_STEP else np.zeros_like(ended)
         early = ended & ~due
         if early.any():
@@ -245,14 +241,9 @@ class CheckedEnv(gymnasium.Wrapper):
     """Raises `ShapeError` for an observation whose shape differs from its space, or whose values the dtype of the space
     cannot represent, and for a reward that is not one number. Returns copies of the observations. For envs in
     Gymnasium's vector envs, which convert and store observations only after all envs have stepped, or after an ended
-    env was reset. Until then, envs that share an array may have changed it.
-
-    Attributes:
-        options_of_resets: the options of resets without any, as those that a vector env makes within a step.
-
-    Args:
-        index: the env's index in a sync vector env; None: the index of the AsyncVectorEnv's process.
-    """
+    env was reset. Until then, envs that share an array may have changed it. `index` is the env's index in a sync vector
+    env; None: the index of the AsyncVectorEnv's process. `options_of_resets` is the options of resets without any, as
+    those that a vector env makes within a step."""
 
     options_of_resets: Mapping[str, Any] = MappingProxyType({})
 

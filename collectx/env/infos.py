@@ -33,7 +33,8 @@ class InfoKeys:
     """The kept info entries of one env, or of a vector of envs.
 
     An entry is a number, an array, or a dict of numbers and arrays. If `info` lacks the entry (often at a reset, or
-    before the last step of an episode), zeros are stored, and its mask is False.
+    before the last step of an episode), zeros are stored, and its mask is False. Raises `SpaceError` if an entry does
+    not occur in an episode, is not numeric, or its declaration is wrong.
 
     Args:
         keys: top-level keys of `info`, or mappings from keys to declared forms. The form of a number is its dtype,
@@ -45,9 +46,6 @@ class InfoKeys:
         declared: the form of each entry, by name.
         leaves: `("info", name)` of each name, or `("info", name, part)` of each part of a dict, then
             `("info", "_name")`, [] bool.
-
-    Raises:
-        SpaceError: an entry does not occur in an episode, is not numeric, or its declaration is wrong.
     """
 
     def __init__(self, keys: Sequence[str | Mapping[str, Any]], env: gymnasium.Env | VectorEnv):
@@ -113,11 +111,7 @@ class InfoKeys:
 
 def keep_mask(group: Env, is_needed: bool) -> bool:
     """Keeps the mask of legal actions that the first env of a Gymnasium group returned in the `info` of the last reset.
-    Returns whether there is one.
-
-    Args:
-        is_needed: whether an entry of that name that cannot be kept is an error.
-    """
+    Returns whether there is one. `is_needed` says whether an entry of that name that cannot be kept is an error."""
     env: Any = group.user_envs[0]
     info = _of_env(group.reset_info, 0) if isinstance(env, VectorEnv) else group.reset_info
     if (mask := info.get(ACTION_MASK)) is None:
@@ -133,11 +127,8 @@ def keep_mask(group: Env, is_needed: bool) -> bool:
 
 
 def lacks_mask(group: Env, exclude: Sequence[str]) -> bool:
-    """Whether a mask of legal actions must be searched in the infos of a group.
-
-    Args:
-        exclude: `env.exclude_keys`; names the mask to leave it out.
-    """
+    """Whether a mask of legal actions must be searched in the infos of a group. `exclude` is `env.exclude_keys`; names
+    the mask to leave it out."""
     is_possible = group.spec.device is None and may_return_mask(next(iter(group.user_envs), None))
     return is_possible and ACTION_MASK not in exclude and mask_of(group.spec) is None
 

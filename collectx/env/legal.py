@@ -33,17 +33,12 @@ from collectx.errors import ShapeError, SpaceError
 
 
 class LegalActions(nn.Module):
-    """Reads masks of legal actions. It moves to a device like any module, and adds no entries to a state dict.
+    """Reads masks of legal actions. It moves to a device like any module, and adds no entries to a state dict. Raises
+    `SpaceError` if the mask does not fit the action space.
 
     Args:
         mask: the leaf of `spec.observation` that contains the masks.
         action: the leaf of `spec.action` to which they belong; None: the first one.
-
-    Attributes:
-        key: the key of the masks.
-
-    Raises:
-        SpaceError: the mask does not fit the action space.
     """
 
     _start: torch.Tensor
@@ -77,11 +72,8 @@ class LegalActions(nn.Module):
 
     def check(self, legal: torch.Tensor) -> torch.Tensor:
         """Returns `legal`, a result of `forward`, if each choice of each env contains a legal value. Only checks on the
-        CPU, because a check on another device would wait for it in every step.
-
-        Raises:
-            ShapeError: an env allows no action; the message names the first one.
-        """
+        CPU, because a check on another device would wait for it in every step. Raises `ShapeError` if an env allows no
+        action; the message names the first one."""
         if self._is_checked and legal.device.type == "cpu" and not legal.any(-1).all():
             possible = legal.any(-1).all(-1).flatten()
             env = int((~possible).nonzero()[0])
@@ -98,11 +90,7 @@ class LegalActions(nn.Module):
 
     def restrict(self, raw: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
         """Returns logits or action values `[..., choices * width]`, with the lowest number for illegal actions, whose
-        probability is then zero.
-
-        Args:
-            legal: the result of `forward`.
-        """
+        probability is then zero. `legal` is the result of `forward`."""
         return raw.masked_fill(~legal.flatten(-2), torch.finfo(raw.dtype).min)
 
     def draw(self, mask: torch.Tensor) -> torch.Tensor:
@@ -116,11 +104,8 @@ class LegalActions(nn.Module):
 
 
 def mask_of(spec: EnvSpec, action: Leaf | None = None) -> Leaf | None:
-    """Returns the leaf of the observation with the masks of an action; None if the env returns no masks.
-
-    Args:
-        action: the leaf of the action; None: the first one.
-    """
+    """Returns the leaf of the observation with the masks of an action; None if the env returns no masks. `action` is
+    the leaf of the action; None: the first one."""
     group = () if spec.action_spec is None else (action or spec.action[0]).key[:-1]
     # The first one counts.
     keys = dict.fromkeys([(*group, ACTION_MASK), (ACTION_MASK,), ("info", ACTION_MASK)])

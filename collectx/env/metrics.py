@@ -18,11 +18,7 @@ class InfoMetrics:
     """Sums and counts of `info` entries over the frames of an env group.
 
     A frame counts if its `info` contains the entry as a finite number, or as an array, of which the mean counts. Infos
-    of `reset` do not count.
-
-    Args:
-        names: keys of `info`; `episode.l` is `info["episode"]["l"]`.
-    """
+    of `reset` do not count. `names` are keys of `info`; `episode.l` is `info["episode"]["l"]`."""
 
     def __init__(self, names: Sequence[str]):
         self._paths = [(name, tuple(name.split("."))) for name in names]
@@ -46,11 +42,8 @@ class InfoMetrics:
                 self._add(i, name, value)
 
     def add_vector(self, info: Mapping[str, Any], frames: np.ndarray) -> None:
-        """Adds the info of a step of a vector env.
-
-        Args:
-            frames: `[E]` bool, the envs for which the step was a frame.
-        """
+        """Adds the info of a step of a vector env. `frames`, `[E]` bool, are the envs for which the step was a
+        frame."""
         for i, (name, path) in enumerate(self._paths):
             value, mask = _entry(info, path, frames)
             if mask.any():
@@ -59,11 +52,7 @@ class InfoMetrics:
     def add_same_step(self, info: Mapping[str, Any], ended: np.ndarray, frames: np.ndarray) -> None:
         """Adds the info of a step of a vector env in SAME_STEP mode in which envs have ended, `[E]` bool. The entry of
         an ended env is in its final info; or in `info`, if a wrapper of the vector env has added it
-        (`InfoKeys.first_and_final_values`).
-
-        Args:
-            frames: as for `add_vector`.
-        """
+        (`InfoKeys.first_and_final_values`). `frames` as for `add_vector`."""
         final = info.get("final_info", {})
         self.add_vector(final, ended & frames)
         for i, (name, path) in enumerate(self._paths):
@@ -115,11 +104,7 @@ class CountedEpisodes(gymnasium.Wrapper):
 
 
 class CountedVector(VectorWrapper):
-    """`CountedEpisodes` for a vector env.
-
-    Args:
-        episodes: how many episodes of each env count, `[E]`.
-    """
+    """`CountedEpisodes` for a vector env. `episodes` says how many episodes of each env count, `[E]`."""
 
     def __init__(self, env: VectorEnv, metrics: InfoMetrics, episodes: np.ndarray):
         super().__init__(env)

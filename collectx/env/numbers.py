@@ -45,11 +45,8 @@ class EnvNumbers:
         return replace(self, env_index=self.env_index + e)
 
     def filled(self, value: Any) -> Any:
-        """Returns `value` with the numbers in place of the names in its strings.
-
-        Raises:
-            ConfigError: Python cannot format an integer as a string demands.
-        """
+        """Returns `value` with the numbers in place of the names in its strings. Raises `ConfigError` if Python cannot
+        format an integer as a string demands."""
         # Not any Mapping: Gymnasium's Dict space is one.
         if isinstance(value, dict):
             return {key: self.filled(each) for key, each in value.items()}

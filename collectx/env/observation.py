@@ -32,14 +32,12 @@ ACTION_MASK = "action_mask"
 
 
 class ObservationLeaves(SpaceLeaves):
-    """The leaves of an observation space; see the module's docstring.
+    """The leaves of an observation space; see the module's docstring. `space` is the space with the keys of the leaves,
+    without the omitted parts.
 
     Args:
         exclude: names of parts to omit; see `exclude_parts`.
         info_keys: the kept entries of `info`, which batches contain below "info".
-
-    Attributes:
-        space: the space with the keys of the leaves, without the omitted parts.
 
     Raises:
         ConfigError: a name in `exclude` matches no part.
@@ -119,12 +117,8 @@ def _part(space: Space, path: Path) -> Space:
 
 def exclude_parts(space: Space, names: Sequence[str]) -> Space:
     """Returns `space` without some of its parts. In a Tuple, an empty Dict replaces a part, so that the others keep
-    their indices. An empty Dict also replaces a space without any part left.
-
-    Args:
-        names: paths of the parts, joined by dots, such as `mission` or `inner.text`; "observation" for a space that is
-            not a Dict.
-    """
+    their indices. An empty Dict also replaces a space without any part left. `names` are paths of the parts, joined by
+    dots, such as `mission` or `inner.text`; "observation" for a space that is not a Dict."""
     if not names:
         return space
     known: list[Path] = [] if isinstance(space, spaces.Dict) else [(_OBSERVATION,)]

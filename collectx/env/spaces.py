@@ -26,22 +26,16 @@ Path = tuple[Any, ...]
 
 
 class Leaves:
-    """Leaves, and the path of each in a nested value.
-
-    Attributes:
-        single: whether the nested value itself is the value of the only leaf.
-    """
+    """Leaves, and the path of each in a nested value. `single` says whether the nested value itself is the value of the
+    only leaf."""
 
     def __init__(self, parts: Iterable[tuple[Leaf, Path]]):
         self.leaves, self._paths = tuple(zip(*parts, strict=True)) or ((), ())
         self.single = self._paths == ((),)
 
     def flatten(self, value: Any) -> list[Any]:
-        """Returns the values of the leaves in a nested value, batched or not. Copies nothing.
-
-        Raises:
-            ShapeError: a part of the value is missing.
-        """
+        """Returns the values of the leaves in a nested value, batched or not. Copies nothing. Raises `ShapeError` if a
+        part of the value is missing."""
         if self.single:
             return [value]
         flat = []
@@ -59,17 +53,12 @@ class Leaves:
 
 
 class SpaceLeaves(Leaves):
-    """The leaves of a space; converts its nested values to and from leaf values.
+    """The leaves of a space; converts its nested values to and from leaf values. `has_text` says whether the space
+    contains a Text. Raises `SpaceError` if a part of the space lacks a fixed shape and numeric dtype.
 
     Args:
         root: the key above all leaves; if the space is neither a Dict nor a Tuple, the key of its only leaf.
         may_be_empty: whether a space without leaves is allowed.
-
-    Attributes:
-        has_text: whether the space contains a Text.
-
-    Raises:
-        SpaceError: a part of the space lacks a fixed shape and numeric dtype.
     """
 
     def __init__(self, space: Space, root: Key, may_be_empty: bool = False):
@@ -138,10 +127,7 @@ def _code_points(leaf: Leaf, texts: Any, length: int) -> np.ndarray:
 
 def write_env(leaves: Sequence[Leaf], out: Sequence[np.ndarray], e: int, values: Sequence[Any]) -> None:
     """Checks shape and dtype of the leaf values of env `e`, and copies them into `array[e]` of each array of `out`.
-
-    Raises:
-        ShapeError: a value does not fit; the message names the leaf, and both shapes and dtypes.
-    """
+    Raises `ShapeError` if a value does not fit; the message names the leaf, and both shapes and dtypes."""
     for leaf, array, value in zip(leaves, out, values, strict=True):
         write_leaf(leaf, array, e, value)
 
@@ -156,14 +142,12 @@ def write_leaf(leaf: Leaf, array: np.ndarray, e: int, value: Any) -> None:
 def checked_values(leaf: Leaf, values: Any, array: np.ndarray) -> np.ndarray:
     """Returns the values of a leaf for all envs as an array that can be assigned to `array` without changing a value.
 
-    Called in every step: if shape and dtype equal those of `array`, it only makes two comparisons.
+    Called in every step: if shape and dtype equal those of `array`, it only makes two comparisons. Raises `ShapeError`
+    if a value does not fit; the message names the leaf, the first such env, and both shapes and dtypes.
 
     Args:
         values: an array `[E, *shape]`, or a sequence with a value per env. The result may share its memory.
         array: `[E, *shape]`; not written.
-
-    Raises:
-        ShapeError: a value does not fit; the message names the leaf, the first such env, and both shapes and dtypes.
     """
     try:
         fitting = np.asarray(values)

@@ -36,14 +36,9 @@ def with_index(device: torch.device) -> torch.device:
 
 
 class TensorVectorEnv(Env):
-    """The envs of a VectorEnv on `device`; see the module's docstring. `reset` passes one integer, `seeds[0]`.
-
-    Args:
-        env: closed if the constructor raises.
-
-    Raises:
-        ConfigError: the env uses another autoreset mode, or `info_keys` is not empty.
-    """
+    """The envs of a VectorEnv on `device`; see the module's docstring. `reset` passes one integer, `seeds[0]`. `env` is
+    closed if the constructor raises. Raises `ConfigError` if the env uses another autoreset mode, or `info_keys` is not
+    empty."""
 
     unsaved = "the env returns tensors, and its simulator may hold more state than a copy would contain"
 
@@ -128,11 +123,8 @@ class TensorVectorEnv(Env):
             target.copy_(first)
 
     def check_final(self) -> None:
-        """Checks that all ended episodes had final observations. Waits for the device if steps lacked them.
-
-        Raises:
-            CollectxError: since the last call, an episode has ended in a step without final observations.
-        """
+        """Checks that all ended episodes had final observations. Waits for the device if steps lacked them. Raises
+        `CollectxError` if, since the last call, an episode has ended in a step without final observations."""
         lost, self._lost = self._lost, None
         if lost is not None and lost.any():
             raise CollectxError(

@@ -108,11 +108,8 @@ def _own(value: Any, name: str) -> Any:
 
 
 def note_of(normalizer: str, of_run: bool = True) -> str:
-    """Returns what a user should know about a running normaliser.
-
-    Args:
-        of_run: True: at the start of a run. False: at an evaluation that lacks the statistics.
-    """
+    """Returns what a user should know about a running normaliser. `of_run` tells the start of a run from an evaluation
+    that lacks the statistics."""
     instead = f"Use {_INSTEAD[normalizer]} instead."
     if not of_run:
         return (

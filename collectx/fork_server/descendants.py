@@ -100,12 +100,8 @@ def ended(mark: int) -> Iterator[None]:
 
 class Hosted:
     """What the envs of this process start, unless it carries a mark: what a trainer's envs start, or those of a worker
-    that SLURM, MPI or Ray has started.
-
-    Args:
-        num_looks: how many of the first blocks of `running` are followed by a look for processes. If there are some, a
-            guard process is started, which ends them when this process is killed.
-    """
+    that SLURM, MPI or Ray has started. `num_looks` is the number of first blocks of `running` that are followed by a
+    look for processes. If there are some, a guard process is started, which ends them when this process is killed."""
 
     def __init__(self, num_looks: int = 2):
         self._mark = next(_given(os.getpid())[2])
@@ -175,11 +171,8 @@ def _ended_at_exit(process: int) -> list[list[int]]:
 
 def end(marks: Sequence[Container[int]], groups: Collection[int] = ()) -> None:
     """Ends the processes with these marks, other than this one: with SIGTERM, and those that are left after a second
-    with SIGKILL. Blocks until they have ended, for two seconds at most.
-
-    Args:
-        groups: the process groups that are killed on systems without marks.
-    """
+    with SIGKILL. Blocks until they have ended, for two seconds at most. `groups` are the process groups that are killed
+    on systems without marks."""
     if not _HAS_MARKS:
         for group in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -16,11 +16,7 @@ class Inherited:
     """The state that a process would inherit if the calling thread started it now: environment, umask, resource limits,
     niceness, cores, blocked and ignored signals. multiprocessing passes on the working directory.
 
-    A process that unpickles this object adopts all of it. Values that it may not set stay as they are.
-
-    Args:
-        environment: the process's environment variables.
-    """
+    A process that unpickles this object adopts all of it. Values that it may not set stay as they are."""
 
     def __init__(self, environment: Mapping[str, str]):
         import resource

@@ -28,18 +28,15 @@ _MARGIN_S = 60.0
 
 
 def cancel(runs: Sequence[RunFolder], is_now: bool) -> tuple[bool, bool]:
-    """Ends runs, and prints how each one ended; blocks until they have ended, or take too long.
-
-    Args:
-        is_now: whether to end them at once, without a checkpoint.
-
-    Returns:
-        (may, have): whether this process may end all of the runs, and whether those that it may end have ended.
-    """
+    """Ends runs, and prints how each one ended; blocks until they have ended, or take too long. With `is_now`, ends
+    them at once, without a checkpoint. Returns (may, have): whether this process may end all of the runs, and whether
+    those that it may end have ended."""
     # Everything is read before the first signal, which may end a run before it writes its configuration.
     living = [run for run, status in zip(runs, statuses(runs), strict=True) if not status.has_ended]
     # Jobs of workers whose trainer is gone.
-    orphans = [job for run in runs if run not in living for job in _jobs_of_workers(run)]
+    states = [query_workers(run) for run in runs if run not in living]
+    known = [each for each in states if not isinstance(each, LauncherError)]
+    orphans = [job for each in known for job, state in each.items() if not state.is_over]
     if ended := len(runs) - len(living):
         finished = f"{ended} of {len(runs)} runs have" if len(runs) > 1 else f"{runs[0].path} has"
         printing.say(f"{finished} already finished{'; nothing to cancel' if not living else ''}")
@@ -114,8 +111,3 @@ def _process(run: RunFolder) -> int | None:
     if (user := psutil.Process(pid).uids().real) != os.getuid():
         raise ConfigError(f"{run.path}: process {pid} belongs to user {user}. Cancel the run as that user.")
     return pid
-
-
-def _jobs_of_workers(run: RunFolder) -> list[str]:
-    states = query_workers(run)
-    return [] if isinstance(states, LauncherError) else [job for job, state in states.items() if not state.is_over]

@@ -31,7 +31,6 @@ from collectx.jobs.rendezvous import JobSpec, announce_trainer, find_trainer, re
 from collectx.place import place_of
 from collectx.place.local_launcher import leave_signals_to_trainer
 from collectx.place.slurm import commands, requeue
-from collectx.place.slurm.array import note_of_end
 from collectx.place.slurm.job import JobTasksLauncher
 from collectx.place.slurm.jobs import SlurmJob
 from collectx.run.folder.events import EventLog
@@ -111,7 +110,7 @@ def _run_trainer(spec: JobSpec, files: RunFolder, token: str, folder: str) -> in
         [slurm.python or sys.executable, "-u", "-m", "collectx.jobs.entry", str(files.path), "--worker"],
         os.environ,
         files.log("job"),
-        int((files.jobs / "log_begin").read_text()),
+        int(files.log_begin.read_text()),
         files.worker_log,
         folder,
         place.workers_part,
@@ -201,7 +200,7 @@ def _wait_for_trainer(cfg: RunConfig, files: RunFolder) -> None:
     """Waits in an ended worker's task until the trainer ends, or SLURM notices that the trainer's node is lost."""
     assert isinstance(cfg.launcher, SlurmLauncherConfig)
     node = files.node_note(requeue.job_id(os.environ))
-    ended = files.jobs / f"exit_status.{os.environ['SLURM_JOB_ID']}"
+    ended = files.exit_status(os.environ["SLURM_JOB_ID"])
     # All workers of a run together ask SLURM every few seconds.
     period_s = _ASK_S * num_workers_of(cfg.collector)
     next_s = time.monotonic() + random.uniform(0, period_s)
@@ -240,7 +239,7 @@ def _end_job(files: RunFolder) -> None:
     a file that says so, for a worker that has not joined."""
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         with suppress(OSError):
-            note_of_end(files.jobs, requeue.job_id(os.environ)).touch()
+            files.note_of_end(requeue.job_id(os.environ)).touch()
     raise JobEnded(
         "SLURM ends this worker's job (SIGTERM): the job is preempted, cancelled (scancel) or at its time limit."
     )

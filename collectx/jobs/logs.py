@@ -25,11 +25,7 @@ def roles(run: RunFolder) -> list[str]:
 
 def print_logs(run: RunFolder, role: str | None, follows: bool) -> bool:
     """Prints the log of a role or, with None, of all roles, with the role before each line. Returns whether it printed
-    a line.
-
-    Args:
-        follows: whether to go on printing new lines until the run ends.
-    """
+    a line. With `follows`, prints new lines until the run ends."""
     tails: dict[Path, LinesTail] = {}
     has_printed = False
     while True:

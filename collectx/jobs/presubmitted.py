@@ -39,7 +39,6 @@ class PresubmittedJobs:
 
     Attributes:
         folder: the run folder in which the workers wait for `jobs/task.json`.
-        backend, tcp_port: as passed to `submitit_delayed_launcher`.
         queue_timeout_s: how long workers and trainer wait for each other.
     """
 
@@ -79,20 +78,15 @@ def submit_and_follow(
     files: RunFolder, presubmitted: PresubmittedJobs, trainer: SubmititLauncherConfig, workers: SubmititLauncherConfig
 ) -> None:
     """Submits the trainer's job, which runs this process's script, and the worker jobs. Copies the trainer's output to
-    standard output; blocks until the trainer's job has completed. Cancels all jobs at the end.
-
-    Args:
-        trainer, workers: the resources of the trainer's job, and of each worker's.
-
-    Raises:
-        LauncherError: SLURM refused a job; or the trainer's job failed, or a worker's before any worker had joined.
-    """
+    standard output; blocks until the trainer's job has completed. Cancels all jobs at the end. `trainer` and `workers`
+    are the resources of the trainer's job, and of each worker's. Raises `LauncherError` if SLURM refused a job; or the
+    trainer's job failed, or a worker's before any worker had joined."""
     files.begin()
     files.jobs.mkdir(exist_ok=True)
     script = files.jobs / "trainer.sh"
     script.write_text(_script(trainer, files, presubmitted))
     command = worker_command(files, wait_s=presubmitted.queue_timeout_s)
-    array = JobArray(workers, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
+    array = JobArray(workers, files, command)
     jobs: list[str] = []
     try:
         jobs.append(commands.submit(script))

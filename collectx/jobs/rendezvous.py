@@ -31,13 +31,8 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class JobSpec:
-    """`jobs/task.json`: what the processes of a SLURM job run.
-
-    Attributes:
-        argv: the command line as typed, which the snapshot records.
-        token: identifies this attempt of the run, see `announce_trainer`; None in a job that runs trainer and workers,
-            whose job id identifies it.
-    """
+    """`jobs/task.json`: what the processes of a SLURM job run. `token` identifies this attempt of the run, see
+    `announce_trainer`; None in a job that runs trainer and workers, whose job id identifies it."""
 
     cfg: RunConfig
     argv: tuple[str, ...] = ()
@@ -75,10 +70,7 @@ def announce_trainer(files: RunFolder, endpoint: Endpoint, token: str) -> None:
 
 
 def find_trainer(files: RunFolder, token: str, timeout_name: str, timeout_s: float) -> Endpoint:
-    """Blocks until the trainer listens; returns its address.
-
-    Args:
-        timeout_name: what the message calls `timeout_s`.
+    """Blocks until the trainer listens; returns its address. `timeout_name` is what the message calls `timeout_s`.
 
     Raises:
         RendezvousError: no address appeared within `timeout_s`.

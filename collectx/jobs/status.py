@@ -154,8 +154,7 @@ def _worker_jobs(files: RunFolder) -> dict[str, str]:
     """Returns the worker's index, as text, for each worker job of the run."""
     lines = files.worker_jobs.read_text().splitlines() if files.worker_jobs.exists() else []
     jobs = (line.partition(" ") for line in lines)
-    # Earlier versions wrote the job alone, which ends with the index.
-    return {job: worker or job.rpartition("_")[2] for job, _, worker in jobs}
+    return {job: worker for job, _, worker in jobs}
 
 
 def statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
@@ -208,8 +207,10 @@ def status_of_job(files: RunFolder, job: str, states: JobStates) -> RunStatus:
     reason = f"job {job} ended as {' '.join(filter(None, (state.word, where)))}"
     if state.word in _END_REASONS:
         reason += f", because {_END_REASONS[state.word]}"
-    if state.word == "NODE_FAIL" and (nodes := _down_nodes(state)):
-        reason += f"; SLURM says that {', '.join(nodes)} is down"
+    if state.word == "NODE_FAIL":
+        with suppress(LauncherError):
+            nodes = commands.down(state.node)
+            reason += f"; SLURM says that {', '.join(nodes)} is down" if nodes else ""
     return RunStatus(Status.INTERRUPTED, reason) if state.word == "CANCELLED" else _failed(files, reason)
 
 
@@ -231,13 +232,6 @@ def _requeue_reason(files: RunFolder) -> str:
 def _transition(state: JobState) -> str:
     words = _TRANSITIONS.get(state.word)
     return f"{state.word} ({words})" if words else state.word
-
-
-def _down_nodes(state: JobState) -> list[str]:
-    try:
-        return commands.down(state.node)
-    except LauncherError:
-        return []
 
 
 def status_of_process(files: RunFolder) -> RunStatus:

@@ -28,14 +28,8 @@ _POLL_S = 0.1
 
 def run_steps(runs: Sequence[NamedRun], argv: Sequence[str], job: str, results: list[Outcome]) -> None:
     """Runs the runs, one after another, as steps of the allocation `job`. Blocks until all have ended or one was
-    interrupted. Appends the outcomes to `results`.
-
-    Args:
-        argv: the command line as typed, which the snapshots record.
-
-    Raises:
-        ConfigError: the allocation is too small; nothing was started.
-    """
+    interrupted. Appends the outcomes to `results`. Raises `ConfigError` if the allocation is too small; nothing was
+    started."""
     if problems := [problem for run in runs for problem in _size_problems(run, job)]:
         raise ConfigError(*dict.fromkeys(problems))
     printing.note(
@@ -57,13 +51,13 @@ class _Step:
         launcher, files = run.launcher, run.files
         self._job = job
         self._grace_s = run.workers_grace_s
-        self._exit_status = files.jobs / f"exit_status.{job}"
+        self._exit_status = files.exit_status(job)
         self._ended_s: float | None = None
         self._is_cancelled = False
         begin_submitted(run, argv)
         JobSpec(run.cfg, tuple(argv)).write(files)
         self._exit_status.unlink(missing_ok=True)
-        (files.jobs / "log_begin").write_text("0\n")
+        files.log_begin.write_text("0\n")
         options = {
             **launcher.srun,
             "jobid": job,

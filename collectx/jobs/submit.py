@@ -37,11 +37,8 @@ from collectx.run.terminal import printing
 
 def run_jobs(runs: Sequence[NamedRun], argv: Sequence[str], sweep: Path | None, results: list[Outcome]) -> bool:
     """Submits runs and, unless `launcher.wait=false`, watches them; blocks until they have ended or the user leaves.
-    Appends the outcomes to `results`. Returns whether jobs continue after the command.
-
-    Args:
-        argv: the command line as typed, which the snapshots record.
-        sweep: the folder of the sweep that contains these runs; None: a single run.
+    Appends the outcomes to `results`. Returns whether jobs continue after the command. `sweep` is the folder of the
+    sweep that contains these runs; None: a single run.
 
     Raises:
         ConfigError: SLURM refused all jobs (the message quotes SLURM), or a folder already contains a run. Nothing was
@@ -240,7 +237,7 @@ def headers(runs: Sequence[NamedRun]) -> list[list[str]]:
     if isinstance(runs[0].cfg.launcher, SubmititLauncherConfig):
         largest = commands.largest_array()
         return [
-            [*worker_header(run.cfg.launcher, run.files.logs), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
+            [*worker_header(run.cfg.launcher, run.files), f"#SBATCH --array=0-{size - 1}"]  # type: ignore[arg-type]
             for run in runs
             for first in range(0, run.cfg.collector.num_workers, largest)
             for size in [min(largest, run.cfg.collector.num_workers - first)]

@@ -27,12 +27,8 @@ def submitted_workers(
     cfg: RunConfig, files: RunFolder, show: Callable[[str], None], objects: Sequence[UserObjects] | None = None
 ) -> Iterator[Launcher]:
     """Yields the launcher that submits workers as jobs. The end of the block waits for these jobs, or cancels them
-    after `collector.close_timeout_s`.
-
-    Args:
-        show: called with messages for the user, from any thread.
-        objects: env, policy and hooks of each worker; None if `cfg` describes them as plain data.
-    """
+    after `collector.close_timeout_s`. `objects` are env, policy and hooks of each worker; None if `cfg` describes them
+    as plain data."""
     from collectx.place.slurm.array import JobArray
     from collectx.place.slurm.job_watcher import JobWatcher
     from collectx.place.slurm.requeue import is_requeue_wanted
@@ -42,7 +38,7 @@ def submitted_workers(
     token = secrets.token_hex(8)
     JobSpec(cfg, token=token).write(files, objects)
     command = worker_command(files, launcher.python)
-    scheduler = JobArray(launcher, files.jobs / "worker.sh", files.logs, command, files.worker_jobs)
+    scheduler = JobArray(launcher, files, command)
     watcher = JobWatcher(
         scheduler,
         num_workers_of(cfg.collector),

@@ -27,8 +27,6 @@ class WatchedRun:
 
     Attributes:
         shows_events: whether the user sees events, such as a restarted worker, at once.
-        may_requeue: whether SLURM may restart the job.
-        title: the head of its display.
         since_s: when the run last began to wait or to run.
         ended_s: when its end was first seen; None before.
         result_ns: modification time of the result at the last query; None before.

@@ -55,18 +55,14 @@ def sigterm_raises() -> Iterator[None]:
 
 
 class Watcher:
-    """Watches some runs until all have ended.
+    """Watches some runs until all have ended. `is_detached` says whether the user left while jobs were running.
 
     Args:
         runs: each run with the id of its job; None for a run that is a process.
-        states: returns the states of jobs, by id.
         interrupt: ends jobs, which write a checkpoint first.
         cancel: ends jobs without a checkpoint.
         may_leave: whether the jobs may outlive this process.
         is_owner: whether this command started the jobs, so Ctrl-C may end them.
-
-    Attributes:
-        is_detached: whether the user left while jobs were running.
     """
 
     def __init__(

@@ -33,7 +33,6 @@ class Place:
     """Where the workers of a run are; one subclass for each launcher.
 
     Attributes:
-        cfg: the run's configuration.
         is_local: whether every worker runs on the machine of the trainer.
         is_job: whether the trainer, too, runs in a scheduler's job, instead of the command's process.
         can_be_step: whether such a job can be a step of the allocation in which the command runs.
@@ -138,15 +137,9 @@ class Place:
     # --- how it starts them ---
 
     def launcher(self, log_dir: Path | None) -> Launcher:
-        """Returns the launcher with which this process starts the workers. Starts none.
-
-        Args:
-            log_dir: the folder for worker logs on this machine; None: workers write to the terminal.
-
-        Raises:
-            LauncherError: the Ray cluster is unreachable or too small; or this process cannot start the workers of this
-                place.
-        """
+        """Returns the launcher with which this process starts the workers. Starts none. `log_dir` is the folder for
+        worker logs on this machine; None: workers write to the terminal. Raises `LauncherError` if the Ray cluster is
+        unreachable or too small; or this process cannot start the workers of this place."""
         return InlineLauncher() if self.is_inline else self._launcher_of_processes(log_dir)
 
     def _launcher_of_processes(self, log_dir: Path | None) -> Launcher:

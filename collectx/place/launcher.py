@@ -35,7 +35,6 @@ class Launcher:
             first batch begins afterwards. None: `collector.start_timeout_s` covers both.
 
     Attributes:
-        is_local: whether every worker runs on this machine.
         names: what messages call the processes that are not workers, by index.
         max_requeues: how often each worker is restarted after its scheduler ended its job (`JobEnded`).
     """
@@ -63,15 +62,12 @@ class Launcher:
         self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None
     ) -> AnyHandle | None:
         """Starts a process of a worker. May block until the process is forked or submitted, but not until it has
-        connected.
+        connected. Returns the handle of the process; None if its end cannot be observed.
 
         Args:
             entry: what the process calls; ignored if another program starts it.
             restarts: how many processes the worker had before.
             previous: the handle of the worker's last process.
-
-        Returns:
-            The handle of the process; None if its end cannot be observed.
         """
         return None
 
@@ -120,8 +116,6 @@ class RemoteHandle:
 
     Attributes:
         sentinel: a descriptor that becomes readable at the worker's end.
-        exitcode: the worker's exit status; None while it lives.
-        actor: the actor of Ray; None for other workers.
         expects_log: whether a worker that has failed must have written a log.
         ended_by: the scheduler that ended the worker's job, for example "SLURM"; None if the worker failed or lives.
     """

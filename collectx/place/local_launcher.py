@@ -52,11 +52,8 @@ def descriptors(num_workers: int) -> int:
 
 def check_descriptors(num_workers: int, is_local: bool = True, is_served: bool = False) -> None:
     """Checks the hard limit of open files of this process for `num_workers` more workers: two connections each, and two
-    descriptors of its process, if it `is_local`; twice as many with an inference server.
-
-    Raises:
-        LauncherError: the hard limit is too low for the workers; gloo would abort this process.
-    """
+    descriptors of its process, if it `is_local`; twice as many with an inference server. Raises `LauncherError` if the
+    hard limit is too low for the workers; gloo would abort this process."""
     import resource
 
     used = psutil.Process().num_fds()
@@ -95,7 +92,6 @@ class LocalLauncher(Launcher):
     """Starts workers as processes of this machine.
 
     Args:
-        num_threads: torch's intra-op threads in each worker.
         start_timeout_s: seconds that the fork server may take to fork a worker; `collector.start_timeout_s`.
         pin_cores: worker i runs on core i, modulo the cores that this process may use; so do its env's threads.
         log_dir: the folder for `worker-<index>.log`, which gets each worker's standard output and error; None: workers

@@ -24,11 +24,8 @@ class MpiLauncher(LocalLauncher):
     process; a hung worker ends with the trainer's process."""
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> None:
-        """Starts a process; blocks until it has initialised MPI, about a second.
-
-        Raises:
-            RuntimeError: MPI could not start it.
-        """
+        """Starts a process; blocks until it has initialised MPI, about a second. Raises `RuntimeError` if MPI could not
+        start it."""
         initialize()
         with environment(PATH=mpi_path()):
             child = MPI.COMM_SELF.Spawn(sys.executable, ["-c", f"from {__name__} import serve; serve()"], maxprocs=1)

@@ -78,12 +78,7 @@ class RayCluster(Place):
 
 
 def gpu_problems(configs: Sequence[Mapping[str, Any] | None], acting: Sequence[str]) -> Iterator[Problem]:
-    """Yields the problems of actors that do not request the GPUs on which their policies act.
-
-    Args:
-        configs: the arguments of `ray.remote`, for each worker.
-        acting: the policy's device, for each worker.
-    """
+    """Yields the problems of actors that do not request the GPUs on which their policies act."""
     for num_gpus, acts in dict.fromkeys(zip(map(_num_gpus, configs), acting, strict=True)):
         kind, _, index = acts.partition(":")
         if kind != "cuda" or int(index or 0) < num_gpus:

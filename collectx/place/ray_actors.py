@@ -23,12 +23,8 @@ from collectx.transport.handles import Handle, Limit
 
 
 class RayLauncher(Launcher):
-    """Starts an actor for each worker, on any node with the requested resources. Connects this process to Ray.
-
-    Args:
-        cfg: the launcher's options, read at every start: `remote_configs` grows when workers are added.
-        start_timeout_s: `collector.start_timeout_s`.
-    """
+    """Starts an actor for each worker, on any node with the requested resources. Connects this process to Ray. `cfg` is
+    the launcher's options, read at every start: `remote_configs` grows when workers are added."""
 
     def __init__(self, cfg: RayLauncherConfig, num_workers: int, start_timeout_s: float):
         super().__init__(join_timeout=("collector.start_timeout_s", start_timeout_s))

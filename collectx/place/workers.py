@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 
 
 class Specs(Protocol):
-    """Makes the specs of a collector's processes: what each one is sent before it begins.
-
-    Attributes:
-        is_served: whether an inference server acts for the workers.
-    """
+    """Makes the specs of a collector's processes: what each one is sent before it begins. `is_served` says whether an
+    inference server acts for the workers."""
 
     @property
     def is_served(self) -> bool: ...
@@ -39,20 +36,13 @@ class Specs(Protocol):
 
 
 class Workers:
-    """The worker processes, and the transport between workers and trainer.
+    """The worker processes, and the transport between workers and trainer. `has_server` says whether there is an
+    inference server; its index follows the last worker's.
 
     Args:
-        launcher: starts the processes.
-        transport: carries batches, weights and requests.
-        specs: makes the specs of the processes.
         entry: `entry(spec)` returns what a worker process calls.
         endpoint: where the trainer listens; None without a network.
         server_entry: like `entry`, for the inference server; None without one.
-
-    Attributes:
-        transport: the argument.
-        has_server: whether there is an inference server; its index follows the last worker's.
-        max_requeues: see `Launcher`.
     """
 
     def __init__(
@@ -115,18 +105,13 @@ def open_workers(
     log_dir: Path | None = None,
 ) -> Workers:
     """Makes launcher and transport of a place, and returns both as `Workers`. Connects to the place's scheduler, but
-    starts no worker.
+    starts no worker. Raises `LauncherError` if this process cannot start the workers of this place, or may not open
+    enough files.
 
     Args:
-        batch: the layout of slots and weights.
-        env_spec: describes the envs of one worker.
         events: called as `events(name, **fields)` when the trainer refuses a peer.
         build: `collectx.collector.build`, for workers that are collectors themselves.
         launcher: starts the workers; None: the place's own.
-        log_dir: see `Place.launcher`.
-
-    Raises:
-        LauncherError: this process cannot start the workers of this place, or may not open enough files.
     """
     launcher = launcher or place.launcher(log_dir)
     if place.is_inline:

@@ -44,10 +44,7 @@ def build(cfg: PolicyConfig, spec: EnvSpec, seed: int) -> Callable | None:
     """Returns the policy of `cfg`, on the CPU: an `nn.Module`, another callable, or None for random actions.
 
     The same seed gives the same weights, whatever torch's number of threads is. Does not change the global generators.
-
-    Raises:
-        ConfigError, SpaceError: this kind of policy does not support `cfg` or the spaces of the env.
-    """
+    Raises `ConfigError` or `SpaceError` if this kind of policy does not support `cfg` or the spaces of the env."""
     if isinstance(cfg, UserPolicyConfig) and cfg.factory is None:
         return cfg.policy
     import torch
@@ -104,14 +101,8 @@ def make_actor(
     """Returns the actor over `policy` (None, and a `RandomPolicy`: random actions), with the module moved to `device`.
 
     A user's policy is called once to learn its outputs, on `spec.example_observation`, or on zeros where that is empty.
-
-    Args:
-        skip_signature_check: whether to call a user's policy with a TensorDict, whatever its signature and `in_keys`
-            are.
-
-    Raises:
-        ConfigError, ShapeError: the policy does not fit the env; see `collectx.policy.user_actor`.
-    """
+    With `skip_signature_check`, a user's policy is called with a TensorDict, whatever its signature and `in_keys` are.
+    Raises `ConfigError` or `ShapeError` if the policy does not fit the env; see `collectx.policy.user_actor`."""
     if policy is None or is_random_policy(policy):
         from collectx.policy.random import random_actor
 

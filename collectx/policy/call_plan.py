@@ -36,15 +36,12 @@ from collectx.policy.tensor_modules import Step, is_private, reads_only_tensors,
 class CallPlan:
     """Calls a policy with the observation of an env group.
 
-    All values have numbers: first the tensors of the observation, then the outputs of all steps, in order.
+    All values have numbers: first the tensors of the observation, then the outputs of all steps, in order. `numbers` is
+    the number of the value of each output.
 
     Args:
         steps: the calls, in order. A step that learns in its first call what it writes must be the only one.
-        spec: the spec of the env group.
         outputs: the outputs that `Actor.act` returns.
-
-    Attributes:
-        numbers: the number of the value of each output.
     """
 
     def __init__(self, steps: Sequence[Step], spec: EnvSpec, outputs: Sequence[Output] = ()):
@@ -67,11 +64,8 @@ class CallPlan:
         self.numbers = [numbers[key] for key in keys]
 
     def run(self, observation: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Calls the policy; returns all values.
-
-        Args:
-            observation: a tensor `[E, *shape]` per leaf of the env's observation.
-        """
+        """Calls the policy; returns all values. `observation` is a tensor `[E, *shape]` per leaf of the env's
+        observation."""
         if self._shape is None:
             values = [*observation]
         elif self._shape:
@@ -106,7 +100,6 @@ class CallOptions:
     """How a policy may be called.
 
     Attributes:
-        device: the device of the policy's inputs.
         skip_signature_check: whether the policy is called with a TensorDict, whatever its signature and `in_keys` are.
         by_tensors: whether modules of tensordict may be called without a TensorDict.
     """
@@ -120,10 +113,7 @@ class CallOptions:
 
 def make_steps(policy: Callable, spec: EnvSpec, options: CallOptions, written: Sequence[Key] = ()) -> list[Step]:
     """Returns the steps that call `policy` with a tensor `[*spec.policy_shape, *shape]` per leaf of the observation.
-
-    Args:
-        written: the keys that an earlier plan of the policy wrote; empty: a step may learn them in its first call.
-    """
+    `written` are the keys that an earlier plan of the policy wrote; empty: a step may learn them in its first call."""
     observed = [leaf.key for leaf in spec.observation]
     if not options.skip_signature_check and not takes_tensordict(policy):
         return [ArgumentsStep(policy, spec, options, written)]

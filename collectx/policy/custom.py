@@ -21,11 +21,8 @@ from collectx.user_objects import call, resolve
 
 
 def build(cfg: CustomPolicyConfig, spec: EnvSpec) -> Any:
-    """Returns the user's policy: an `nn.Module` or another callable.
-
-    Raises:
-        ConfigError: `target` cannot be imported, or is not callable. Errors of the user's code are not caught.
-    """
+    """Returns the user's policy: an `nn.Module` or another callable. Raises `ConfigError` if `target` cannot be
+    imported, or is not callable. Errors of the user's code are not caught."""
     target = resolve(cfg.target, "policy.target")
     if isinstance(target, nn.Module):
         # Trainer and inline workers share a process, but must not share weights.

@@ -35,11 +35,8 @@ class Acceleration:
     """Keyword arguments of `torch.compile` and of tensordict's `CudaGraphModule`; None: do not use it.
 
     Applied once per worker, when the weights are in their final memory: both may keep its addresses, to which newer
-    weights are copied.
-
-    Attributes:
-        one_row: whether the policy is called with the observation of one env, without a batch dimension.
-    """
+    weights are copied. `one_row` says whether the policy is called with the observation of one env, without a batch
+    dimension."""
 
     compile: dict[str, Any] | None = None
     cudagraph: dict[str, Any] | None = None
@@ -92,12 +89,8 @@ def fast_callable(module: Any, one_row: bool = False) -> Forward:
 
     A `Sequential` of known layers becomes a chain of kernels. For any other module, `forward` is called on a shadow: an
     object that shares the module's parameters, buffers and attributes, and whose layers are chains. Modules with hooks
-    are called unchanged. Hooks and modules that are added or replaced later are ignored; see `structure`.
-
-    Args:
-        one_row: whether inputs may lack a batch dimension. Linear layers then use a cheaper kernel, whose rounding
-            differs.
-    """
+    are called unchanged. Hooks and modules that are added or replaced later are ignored; see `structure`. `one_row`
+    says whether inputs may lack a batch dimension. Linear layers then use a cheaper kernel, whose rounding differs."""
     if not isinstance(module, nn.Module):
         return module
     if _module._global_forward_hooks or _module._global_forward_pre_hooks or _module._global_backward_hooks:

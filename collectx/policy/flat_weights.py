@@ -54,11 +54,8 @@ class _Entry:
 
 
 class FlatWeights:
-    """Copies between `module` and flat buffers. Modules with the same architecture share the layout.
-
-    Attributes:
-        nbytes: size of a buffer; 0 for a module without tensors, or for None.
-    """
+    """Copies between `module` and flat buffers. Modules with the same architecture share the layout. `nbytes` is the
+    size of a buffer; 0 for a module without tensors, or for None."""
 
     def __init__(self, module: nn.Module | None):
         self._entries: list[_Entry] = []
@@ -97,11 +94,8 @@ class FlatWeights:
         self._flat = flat
 
     def write(self, buffer: torch.Tensor) -> None:
-        """Copies the module to `buffer`, `[nbytes]` uint8 on the CPU. Blocks until the copy is complete.
-
-        Raises:
-            ValueError: the size of the buffer is not that of these weights, or it is not uint8.
-        """
+        """Copies the module to `buffer`, `[nbytes]` uint8 on the CPU. Blocks until the copy is complete. Raises
+        `ValueError` if the size of the buffer is not that of these weights, or it is not uint8."""
         self._check(buffer)
         if self._is_adopted():
             buffer.copy_(self._flat)
@@ -116,11 +110,8 @@ class FlatWeights:
                 buffer.copy_(flat)
 
     def read(self, buffer: torch.Tensor) -> None:
-        """Copies `buffer` to the module, in place.
-
-        Raises:
-            ValueError: the size of the buffer is not that of these weights, or it is not uint8.
-        """
+        """Copies `buffer` to the module, in place. Raises `ValueError` if the size of the buffer is not that of these
+        weights, or it is not uint8."""
         self._check(buffer)
         if self._is_adopted():
             self._flat.copy_(buffer)

@@ -21,10 +21,7 @@ from collectx.errors import SpaceError
 
 class Head(nn.Module):
     """The interface of heads. `raw` is the network's output, `[..., num_inputs]`; actions are `[..., *shape]`.
-
-    Attributes:
-        num_inputs: width of `raw`.
-    """
+    `num_inputs` is the width of `raw`."""
 
     num_inputs: int
 
@@ -145,11 +142,8 @@ class Gaussian(Head):
 
 
 def head_for(space: object, leaf: Leaf) -> Head:
-    """Returns the head for an action space whose only leaf is `leaf`.
-
-    Raises:
-        SpaceError: the space is neither Discrete, MultiDiscrete, MultiBinary nor a floating-point Box.
-    """
+    """Returns the head for an action space whose only leaf is `leaf`. Raises `SpaceError` if the space is neither
+    Discrete, MultiDiscrete, MultiBinary nor a floating-point Box."""
     if isinstance(space, spaces.Discrete):
         return Categorical(np.array([space.n]), np.array(space.start), leaf)
     if isinstance(space, spaces.MultiDiscrete):

@@ -24,11 +24,8 @@ _EPSILON = 1e-8
 
 class Moments(nn.Module):
     """Count, mean and variance of all rows so far. They do not depend on the order of the rows, or on their division
-    into batches, except for the rounding of float64.
-
-    Attributes:
-        count, mean, variance: float64 buffers, `[]`, `[width]` and `[width]`; 0, 0 and 1 before the first row.
-    """
+    into batches, except for the rounding of float64. `count`, `mean` and `variance` are float64 buffers, `[]`,
+    `[width]` and `[width]`; 0, 0 and 1 before the first row."""
 
     count: torch.Tensor
     mean: torch.Tensor
@@ -57,11 +54,7 @@ class Moments(nn.Module):
 
 class Normalized(Moments):
     """An encoder whose outputs have mean 0 and variance 1 over all frames so far, except for the one-hot columns of
-    Discrete parts.
-
-    Raises:
-        ConfigError: all parts are Discrete.
-    """
+    Discrete parts. Raises `ConfigError` if all parts are Discrete."""
 
     _shift: torch.Tensor
     _scale: torch.Tensor

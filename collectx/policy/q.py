@@ -24,10 +24,7 @@ from collectx.policy.stochastic import StochasticPolicy
 
 class EpsilonGreedy(Categorical):
     """Chooses a uniformly random action with probability epsilon, otherwise the action with the highest value.
-
-    Attributes:
-        epsilon: `[]` float32, 1 at first. Does not affect `mode`.
-    """
+    `epsilon` is `[]` float32, 1 at first; it does not affect `mode`."""
 
     epsilon: torch.Tensor
 
@@ -102,11 +99,8 @@ class QPolicy(StochasticPolicy):
 
 
 def build(cfg: MlpPolicyConfig | CnnPolicyConfig, spec: EnvSpec) -> StochasticPolicy:
-    """Returns the network of `cfg`, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`.
-
-    Raises:
-        SpaceError: the action space is not Discrete.
-    """
+    """Returns the network of `cfg`, on the CPU. See `collectx.policy.mlp.build` and `collectx.policy.cnn.build`. Raises
+    `SpaceError` if the action space is not Discrete."""
     if isinstance(cfg, CnnPolicyConfig):
         return cnn.build(cfg, spec, QPolicy)
     return mlp.build(cfg, spec, QPolicy)

@@ -59,12 +59,8 @@ def find_states(policy: Any, spec: EnvSpec, probe: Callable[[EnvSpec], Sequence[
       one env,
     - zeros, of a shape that fits the policy's recurrent layers.
 
-    Args:
-        probe: calls the policy with observations of a spec, and returns the leaves that it writes; raises if the call
-            fails.
-
-    Raises:
-        ConfigError: no shape was found that fits a state.
+    `probe` calls the policy with observations of a spec, and returns the leaves that it writes; raises if the call
+    fails. Raises `ConfigError` if no shape was found that fits a state.
     """
     reads = [as_key(key) for key in getattr(policy, "in_keys", None) or ()]
     below_next = {as_key(key)[1:] for key in getattr(policy, "out_keys", None) or () if as_key(key)[0] == "next"}

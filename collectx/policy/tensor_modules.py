@@ -42,8 +42,6 @@ class Step:
     """A call of a policy, or of one of its modules, with tensors.
 
     Attributes:
-        name: the name of the class or function, for people.
-        form: what the function takes, for people.
         function: takes the tensors of `reads`. Returns a tensor if it writes one key, otherwise a value for `results`.
         writes: the keys of its outputs, in order. Empty: the first call tells them.
     """
@@ -64,11 +62,8 @@ class Step:
 def tensor_modules(
     module: Any, shape: tuple[int, ...], exploration_type: ExplorationType, acceleration: Acceleration
 ) -> list[Step] | None:
-    """Returns the steps that call `module`; None if it must be called with a TensorDict.
-
-    Args:
-        shape: the batch size of the observations.
-    """
+    """Returns the steps that call `module`; None if it must be called with a TensorDict. `shape` is the batch size of
+    the observations."""
     if not _is_library_module(module) or hooked(module):
         return None
     forward = type(module).forward

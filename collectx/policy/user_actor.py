@@ -28,10 +28,8 @@ from collectx.random_state import preserve_random_state
 
 class UserActor(Actor):
     """Acts with a user's policy. See `collectx.policy.base.Actor` for the other attributes, and
-    `collectx.policy.make_actor` for the arguments.
-
-    Attributes:
-        plan: how the policy is called; `plan.describe()` returns it as plain data.
+    `collectx.policy.make_actor` for the arguments. `plan` is how the policy is called; `plan.describe()` returns it as
+    plain data.
 
     Raises:
         ConfigError: the policy reads keys that the env does not write, writes no action, needs a state of unknown shape

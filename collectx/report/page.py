@@ -29,11 +29,7 @@ _MAX_TIMELINES = 6
 
 def write_report(runs: Sequence[Run], folder: Path, objective: str) -> Path:
     """Writes the report about some runs, at least one, ranked by the entry `objective` of `result.json`; returns the
-    path of its page.
-
-    Raises:
-        ConfigError: the folder cannot be written to.
-    """
+    path of its page. Raises `ConfigError` if the folder cannot be written to."""
     groups = groups_of(runs)
     spreads = {group: spread(group.values(objective).tolist()) for group in groups}
     best = sorted(groups, key=lambda group: rank(spreads[group][0], objective))

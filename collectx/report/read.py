@@ -58,7 +58,6 @@ class Run:
         columns: the values in `metrics.jsonl` by name, `[batches]` float64 each; nan if a batch lacks the value.
         scalars: the values that the trainer logged, in the same form.
         spans: the times of all workers.
-        events: the lines of `events.jsonl`.
         messages: pairs (seconds since 1970, what the user reads about an event).
     """
 
@@ -168,11 +167,8 @@ def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
-    """Returns the runs in or below some folders, each once. Asks SLURM if some are jobs that have not ended.
-
-    Raises:
-        ConfigError: there is no run in or below one of them.
-    """
+    """Returns the runs in or below some folders, each once. Asks SLURM if some are jobs that have not ended. Raises
+    `ConfigError` if there is no run in or below one of them."""
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         if not (below := runs_below(folder)):

@@ -10,16 +10,8 @@ class Episodes:
     """Computes trajectory ids, returns and lengths for an env group.
 
     The n-th trajectory, from 0, of the env with global index g gets the id `g + n * total_envs`. So ids are unique in
-    the run although workers do not communicate, and the same seed gives the same ids.
-
-    Attributes:
-        total_envs: number of envs of all workers.
-
-    Args:
-        first_env: global index of the group's first env.
-        num_envs: number of envs in the group.
-        incarnation: the worker's incarnation. Each incarnation has 2**32 trajectory ids per env.
-    """
+    the run although workers do not communicate, and the same seed gives the same ids. `incarnation` is the worker's
+    incarnation. Each incarnation has 2**32 trajectory ids per env."""
 
     def __init__(self, first_env: int, num_envs: int, total_envs: int, incarnation: int = 0):
         self._ids = np.arange(first_env, first_env + num_envs, dtype=np.int64) + incarnation * 2**32 * total_envs

@@ -18,11 +18,8 @@ class FiniteCheck:
     often means "no value", or other outputs of the policy, such as the log-probability of a masked action.
 
     Args:
-        spec: the rollout's env spec.
         written: keys of the policy's outputs.
         slots: the slots to check, whose tensors are `[rows, steps, *shape]`.
-        worker: the worker's index, for messages.
-        first_env: global index of the worker's first env.
         total_envs: number of envs of all workers, to find an env from a trajectory id.
     """
 
@@ -47,11 +44,8 @@ class FiniteCheck:
         self._from_policy = {*written, *self._actions}
 
     def __call__(self, slot: int, steps: int) -> None:
-        """Checks the first `steps` steps of a slot.
-
-        Raises:
-            ShapeError: a value is not finite; the message names worker, env, key and step of the first one.
-        """
+        """Checks the first `steps` steps of a slot. Raises `ShapeError` if a value is not finite; the message names
+        worker, env, key and step of the first one."""
         arrays = self._arrays(slot)
         with np.errstate(over="ignore", invalid="ignore"):
             for key in self._keys:

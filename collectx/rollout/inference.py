@@ -46,12 +46,8 @@ def make_inference(actor: Actor, spec: EnvSpec) -> Inference:
 
 
 def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarray) -> Inference:
-    """Returns an inference for one batch that loads the newest weights before each step.
-
-    Args:
-        refresh: see `collectx.rollout.loop.Rollout`.
-        versions: the policy version of each frame, `[T, E]` int64; this writes it.
-    """
+    """Returns an inference for one batch that loads the newest weights before each step. Writes the policy version of
+    each frame into `versions`, `[T, E]` int64."""
     version_of_step = iter(versions)
 
     def infer_with_newest(observation: Sequence[torch.Tensor], out: Sequence[np.ndarray]) -> None:
@@ -63,11 +59,7 @@ def refreshing(infer: Inference, refresh: Callable[[], int], versions: np.ndarra
 
 class RandomInference:
     """Writes random actions, and zeros for the policy's other outputs. Observations that the policy would overwrite
-    stay unchanged.
-
-    Args:
-        leaves: the actor's leaves, one for each array of `out`.
-    """
+    stay unchanged. `leaves` are the actor's, one for each array of `out`."""
 
     def __init__(self, spec: EnvSpec, leaves: Sequence[Leaf]):
         self.actor = actor = random_actor(spec)

@@ -68,7 +68,6 @@ class SlotViews:
 
     Args:
         slot: a slot in the transport's memory, `[E, T, *shape]` for each leaf.
-        spec: the env spec, whose observation and action leaves the slot contains.
         actor_leaves: the actor's outputs, action leaves first.
     """
 
@@ -140,13 +139,9 @@ class Rollout:
     """Fills slots: steps an env group with a policy, and keeps the state of its episodes between batches.
 
     Args:
-        env: the env group, with its wrappers (`collectx.rollout.wrappers`).
-        actor: acts for all envs of the group at once.
-        episodes: computes trajectory ids, returns and lengths for the group.
         seeds: one seed per env, with which the constructor resets the group. None: the group was already reset, and
             `env.spec.example_observation` contains its first observations.
         stop: ends the loop between two steps; see `Stop`.
-        options: how batches begin and end.
         refresh: loads newer weights, if any, and returns the current version; called before every step with
             `options.refresh_each_step`.
         ends_early: called after every step but the last; if it returns true, the batch ends. None for a ragged group.
@@ -198,9 +193,7 @@ class Rollout:
 
     def collect(self, views: SlotViews, policy_version: int) -> SlotReport:
         """Fills a slot with the next `T x E` frames, or with fewer if the batch ends early. Blocks until then.
-
-        Args:
-            policy_version: the version of the current weights.
+        `policy_version` is the version of the current weights.
 
         Raises:
             RolloutStopped: `stop` became nonzero.

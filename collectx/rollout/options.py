@@ -57,11 +57,8 @@ class RolloutOptions:
 
     def env_spec(self, spec: EnvSpec) -> EnvSpec:
         """Returns the spec of the rollout's env, from the `spec` of the group without wrappers. With
-        `max_frames_per_traj`, the last observation leaf is `("step_count",)`, `[1]` int64.
-
-        Raises:
-            ConfigError: the envs cannot end trajectories or batches early, or already observe a `step_count`.
-        """
+        `max_frames_per_traj`, the last observation leaf is `("step_count",)`, `[1]` int64. Raises `ConfigError` if the
+        envs cannot end trajectories or batches early, or already observe a `step_count`."""
         if self.may_end_early and spec.ragged:
             raise ConfigError(
                 "preemptive_threshold, interruptor: this vector env spends steps on resets, so if a batch ended early, "

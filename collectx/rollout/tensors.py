@@ -33,11 +33,8 @@ from collectx.transport.base import SlotReport
 
 
 class TensorEpisodes:
-    """`Episodes` for tensors on a device; gives the same ids, returns and lengths.
-
-    Args:
-        episodes: the group's episodes before its first frame.
-    """
+    """`Episodes` for tensors on a device; gives the same ids, returns and lengths. `episodes` is the group's episodes
+    before its first frame."""
 
     def __init__(self, episodes: Episodes, device: torch.device):
         self._total_envs = episodes.total_envs

@@ -24,11 +24,8 @@ def wrapped(env: Env, options: RolloutOptions) -> Env:
 
 
 def keep_options(loaded: Env, current: Env) -> None:
-    """Copies the options of the current wrappers into wrappers that a state contained.
-
-    Raises:
-        NotRestorable: the loaded envs have different wrappers.
-    """
+    """Copies the options of the current wrappers into wrappers that a state contained. Raises `NotRestorable` if the
+    loaded envs have different wrappers."""
     while isinstance(loaded, _Wrapper) and isinstance(current, _Wrapper) and type(loaded) is type(current):
         vars(loaded).update((name, vars(current)[name]) for name in current.options)
         loaded, current = loaded._env, current._env
@@ -37,15 +34,9 @@ def keep_options(loaded: Env, current: Env) -> None:
 
 
 class _Wrapper(Env):
-    """An env group whose observation consists of the leaves of `env` and of the leaves that it adds, if any.
-
-    Attributes:
-        options: names of the attributes that are options of the collector; all others are state.
-
-    Args:
-        env: the wrapped group; `close` closes it.
-        spec: the spec of this group.
-    """
+    """An env group whose observation consists of the leaves of `env` and of the leaves that it adds, if any. `options`
+    names the attributes that are options of the collector; all others are state. `env` is the wrapped group; `close`
+    closes it."""
 
     options: tuple[str, ...] = ()
 
@@ -111,11 +102,8 @@ class TimeLimitEnv(_Wrapper):
 
 
 class OwnGeneratorsEnv(_Wrapper):
-    """Calls envs with their own states of the global generators, for envs that seed these.
-
-    Args:
-        held: the states of the generators, in use within every call.
-    """
+    """Calls envs with their own states of the global generators, for envs that seed these. `held` are the states of the
+    generators, in use within every call."""
 
     def __init__(self, env: Env, held: HeldGenerators):
         super().__init__(env, env.spec)
@@ -136,11 +124,8 @@ class OwnGeneratorsEnv(_Wrapper):
 
 class RecurrentStateEnv(_Wrapper):
     """Adds the state of a recurrent policy to the observation: its initial values when an episode begins, then the
-    values that the policy has written. The policy writes the state after a frame directly into `next`.
-
-    Args:
-        states: see `collectx.policy.recurrent`.
-    """
+    values that the policy has written. The policy writes the state after a frame directly into `next`. For `states`,
+    see `collectx.policy.recurrent`."""
 
     def __init__(self, env: Env, states: Sequence[StateSpec]):
         super().__init__(env, spec_with_states(env.spec, states))

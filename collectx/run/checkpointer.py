@@ -45,11 +45,7 @@ _LARGE_ENVS = 64 << 20
 
 
 class Checkpointer:
-    """Writes checkpoints.
-
-    Args:
-        events: the event log; receives every checkpoint and the seconds that it took.
-    """
+    """Writes checkpoints. The event log `events` receives each one, and the seconds that it took."""
 
     def __init__(
         self,
@@ -76,13 +72,8 @@ class Checkpointer:
 
     def before_batch(self, complete: Callable[[], None] = lambda: None) -> None:
         """Writes a checkpoint if one is due; blocks until it is on the disk. Call this before requesting a batch.
-
-        Args:
-            complete: writes the line of the last batch; called before a checkpoint is written.
-
-        Raises:
-            RunStopped: a signal has stopped the run, and a checkpoint was written.
-        """
+        `complete` writes the line of the last batch; called before a checkpoint is written. Raises `RunStopped` if a
+        signal has stopped the run, and a checkpoint was written."""
         if self._signals.last is not None or self._is_due():
             complete()
             self.write()
@@ -104,12 +95,8 @@ class Checkpointer:
     def write(self, wait_for_workers: bool = True) -> None:
         """Writes a checkpoint of the current state; blocks until it is on the disk. Does nothing before the first
         batch, or if there is a checkpoint of this batch. If writing fails, for example on a full disk, the failure is
-        reported and the run continues.
-
-        Args:
-            wait_for_workers: whether to wait until the granted slots are filled. If False and a slot is being filled,
-                the checkpoint contains no worker states.
-        """
+        reported and the run continues. Unless `wait_for_workers`, does not wait until the granted slots are filled; if
+        a slot is being filled, the checkpoint then contains no worker states."""
         statistics = self._record.statistics
         if statistics.batches == 0 or self._checkpoints.folder(statistics.batches).exists():
             return
@@ -162,11 +149,7 @@ class Checkpointer:
 
     def write_final(self, path: Path) -> None:
         """Writes the trainer's state alone to the file `path`; blocks until it is on the disk. Does nothing for a
-        trainer without a state.
-
-        Raises:
-            OSError: the file could not be written.
-        """
+        trainer without a state. Raises `OSError` if the file could not be written."""
         state: dict = getattr(self._trainer, "state_dict", dict)()
         if state:
             write_atomically(path, lambda file: torch.save(state, file))

@@ -48,7 +48,6 @@ class LoggerThreads:
         make: the factories of the loggers, by name; each is called in the logger's own thread.
         events: the event log; receives the first error of each logger, which stops it, and a notice if a logger is too
             slow and skips lines.
-        close_timeout_s: `logger.close_timeout_s`.
     """
 
     def __init__(
@@ -123,11 +122,8 @@ class _LoggerThread(threading.Thread):
 
 
 def factories(cfg: RunConfig, files: RunFolder, frames: int | None) -> dict[str, Callable[[], Logger]]:
-    """Returns the factory of each logger of a run, by name.
-
-    Args:
-        frames: frames up to the checkpoint from which the run continues; None for a new run.
-    """
+    """Returns the factory of each logger of a run, by name. `frames` is the number of frames up to the checkpoint from
+    which the run continues; None for a new run."""
     options = cfg.logger
     config = flat(asdict(cfg))
     make: dict[str, Callable[[], Logger]] = {}

@@ -78,11 +78,7 @@ class ResumePoint:
             raise ConfigError(*[text.format(name, end, path, done, what) for name, end, done, what in passed])
 
     def _continue_digest(self, files: RunFolder, lines: Iterator[dict[str, Any]]) -> Digest:
-        """Returns the digest of the batches up to the checkpoint; consumes their lines.
-
-        Raises:
-            DamagedFile: lines are missing or altered.
-        """
+        """Returns the digest of the batches up to the checkpoint, after checking their lines, which it consumes."""
         path, manifest = self._checkpoint.path, self._checkpoint.manifest
         # The file may be larger than the memory.
         digest, count, frames = Digest(), 0, None
@@ -131,11 +127,8 @@ class ResumePoint:
             record.digest = self._digest
 
     def load_trainer(self, trainer: Trainer) -> None:
-        """Restores the trainer and its replay buffers.
-
-        Raises:
-            ConfigError: the trainer does not accept the state, or it defines `state_dict` but not `load_state_dict`.
-        """
+        """Restores the trainer and its replay buffers. Raises `ConfigError` if the trainer does not accept the state,
+        or it defines `state_dict` but not `load_state_dict`."""
         name, state = type(trainer).__name__, self.state["trainer"]
         try:
             if state:
@@ -161,11 +154,7 @@ class ResumePoint:
 
 def resume_point(files: RunFolder, cfg: RunConfig, say: Callable[[str], None]) -> ResumePoint | None:
     """Returns the point from which the run in the folder continues; None if it left no checkpoint. `say` receives
-    messages.
-
-    Raises:
-        ConfigError: as `ResumePoint` does, or `cfg` does not fit the saved state.
-    """
+    messages. Raises `ConfigError` as `ResumePoint` does, or if `cfg` does not fit the saved state."""
     if starts_over(files):
         # A folder with neither file belongs to a submitted job that has not begun.
         if files.metrics.exists() or files.result.exists():
@@ -185,11 +174,7 @@ def buffer_file(name: str) -> str:
 
 
 def _load(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
-    """Returns a checkpoint and its state; tensors are on the CPU.
-
-    Raises:
-        DamagedFile: the state cannot be loaded, or does not belong to the manifest.
-    """
+    """Returns a checkpoint and its state, on the CPU. Raises `DamagedFile` if it does not belong to the manifest."""
     manifest, state = checkpoint.manifest, checkpoint.load()
     try:
         counts = [(each["batches"], each["frames"]) for each in (manifest, state["statistics"]["sums"])]

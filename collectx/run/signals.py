@@ -51,10 +51,8 @@ class Signals:
     """Handles SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 inside the `with` block. Does nothing outside the main
     thread, where Python allows no handlers. A SIGINT, SIGTERM or SIGHUP that the parent process ignores (`nohup`) stays
     ignored. A handler that is not a Python function stays, as Python cannot restore it. After a SIGHUP of a closed
-    terminal, output to the terminal is dropped.
-
-    Args:
-        note: called if user code replaced a handler, see `collectx.signal_handlers`.
+    terminal, output to the terminal is dropped. `note` is called if user code replaced a handler, see
+    `collectx.signal_handlers`.
 
     Attributes:
         last: the number of the last signal; None before the first.
@@ -131,12 +129,9 @@ class Signals:
             raise RunStopped(self.last)
 
     def defer(self, grace_s: float, note: Callable[[], None]) -> None:
-        """Defers the first signal: from now on it raises in `check` only, or after `grace_s` seconds.
-
-        Args:
-            note: called in another thread when the signal comes. The end of the `with` block waits up to 2 s for this
-                thread, which otherwise ends with the process.
-        """
+        """Defers the first signal: from now on it raises in `check` only, or after `grace_s` seconds. `note` is called
+        in another thread when the signal comes. The end of the `with` block waits up to 2 s for this thread, which
+        otherwise ends with the process."""
         self._grace_s, self._note = grace_s, note
 
     def check(self) -> None:

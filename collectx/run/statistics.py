@@ -84,7 +84,6 @@ class Statistics:
     """Sums and rates of the delivered batches.
 
     Attributes:
-        total_frames: `collector.total_frames`; -1 for an endless run.
         expected_frames: frames that the run will deliver unless the trainer ends it; -1 for an endless run.
         target_return: the trainer may end the run at this mean return; None: no such limit.
         scalars: the newest value of every scalar that the trainer logged.
@@ -101,7 +100,6 @@ class Statistics:
         best_return: highest `mean_return` over complete windows; until there is one, the current mean.
         version: newest published policy version at the last delivery.
         lag: mean lag of the last batch's frames, in versions.
-        workers: `PartTotals` by worker index.
         taking_part: how many workers take part, and how many were started; None if all take part.
     """
 
@@ -250,11 +248,7 @@ class Curve(list[tuple[float, int, float]]):
 class MetricsTail(Statistics):
     """`Statistics` that reads `metrics.jsonl`. `last_s - first_s` sums the batch times, without the pause before a
     resume. Times, and so the overall rate, cover the last `_NEWEST_BYTES` of the file at the first `update`, and all
-    later lines; frames, batches and episodes cover the complete run.
-
-    Attributes:
-        curve: the mean return over the batches.
-    """
+    later lines; frames, batches and episodes cover the complete run. `curve` is the mean return over the batches."""
 
     def __init__(
         self, metrics: Path, total_frames: int, target_return: float | None = None, expected_frames: int | None = None
@@ -265,11 +259,8 @@ class MetricsTail(Statistics):
 
     def update(self) -> bool:
         """Reads the lines added since the last call; returns whether there were any. Blocks for the disk only. After a
-        restart of the job, the file is read from its beginning.
-
-        Raises:
-            DamagedFile: a line cannot be read, or does not describe a batch.
-        """
+        restart of the job, the file is read from its beginning. Raises `DamagedFile` if a line cannot be read, or does
+        not describe a batch."""
         has_lines = False
         while True:
             lines, restarted = self._lines.read()

@@ -26,7 +26,6 @@ class Schedule:
         stacked: whether a batch stacks a part of every worker that takes part at its beginning.
         require_latest: whether a slot must be filled with the newest version at its grant, or a newer one.
         grants_name_version: whether `version_of` names the exact version for each slot.
-        num_slots: number of slots per worker.
         must_wait_to_publish: whether slots must still be filled with the current weights before new ones are published.
     """
 

@@ -21,7 +21,6 @@ class RecordedBatch:
     """A batch of the recorded run.
 
     Attributes:
-        worker: index of its worker.
         acted, acted_settings: its policy version and its settings version (`collectx.collector.settings`).
         newest, newest_settings: the newest versions at its delivery.
     """
@@ -44,12 +43,8 @@ class RecordedBatch:
 
 
 class RecordedSchedule(AsyncSchedule):
-    """Grants and delivers in the order of a record; after its end, behaves like `AsyncSchedule`.
-
-    Args:
-        record: the batches in the order of their delivery.
-        zero_copy: whether a delivered batch occupies its slot until the next one is requested.
-    """
+    """Grants and delivers in the order of a record; after its end, behaves like `AsyncSchedule`. `zero_copy` says
+    whether a delivered batch occupies its slot until the next one is requested."""
 
     require_latest = True
 

@@ -30,8 +30,6 @@ class _Batch:
     Attributes:
         slot: the slot number, the same for all workers; negative for a restored batch.
         version: the policy version with which the batch is filled, with overlap.
-        missing: the workers whose parts have not arrived.
-        parts: the arrived parts, by worker.
     """
 
     slot: int
@@ -133,13 +131,8 @@ class SyncSchedule(Schedule):
 
 class PreemptiveSchedule(SyncSchedule):
     """Ends a batch early, when a share of its parts has arrived: the other workers deliver the frames that they have.
-
-    Args:
-        threshold: this share, from 0 to 1; at least one part must arrive.
-
-    Attributes:
-        preempt: called with True to end the batch early, and with False when it is complete. Set this before use.
-    """
+    `threshold` is this share, from 0 to 1; at least one part must arrive. `preempt` is called with True to end the
+    batch early, and with False when it is complete. Set this before use."""
 
     preempt: Callable[[bool], None]
 

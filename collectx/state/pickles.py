@@ -31,15 +31,12 @@ _Result = TypeVar("_Result")
 
 def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) -> torch.Tensor:
     """Returns the pickle of `value` as a uint8 tensor, which torch saves and loads with `weights_only=True`. Messages
-    call the value `name`.
+    call the value `name`. Raises `NotRestorable` if the value cannot be pickled; the message names the part.
 
     Args:
         outside: objects that the value may refer to, but that are not part of its state, such as the policy. `loads`
             puts other objects in their places.
         level: compression level; 0 does not compress, and takes a fiftieth of the time.
-
-    Raises:
-        NotRestorable: the value cannot be pickled; the message names the part.
     """
     file = io.BytesIO()
     try:
@@ -52,16 +49,10 @@ def dumps(value: Any, name: str, outside: Sequence[Any] = (), level: int = 1) ->
 
 
 def loads(saved: torch.Tensor, current: Any, name: str, outside: Sequence[Any] = ()) -> Any:
-    """Returns the value that was saved. Executes code from the bytes.
-
-    Args:
-        current: an object that was built like the saved value. Those of its parts that cannot be recreated, such as
-            processes, become part of the result.
-
-    Raises:
-        NotRestorable: the bytes cannot be read, or belong to other envs. Objects of `current` may then have changed, so
-            its envs must be reset.
-    """
+    """Returns the value that was saved. Executes code from the bytes. `current` is an object that was built like the
+    saved value. Those of its parts that cannot be recreated, such as processes, become part of the result. Raises
+    `NotRestorable` if the bytes cannot be read, or belong to other envs. Objects of `current` may then have changed, so
+    its envs must be reset."""
     try:
         return _Unpickler(saved, _kept(current, outside), outside).read()
     except Exception as error:
@@ -86,11 +77,8 @@ class _StateDictError(NotRestorable):
 
 
 class _Pickler(ReducingPickler):
-    """Pickles a value, then the data of the modules and classes that occurred in it.
-
-    Attributes:
-        kept: the objects that the resuming process provides, in the order in which they occurred.
-    """
+    """Pickles a value, then the data of the modules and classes that occurred in it. `kept` are the objects that the
+    resuming process provides, in the order in which they occurred."""
 
     def __init__(self, file: Any, outside: Sequence[Any], saves_kept: bool = True):
         super().__init__(file)

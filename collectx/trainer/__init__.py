@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 
 def build(cfg: TrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
-    """Returns the trainer of `cfg`.
+    """Returns the trainer of `cfg`. Raises `ConfigError` if the configuration is wrong, or this trainer cannot train
+    this policy in this env.
 
     Args:
         policy: the policy to train and publish; None for random actions.
         seed: seed of the critic's weights and of the order of minibatches.
         device: the device on which the trainer computes; a trainer that learns moves `policy` there.
-
-    Raises:
-        ConfigError: the configuration is wrong, or this trainer cannot train this policy in this env.
     """
     return implementation("trainer", cfg.kind)(cfg, policy, spec, seed, device)

@@ -39,12 +39,7 @@ _LOSSES = ("actor_loss", "critic_loss", "entropy")
 
 class ActorCriticTrainer(ABC):
     """Updates policy and critic with every batch, by one Adam optimiser for both, then publishes the policy.
-
-    Attributes:
-        device: the device of both networks.
-        policy, critic: the modules.
-        generator: a CPU generator for the order of minibatches.
-    """
+    `generator` is a CPU generator for the order of minibatches."""
 
     def __init__(
         self,

@@ -18,11 +18,8 @@ from collectx.user_objects import call, resolve
 
 def build(cfg: CustomTrainerConfig, policy: Callable | None, spec: EnvSpec, seed: int, device: torch.device) -> Trainer:
     """Returns `target(...)`, called with those of `policy`, `spec`, `seed` and `device` that it accepts, and with
-    `kwargs`. First moves a policy that is a module to `device`, the device of the batches.
-
-    Raises:
-        ConfigError: `target` does not exist, or its result lacks the method `train`.
-    """
+    `kwargs`. First moves a policy that is a module to `device`, the device of the batches. Raises `ConfigError` if
+    `target` does not exist, or its result lacks the method `train`."""
     target = resolve(cfg.target, "trainer.target")
     if isinstance(policy, nn.Module):
         policy.to(device)

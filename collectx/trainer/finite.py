@@ -19,17 +19,13 @@ def check_finite(
     modules: Mapping[str, nn.Module],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Checks the losses of the newest gradient steps, and all weights, unless `cfg.check_finite` is false.
+    """Checks the losses of the newest gradient steps, and all weights, unless `cfg.check_finite` is false. Raises
+    `TrainingDiverged` if a value is not finite; the message names the first such loss, otherwise the first weight, and
+    the step.
 
     Args:
-        names: the names of the losses.
         losses: `[steps, names]`, a row per gradient step, at least one.
-        modules: the trained modules, by name.
         optimizer: the optimiser, which counts the gradient steps of the run.
-
-    Raises:
-        TrainingDiverged: a value is not finite; the message names the first such loss, otherwise the first weight, and
-            the step.
     """
     if not cfg.check_finite:
         return

@@ -78,10 +78,8 @@ def vtrace(
 def nstep(
     reward: torch.Tensor, done: torch.Tensor, gamma: float, num_steps: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sums rewards over `num_steps` frames from each frame on; over fewer at the end of its episode or row.
-
-    Args:
-        reward, done: `[R, T]`, float32 and bool.
+    """Sums rewards over `num_steps` frames from each frame on; over fewer at the end of its episode or row. `reward`
+    and `done` are `[R, T]`, float32 and bool.
 
     Returns:
         The discounted sum of rewards, and the discount of the value after it, both `[R, T]` float32; and the time index

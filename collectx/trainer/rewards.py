@@ -20,11 +20,7 @@ class RewardScale:
 
     The sum of a frame is its reward, plus `gamma` times the sum of the frame before it in the episode. Rewards are
     divided by the standard deviation of the sums of all frames up to and including their batch. Computes on the CPU, so
-    that every device gives the same scale.
-
-    Args:
-        gamma: the discount factor.
-    """
+    that every device gives the same scale."""
 
     def __init__(self, gamma: float):
         self._gamma = gamma

@@ -45,7 +45,6 @@ class SlotSpec:
     Attributes:
         leaves: the key, shape and dtype of each tensor of a frame.
         rows, steps: number of envs and number of steps in a slot; its tensors are `[rows, steps, *leaf.shape]`.
-        num_slots: number of slots per worker.
         stacked: whether a batch consists of slot k of all workers. In shared memory, these slots are then adjacent, one
             region of `num_workers * rows` rows, so that stacking them copies nothing; otherwise each slot is a region.
         require_latest: whether a slot must be filled with the newest weights at its grant, or newer ones.
@@ -126,12 +125,8 @@ class Arrival:
 @dataclass(frozen=True, slots=True)
 class Departure:
     """A worker has failed: its code raised, its process or connection ended, or it exceeded a timeout. Slots that it
-    has not delivered are lost.
-
-    Attributes:
-        error: the error of the user's code (with its type, and the remote traceback as a note), `WorkerDied` or
-            `WorkerTimeout`.
-    """
+    has not delivered are lost. `error` is the error of the user's code (with its type, and the remote traceback as a
+    note), `WorkerDied` or `WorkerTimeout`."""
 
     worker: int
     error: Exception
@@ -180,11 +175,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A granted slot, as the worker gets it.
-
-    Attributes:
-        reset: the reset before the slot is filled; None: no reset.
-    """
+    """A granted slot, as the worker gets it. `reset` is the reset before the slot is filled; None: no reset."""
 
     slot: int
     reset: Reset | None = None
@@ -192,27 +183,20 @@ class Fill:
 
 def keep_granted(granted: dict[int, _Weights], version: int, newest: _Weights) -> list[_Weights]:
     """With `SlotSpec.grants_name_version`: keeps the weights of a version that is being granted. Two batches are filled
-    at a time, so only the two versions that were granted last are kept.
+    at a time, so only the two versions that were granted last are kept. Returns the weights that are no longer kept.
 
     Args:
         granted: the kept weights by version, the oldest first; this changes the dict.
         newest: the weights of `version`, used unless they are kept already.
-
-    Returns:
-        The weights that are no longer kept.
     """
     granted.setdefault(version, newest)
     return [granted.pop(next(iter(granted))) for _ in range(len(granted) - 2)]
 
 
 class Transport(Protocol):
-    """The trainer's end of a transport. Use it from one thread, except `interrupt`.
-
-    Attributes:
-        carries_objects: whether requests and replies are pickled and may contain any objects, because all processes
-            belong to one user on one machine. Otherwise only `PLAIN_REQUESTS` are possible, with tensors and plain
-            data.
-    """
+    """The trainer's end of a transport. Use it from one thread, except `interrupt`. `carries_objects` says whether
+    requests and replies are pickled and may contain any objects, because all processes belong to one user on one
+    machine. Otherwise only `PLAIN_REQUESTS` are possible, with tensors and plain data."""
 
     carries_objects: bool
 
@@ -223,11 +207,8 @@ class Transport(Protocol):
 
     def expect(self, worker: int, make_spec: Callable[[], dict[str, Any]]) -> None:
         """Allows one process of a worker to connect over a network. Must be called before the process is started.
-
-        Args:
-            make_spec: returns what the process is sent when it has connected, JSON-compatible data. Called in any
-                thread.
-        """
+        `make_spec` returns what the process is sent when it has connected, JSON-compatible data. Called in any
+        thread."""
 
     def attach(self, worker: int, handle: Any) -> None:
         """Watches a started worker. `handle` is its process (`collectx.transport.handles.Handle`); inline, a
@@ -248,14 +229,10 @@ class Transport(Protocol):
         """
 
     def gather(self, parts: Sequence[Arrival], copy: bool) -> torch.Tensor:
-        """Returns the bytes of filled slots, concatenated along the rows: flat uint8, laid out as
-        `Layout(leaves, rows * len(parts), steps)`. The slots share an index, or a single slot is passed. Call this
-        before any of them is released.
-
-        Args:
-            copy: True: the caller owns the result. False: the result may be memory of the transport, valid until one of
-                these slots is granted again or another batch is gathered.
-        """
+        """Returns the bytes of filled slots, concatenated along the rows: flat uint8, laid out as `Layout(leaves, rows
+        * len(parts), steps)`. The slots share an index, or a single slot is passed. Call this before any of them is
+        released. With `copy`, the caller owns the result; otherwise it may be memory of the transport, valid until one
+        of these slots is granted again or another batch is gathered."""
 
     def lease(self, parts: Sequence[Arrival]) -> torch.Tensor | None:
         """Returns what `gather` returns, without a copy, as memory that belongs to the caller: it is used for other
@@ -304,8 +281,6 @@ class Link(Protocol):
     """The worker's end of a transport. Use it from one thread.
 
     Attributes:
-        slots: this worker's slots, as views of the transport's memory.
-        batch: the sizes of slots and weights.
         stop: whether the worker should stop. The loop reads it in every step, so reading takes less than a microsecond.
         preempted: whether the current batch should end early, with the frames that it contains. As fast to read as
             `stop`.

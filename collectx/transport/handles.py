@@ -65,12 +65,8 @@ def _join(handles: Sequence[Handle], timeout_s: float) -> None:
 
 
 def timeout_error(name: str, has_joined: bool, limit: Limit, progress: str, stacks: str = "") -> WorkerTimeout:
-    """Returns the error of a worker that has exceeded a timeout.
-
-    Args:
-        progress: a sentence about how far the worker has come.
-        stacks: see `collectx.transport.tracebacks`.
-    """
+    """Returns the error of a worker that has exceeded a timeout. `progress` is a sentence about how far the worker has
+    come."""
     option, limit_s = limit
     if has_joined:
         what, longer = "made no progress", "If one reset or step of its envs can take longer"
@@ -89,11 +85,7 @@ def death_error(
     name: str, has_joined: bool, handle: Handle | None, join_timeout_s: float, error: Exception | None
 ) -> WorkerDied | JobEnded:
     """Returns the error of a worker whose process or connection has ended. If it is a process of this machine, blocks
-    until it has ended, up to `join_timeout_s` seconds.
-
-    Args:
-        error: the error that a read from its connection raised.
-    """
+    until it has ended, up to `join_timeout_s` seconds. `error` is the error that a read from its connection raised."""
     if handle is None or handle.pid is None:
         if (scheduler := getattr(handle, "ended_by", None)) is not None:
             return JobEnded(f"{name} is gone: {scheduler} has ended its job.")

@@ -83,11 +83,7 @@ class InferenceChannel:
 
 @dataclass
 class InferenceClient:
-    """A worker's ends of the pipes.
-
-    Attributes:
-        wait_s: seconds for which the worker has waited for actions.
-    """
+    """A worker's ends of the pipes. `wait_s` is the time for which the worker has waited for actions."""
 
     _requests: Connection
     _replies: Connection

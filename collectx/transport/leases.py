@@ -32,15 +32,13 @@ NUM_SPARE = 2
 
 
 class Leases:
-    """The regions of a slab. Use it from one thread; any thread may free tensors of a leased batch.
+    """The regions of a slab. Use it from one thread; any thread may free tensors of a leased batch. `on_lack` is called
+    when a batch cannot be leased for the first time.
 
     Args:
         slots: the slots, which are in the first regions, in this order.
         regions: the memory of each region, `[nbytes]` uint8. Nothing is leased unless there are more than slots.
         is_shared: whether other processes map the regions. Each then begins with a page of its own.
-
-    Attributes:
-        on_lack: called when a batch cannot be leased for the first time.
     """
 
     def __init__(self, slots: Iterable[Hashable], regions: Sequence[torch.Tensor], is_shared: bool):

@@ -43,11 +43,8 @@ def pack_signed(kind: bytes, content: Any, secret: bytes) -> bytes:
 
 
 def unpack_signed(message: bytes, secret: bytes) -> Any:
-    """Returns the content of a result of `pack_signed`. Executes no code.
-
-    Raises:
-        RendezvousError: the signature is wrong, so the sender does not know the secret. The content was not read.
-    """
+    """Returns the content of a result of `pack_signed`. Executes no code. Raises `RendezvousError` if the signature is
+    wrong, so the sender does not know the secret. The content was not read."""
     content, proof = message[:-_PROOF_BYTES], message[-_PROOF_BYTES:]
     if not hmac.compare_digest(hmac.digest(secret, content, "sha256"), proof):
         raise RendezvousError(
@@ -119,11 +116,8 @@ def pack_full(slot: int, report: SlotReport) -> bytes:
 
 
 def unpack_full(message: bytes) -> tuple[int, SlotReport]:
-    """Returns the slot and the report in a result of `pack_full`. The report's arrays are views of `message`.
-
-    Raises:
-        ValueError: the size or the content of the message is wrong.
-    """
+    """Returns the slot and the report in a result of `pack_full`. The report's arrays are views of `message`. Raises
+    `ValueError` if the size or the content of the message is wrong."""
     if len(message) < _FULL.size:
         raise ValueError(f"FULL with {len(message)} bytes")
     _, slot, version, frames, episodes, metrics, env_s, policy_s, wait_s, send_s = _FULL.unpack_from(message)

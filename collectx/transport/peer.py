@@ -29,7 +29,6 @@ class Peer:
     """One process of a worker. Its replacement gets another object.
 
     Attributes:
-        index: the worker's index.
         connection, reader: the connection for control messages, and its reader; None until the worker has joined.
         handle: the handle of the process, if the trainer started it.
         host: name of its host; None for the trainer's host.

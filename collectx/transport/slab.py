@@ -36,7 +36,6 @@ class SlabLayout:
     """The offsets and sizes of the parts of a slab, in bytes.
 
     Attributes:
-        region: the layout within a region.
         num_regions: number of regions; the first ones contain the slots, the others are spare.
         region_nbytes: the distance between two regions; whole pages if there are spare ones.
         pointers_nbytes, weights_nbytes, nbytes: sizes of all pointers, of one buffer for weights, and of the slab.
@@ -63,7 +62,6 @@ class Slab:
     """The memory of all slots and weights.
 
     Args:
-        spec: the sizes of slots and weights.
         shared: whether workers in other processes map the slab. It can then be pickled, but only as an argument of a
             process that is being started.
         device: the device of the regions, if the slab is not shared; None: the CPU, like the rest.
@@ -220,12 +218,8 @@ class Slab:
 
 
 class SlabLink:
-    """Base class of the workers' ends over a slab. The inference server's end has the index `NO_WORKER`.
-
-    Attributes:
-        pointer: with `SlotSpec.grants_name_version`, the pointer to the weights that `refresh` reads; see
-            `Slab.pointer_to`.
-    """
+    """Base class of the workers' ends over a slab. The inference server's end has the index `NO_WORKER`. With
+    `SlotSpec.grants_name_version`, `pointer` points to the weights that `refresh` reads; see `Slab.pointer_to`."""
 
     def __init__(self, slab: Slab, worker: int):
         self.batch = slab.spec
@@ -298,10 +292,7 @@ class SlabTransport:
 
 def concatenate(spec: SlotSpec, parts: Sequence[tuple[torch.Tensor, Sequence[slice]]]) -> torch.Tensor:
     """Returns a copy of slots in new memory, flat uint8, laid out as `Layout(leaves, rows * len(parts), steps)`.
-
-    Args:
-        parts: the memory of each part's region, and the slices of its rows (`Layout.runs`).
-    """
+    `parts` are the memory of each part's region, and the slices of its rows (`Layout.runs`)."""
     layout = spec.layout(len(parts))
     memory = batch_memory.empty(layout.nbytes, parts[0][0].device)
     target = _bytes(memory)

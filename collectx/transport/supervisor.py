@@ -31,7 +31,8 @@ AnyPeer = TypeVar("AnyPeer", bound=Peer)
 
 
 class Supervisor(Generic[AnyPeer]):
-    """Watches the workers' connections and processes. Use it from one thread.
+    """Watches the workers' connections and processes. Use it from one thread. `workers` is the record of each worker's
+    newest process, by index.
 
     Args:
         start_timeout_s, worker_timeout_s, close_timeout_s: the options of `collector`.
@@ -40,10 +41,6 @@ class Supervisor(Generic[AnyPeer]):
         join_timeout: `join_timeout(index, handle)` returns the option, and its value in seconds, that limits the time
             until a worker connects; `start_timeout_s` then counts from the connection. None: `start_timeout_s` includes
             this time.
-        clock: returns the time in seconds.
-
-    Attributes:
-        workers: the record of each worker's newest process, by index.
     """
 
     def __init__(

@@ -11,15 +11,8 @@ from collectx.transport.peer import Peer
 
 
 class PeerTimers:
-    """A timer for each worker that owes a batch or a reply.
-
-    Args:
-        longest_gap_s: maximum seconds by which one `advance` moves `now_s`.
-        clock: returns the time in seconds.
-
-    Attributes:
-        now_s: the time by which timers expire. It follows `clock` only in `advance`.
-    """
+    """A timer for each worker that owes a batch or a reply. `now_s` is the time by which timers expire. It follows
+    `clock` only in `advance`. `longest_gap_s` is the maximum number of seconds by which one `advance` moves `now_s`."""
 
     def __init__(self, longest_gap_s: float, clock: Callable[[], float]):
         self.now_s = 0.0

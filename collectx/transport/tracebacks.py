@@ -30,11 +30,8 @@ _descriptor: int | None = None
 
 
 def write_on_signal(connection: Connection | None = None) -> None:
-    """Makes this process, a worker, write its stacks when it gets the signal.
-
-    Args:
-        connection: the connection to a trainer that may be on another host; None: the trainer is on this machine.
-    """
+    """Makes this process, a worker, write its stacks when it gets the signal. `connection` is the connection to a
+    trainer that may be on another host; None: the trainer is on this machine."""
     global _descriptor
     if _descriptor is None:
         is_remote = connection is not None or not hasattr(os, "memfd_create")
@@ -45,14 +42,12 @@ def write_on_signal(connection: Connection | None = None) -> None:
 
 
 def request_stacks(pid: int | None, connection: Connection | None) -> str:
-    """Asks a worker for its stacks. Blocks for a second at most. Does not raise.
+    """Asks a worker for its stacks. Blocks for a second at most. Does not raise. Returns the stacks, or the reason why
+    there are none, as sentences for an error message; "" if nothing is known.
 
     Args:
         pid: the worker's process, if it is on this machine.
         connection: the connection to the worker, if it is on another host.
-
-    Returns:
-        The stacks, or the reason why there are none, as sentences for an error message; "" if nothing is known.
     """
     with contextlib.suppress(OSError):
         if pid is not None:

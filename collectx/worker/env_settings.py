@@ -25,20 +25,14 @@ def contents_of_each(values: Sequence[Any], rows: int) -> list[tuple[bool, list[
 
 
 def change(rollout: Rollout | ServedRollout, kind: str, name: str, content: Any) -> list[Any]:
-    """Makes a setting in all envs of this worker; returns a result per env for a call, otherwise an empty list.
-
-    Args:
-        kind, name, content: see `collectx.collector.settings.Setting`.
-    """
+    """Makes a setting in all envs of this worker; returns a result per env for a call, otherwise an empty list. For
+    `kind`, `name` and `content`, see `collectx.collector.settings.Setting`."""
     return _CHANGES[kind](rollout.groups, name, unpacked(content))
 
 
 def get_attr(rollout: Rollout | ServedRollout, name: str) -> list[Any]:
-    """Returns the attribute `name` of each env of this worker.
-
-    Raises:
-        AttributeError: an env lacks the attribute.
-    """
+    """Returns the attribute `name` of each env of this worker. Raises `AttributeError` if an env lacks the
+    attribute."""
     return [value for group in rollout.groups for value in _get(group, name)]
 
 
@@ -120,11 +114,8 @@ def _vector(group: Env, name: str) -> Any:
 
 
 def _holders(group: Env, name: str) -> Iterator[Any]:
-    """Yields, for each env object, its outermost wrapper with the attribute, or the env itself.
-
-    Raises:
-        AttributeError: neither the env nor one of its wrappers has this attribute.
-    """
+    """Yields, for each env object, its outermost wrapper with the attribute, or the env itself. Raises `AttributeError`
+    if neither the env nor one of its wrappers has this attribute."""
     for env in group.user_envs or [group]:
         holders = [layer for layer in layers(env) if _has(layer, name)]
         if not holders:

@@ -17,11 +17,7 @@ from collectx.worker.spec import Placement, policy_seed, seed_policy
 
 
 class ProcessGenerators:
-    """Seeds the global generators when the worker starts, and separates those of the envs if needed.
-
-    Args:
-        seed: the run's seed.
-    """
+    """Seeds the global generators when the worker starts, and separates those of the envs if needed."""
 
     def __init__(self, seed: int, placement: Placement):
         self._seed, self._placement = seed, placement

@@ -112,11 +112,8 @@ class RequestHandler:
         """Does nothing: a reply shows that the envs and the policy are made."""
 
     def getattr_env(self, path: str) -> Any:
-        """Returns the value at `path` in the user's env, see `resolve`; a list for several envs.
-
-        Raises:
-            TypeError: the value is not data, so a copy would be useless in the trainer's process.
-        """
+        """Returns the value at `path` in the user's env, see `resolve`; a list for several envs. Raises `TypeError` if
+        the value is not data, so a copy would be useless in the trainer's process."""
         values = [resolve(env, path) for env in self._envs or [self._rollout.group]]
         if not self._is_inline and (others := [each for each in values if not is_data(each)]):
             what = "a method" if inspect.isroutine(others[0]) else type(others[0]).__qualname__
@@ -127,11 +124,8 @@ class RequestHandler:
         return values[0] if len(values) == 1 else values
 
     def change(self, changes: Sequence[tuple[str, str, Any]]) -> list[Any]:
-        """Makes settings in the envs; returns the results of the last setting, one per env, as plain data.
-
-        Args:
-            changes: kind, name and content of each; see `collectx.worker.env_settings.change`.
-        """
+        """Makes settings in the envs; returns the results of the last setting, one per env, as plain data. `changes`
+        are kind, name and content of each; see `collectx.worker.env_settings.change`."""
         results = [env_settings.change(self._rollout, *each) for each in changes]
         return [env_settings.packed_or_none(each) for each in results[-1]]
 

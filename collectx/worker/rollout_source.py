@@ -52,12 +52,9 @@ def rollout_class(spec: EnvSpec, actor: Actor) -> type[Rollout]:
 
 
 class RolloutSource:
-    """Fills slots with rollouts of one env group; see `collectx.worker.slot_loop.BatchSource`.
-
-    Args:
-        is_inline: whether the worker runs in the trainer's process. It then uses its own states of the global
-            generators, so that it collects the same batches as in a process, and leaves the trainer's states unchanged.
-    """
+    """Fills slots with rollouts of one env group; see `collectx.worker.slot_loop.BatchSource`. `is_inline` says whether
+    the worker runs in the trainer's process. It then uses its own states of the global generators, so that it collects
+    the same batches as in a process, and leaves the trainer's states unchanged."""
 
     def __init__(self, spec: ProcessSpec, link: Link, is_inline: bool):
         self._spec = spec

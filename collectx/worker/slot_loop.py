@@ -25,10 +25,7 @@ class BatchSource(Protocol):
 
     def fill(self, grant: Fill) -> SlotReport:
         """Resets as the grant demands, then fills its slot. Sets all fields of the report except `wait_s` and `send_s`.
-
-        Raises:
-            RolloutStopped: the trainer stops the worker; the slot is incomplete.
-        """
+        Raises `RolloutStopped` if the trainer stops the worker; the slot is incomplete."""
 
     def reply(self, request: Request) -> None:
         """Replies to a request."""
@@ -46,12 +43,8 @@ def run_worker_loop(
     """Fills granted slots; yields after each sent batch and each reply. Makes the source when it is first advanced, and
     closes it at the end. Reports an error to the trainer before it closes the source, because closing may hang or fail;
     then raises the error with the attribute `is_reported`. If only closing fails, that error is raised but not
-    reported, because the trainer no longer listens.
-
-    Args:
-        put_back: called with the grant or request when Ctrl-C interrupts an inline worker, so that the worker acquires
-            it again. None: Ctrl-C ends the worker.
-    """
+    reported, because the trainer no longer listens. `put_back` is called with the grant or request when Ctrl-C
+    interrupts an inline worker, so that the worker acquires it again. None: Ctrl-C ends the worker."""
     source: BatchSource | None = None
     try:
         with reported(link):

@@ -28,7 +28,6 @@ class Placement:
     """Which of a run's worker processes a process is.
 
     Attributes:
-        worker: the worker's index in its collector.
         index: the process's index in the run. An added worker takes the index of one of the first workers.
         num_workers: number of workers in the run; with nested collectors, number of the processes of all workers.
         incarnation: number of earlier processes of this worker, over the whole run. Each incarnation uses its own seeds
@@ -60,7 +59,6 @@ class ProcessExtras:
     Attributes:
         steps: number of steps per batch, if batches are shorter than slots; None: the steps of a slot.
         should_end: called after every step; returns whether to end the batch early. For inline workers only.
-        hooks: the user's hooks, called around the worker's batches.
         user_collector: the user's collector that the worker runs (`collectx/worker/user_collector.py`).
         keeps_weights: whether the worker acts with the weights of its policy factory until version 1 is published.
     """
@@ -89,8 +87,6 @@ class ProcessSpec(ProcessExtras):
     Attributes:
         cfg: the run's configuration, with this worker's env, policy, exploration type and device. `backend` and
             `launcher` are those of processes that the worker itself starts.
-        placement: which of the run's worker processes this is.
-        num_envs: number of envs in the process.
         served: describes the outputs and states of the policy that the inference server calls; None: the worker calls
             the policy.
     """

@@ -18,6 +18,7 @@ from collectx.jobs import submit, watcher
 from collectx.jobs.status import NamedRun
 from collectx.place.slurm import array, commands, job, log_watcher, nodes, script
 from collectx.place.slurm.commands import JobState
+from collectx.place.slurm.files import JobFiles
 from collectx.place.slurm.log_watcher import role_shell
 from collectx.place.slurm.submitit import slurm_resources
 
@@ -48,24 +49,23 @@ def command(tmp_path, monkeypatch):
 def test_a_workers_script_has_the_options_of_the_configuration_and_runs_the_set_up_first(tmp_path, command):
     command("srun", 'echo "srun: $*"')
     command("sbatch", 'echo "17;cluster"')
-    script = tmp_path / "jobs" / "worker.sh"
     launcher = slurm_resources({}, 2)
     launcher.setup.extend(["export GREETING='good day'", 'echo "$GREETING"'])
     launcher.srun["container-image"] = "a b"
     launcher.sbatch.update({"mail_type": "FAIL", "constraint": "intel&ib", "job-name": "mine", "qos": None})
-    logs = tmp_path / "50%"
-    logs.mkdir()
-    workers = array.JobArray(launcher, script, logs, ["work"], tmp_path / "jobs" / "workers.txt")
+    files = JobFiles(tmp_path / "50%")
+    files.logs.mkdir(parents=True)
+    workers = array.JobArray(launcher, files, ["work"])
     assert workers.submit([0, 2]) == {0: "17_0", 2: "17_2"}
-    assert (tmp_path / "jobs" / "workers.txt").read_text().splitlines() == ["17_0 0", "17_2 2"]
-    assert {line for line in script.read_text().splitlines() if line.startswith("#SBATCH")} == {
+    assert files.worker_jobs.read_text().splitlines() == ["17_0 0", "17_2 2"]
+    assert {line for line in files.worker_script.read_text().splitlines() if line.startswith("#SBATCH")} == {
         *("#SBATCH --output=/dev/null", "#SBATCH --ntasks=1"),
         *("#SBATCH --no-requeue", "#SBATCH --cpus-per-task=2", "#SBATCH --constraint='intel&ib'"),
         *("#SBATCH --mail-type=FAIL", "#SBATCH --job-name=mine"),
     }
     environment = os.environ | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_CPUS_PER_TASK": "2"}
-    subprocess.check_call(["bash", script, "1000"], env=environment)
-    assert (logs / "worker-1003.log").read_text().splitlines() == ["good day", "srun: --container-image=a b work 1003"]
+    subprocess.check_call(["bash", files.worker_script, "1000"], env=environment)
+    assert files.worker_log(1003).read_text().splitlines() == ["good day", "srun: --container-image=a b work 1003"]
 
 
 def test_workers_above_the_largest_array_are_tasks_of_further_arrays_and_all_are_submitted_or_none(tmp_path, command):
@@ -75,17 +75,17 @@ def test_workers_above_the_largest_array_are_tasks_of_further_arrays_and_all_are
     command("sbatch", f"{count}; {refuse}; echo 1$number")
     command("scancel", f'echo "$*" > {cancelled}')
     command("scontrol", "echo 'MaxArraySize = 3'; echo 'SchedulerParameters = bf_interval=2,max_array_tasks=9'")
-    script = tmp_path / "worker.sh"
-    workers = array.JobArray(slurm_resources({}, 1), script, tmp_path, ["work"], tmp_path / "workers.txt")
+    files = JobFiles(tmp_path)
+    workers = array.JobArray(slurm_resources({}, 1), files, ["work"])
     assert workers.submit(range(5)) == {0: "11_0", 1: "11_1", 2: "11_2", 3: "12_0", 4: "12_1"}
     assert workers.submit([4]) == {4: "13_1"}
-    ends = [line.rpartition(str(script))[2].split() for line in called.read_text().splitlines()]
+    ends = [line.rpartition(str(files.worker_script))[2].split() for line in called.read_text().splitlines()]
     assert ends == [["0"], ["3"], ["3"]]
     called.write_text("1\n2\n")
     with pytest.raises(LauncherError, match="only 3 of 4 workers could be submitted, and are cancelled again: "):
         workers.submit(range(4))
     assert cancelled.read_text().split() == ["--quiet", "13_0", "13_1", "13_2"]
-    assert len((tmp_path / "workers.txt").read_text().splitlines()) == 6
+    assert len(files.worker_jobs.read_text().splitlines()) == 6
 
 
 def test_the_jobs_id_is_the_last_line_of_digits_and_options_of_the_script_are_on_the_command_line(tmp_path, command):
@@ -103,11 +103,11 @@ def test_the_jobs_id_is_the_last_line_of_digits_and_options_of_the_script_are_on
 
 
 def test_a_worker_that_slurm_has_ended_leaves_a_note(tmp_path):
-    workers = array.JobArray(slurm_resources({}, 1), tmp_path / "worker.sh", tmp_path, [], tmp_path / "jobs.txt")
+    workers = array.JobArray(slurm_resources({}, 1), JobFiles(tmp_path), [])
     failed, timeout = (JobState(word, True, True) for word in ("FAILED", "TIMEOUT"))
     assert workers.is_ended_by_slurm("17_0", timeout)
     assert not workers.is_ended_by_slurm("17_0", failed)
-    array.note_of_end(tmp_path, "17_0").touch()
+    JobFiles(tmp_path).note_of_end("17_0").touch()
     assert workers.is_ended_by_slurm("17_0", failed)
     assert not workers.is_ended_by_slurm("17_1", failed)
 

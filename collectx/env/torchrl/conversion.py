@@ -75,14 +75,11 @@ class Conversion:
 
     @classmethod
     def of(cls, env: Any, spec: EnvSpec, outer: Sequence[Any] = ()) -> Conversion:
-        """Recognises an unbatched env.
+        """Recognises an unbatched env. Raises `Unrecognised` if the env must be stepped by its `_step`.
 
         Args:
             spec: the spec of the env; with `outer`, that of the batched env.
             outer: transforms of the batched env that `env` is part of.
-
-        Raises:
-            Unrecognised: the env must be stepped by its `_step`.
         """
         base, transforms = split_transforms(env)
         _check_base(base)

@@ -14,15 +14,8 @@ from collectx.env.torchrl.conversion import Conversion
 
 
 class GymStepper:
-    """One env of a group; see `collectx.env.torchrl.stepper.EnvStepper` for the methods.
-
-    Attributes:
-        reset_options: the options of every reset; empty: none.
-
-    Args:
-        spec: the spec of the group.
-        index: the index of the env in the group.
-    """
+    """One env of a group; see `collectx.env.torchrl.stepper.EnvStepper` for the methods. `reset_options` are the
+    options of every reset."""
 
     def __init__(self, conversion: Conversion, spec: EnvSpec, index: int):
         self.envs = slice(index, index + 1)

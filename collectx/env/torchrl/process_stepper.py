@@ -32,7 +32,6 @@ class ProcessStepper:
     Args:
         makers: constructors of the TorchRL envs, one for each process.
         conversion: the conversion of one TorchRL env, which applies to all.
-        spec: the group's.
         start_method: how the processes start; None: the default of `multiprocessing`.
     """
 

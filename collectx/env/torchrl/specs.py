@@ -43,10 +43,8 @@ def has_root_end(env: Any) -> bool:
 
 def read_spec(env: Any, exclude: Sequence[str]) -> EnvSpec:
     """Returns the spec of an env, batched or not. The space of a single leaf with a plain key is of the leaf's kind.
-    Several leaves become a Dict with their keys; action keys lose their first part if all share it.
-
-    Args:
-        exclude: keys of the observation and state to omit, or their first parts; parts joined by dots.
+    Several leaves become a Dict with their keys; action keys lose their first part if all share it. `exclude` contains
+    keys of the observation and state to omit, or their first parts; parts joined by dots.
 
     Raises:
         ConfigError: an entry of `exclude` matches no key, or a transform changes frames after their step.

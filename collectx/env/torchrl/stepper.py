@@ -30,7 +30,6 @@ class EnvStepper:
     """Steps one TorchRL env; see the module's docstring.
 
     Args:
-        spec: the spec of the group.
         envs: the positions of its envs in the group.
         wrapper: the `GymWrapper` below the env's transforms, or below each of its envs; None without one.
     """

@@ -21,6 +21,7 @@ from pathlib import Path
 from collectx.config.schema.launcher import SubmititLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.slurm import commands
+from collectx.place.slurm.files import JobFiles
 
 
 class JobArray:
@@ -29,24 +30,22 @@ class JobArray:
 
     Args:
         cfg: the resources of one worker.
-        script: the file of the script, which the constructor writes.
-        logs: the folder of `worker-<index>.log`.
+        files: the run folder. The constructor writes the script of the workers into it.
         command: the command of a worker, without its index.
-        record: the file that lists job and worker, one pair per line, for `collectx status`.
     """
 
-    def __init__(self, cfg: SubmititLauncherConfig, script: Path, logs: Path, command: Sequence[str], record: Path):
-        self._script = script
-        self._record = record
+    def __init__(self, cfg: SubmititLauncherConfig, files: JobFiles, command: Sequence[str]):
+        self._files = files
         self._largest: int | None = None
         begin = [
             "worker=$((SLURM_ARRAY_TASK_ID + $1))",
-            f'exec >>{shlex.quote(str(logs))}/worker-"$worker".log 2>&1 || exit 1',
+            f"run={shlex.quote(str(files.path))}",
+            f'exec >>"{JobFiles(Path("$run")).worker_log("$worker")}" 2>&1 || exit 1',
         ]
         body = commands.body(cfg, [*command, '"$worker"'], **cfg.srun)
-        script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text("\n".join(["#!/bin/bash", *worker_header(cfg, logs), *begin, *body, ""]))
-        record.unlink(missing_ok=True)
+        files.jobs.mkdir(parents=True, exist_ok=True)
+        files.worker_script.write_text("\n".join(["#!/bin/bash", *worker_header(cfg, files), *begin, *body, ""]))
+        files.worker_jobs.unlink(missing_ok=True)
 
     def submit(self, workers: Sequence[int]) -> dict[int, str]:
         """Submits all of these workers, or none; returns the job of each worker, `<array>_<index>`. The index is the
@@ -55,7 +54,7 @@ class JobArray:
         jobs: dict[int, str] = {}
         try:
             for first, option in array_options(workers, self._largest):
-                job = commands.submit(self._script, option, arguments=[str(first)])
+                job = commands.submit(self._files.worker_script, option, arguments=[str(first)])
                 jobs |= {worker: f"{job}_{worker - first}" for worker in workers if 0 <= worker - first < self._largest}
         except LauncherError as error:
             if not jobs:
@@ -64,13 +63,13 @@ class JobArray:
                 commands.cancel(list(jobs.values()))
             text = f"only {len(jobs)} of {len(workers)} workers could be submitted, and are cancelled again: {error}"
             raise LauncherError(text) from error
-        with open(self._record, "a") as file:
+        with open(self._files.worker_jobs, "a") as file:
             file.writelines(f"{job} {worker}\n" for worker, job in jobs.items())
         return jobs
 
     def is_ended_by_slurm(self, job: str, state: commands.JobState) -> bool:
         """Whether SLURM ended a job that had not failed: by preemption, or at its time limit."""
-        return state.word in ("PREEMPTED", "TIMEOUT") or note_of_end(self._script.parent, job).exists()
+        return state.word in ("PREEMPTED", "TIMEOUT") or self._files.note_of_end(job).exists()
 
     states = staticmethod(commands.states)
     cancel = staticmethod(commands.cancel)
@@ -83,19 +82,13 @@ def array_options(workers: Sequence[int], largest: int) -> Iterator[tuple[int, s
         yield first, f"--array={','.join(str(worker - first) for worker in group)}"
 
 
-def worker_header(cfg: SubmititLauncherConfig, logs: Path) -> list[str]:
+def worker_header(cfg: SubmititLauncherConfig, files: JobFiles) -> list[str]:
     """Returns the `#SBATCH` lines of the workers' script, see `JobArray`."""
     return commands.header(
         cfg,
-        job_name=f"{logs.parent.name}-worker",
+        job_name=f"{files.path.name}-worker",
         output="/dev/null",  # the script redirects its output to the worker's log
         ntasks=1,
         cpus_per_task=cfg.num_threads,
         no_requeue=True,
     )
-
-
-def note_of_end(jobs: Path, job: str) -> Path:
-    """Returns the file that a worker process writes to the folder `jobs` when SLURM ends its job (SIGTERM): SLURM
-    records a job as failed if its process ends before SLURM kills it."""
-    return jobs / f"ended.{job}"

@@ -92,7 +92,6 @@ class JobState:
         word: SLURM's name of the state, such as PENDING.
         is_over: whether the job has ended for good; a requeued job has not.
         has_started: whether the job is running or has run.
-        reason: SLURM's reason for the state; may be empty.
         node: the node list on which the job runs or has run; empty while it is pending.
     """
 
@@ -160,12 +159,8 @@ def set_up(lines: Sequence[str]) -> list[str]:
 
 
 def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list[str]:
-    """Returns the commands of a script: the lines of `launcher.setup`, then `exec srun` with `command`.
-
-    Args:
-        command: words; the shell expands those that begin with `"$`.
-        srun: options of srun.
-    """
+    """Returns the commands of a script: the lines of `launcher.setup`, then `exec srun` with `command`, whose words the
+    shell expands if they begin with `"$`."""
     arguments = map(_quoted, options(srun | {"container": resources.container}))
     words = (word if word.startswith('"$') else shlex.quote(word) for word in command)
     return [*set_up(resources.setup), " ".join(["exec srun", *arguments, *words])]
@@ -173,11 +168,8 @@ def body(resources: SlurmResources, command: Sequence[str], **srun: Any) -> list
 
 def submit(script: Path, *options: str, arguments: Sequence[str] = ()) -> str:
     """Submits a script by sbatch; returns the job id. The script's `#SBATCH` lines are passed as options too, because
-    options override the variables `SBATCH_*`, and lines do not.
-
-    Raises:
-        LauncherError: SLURM refuses the job, or sbatch prints no job id.
-    """
+    options override the variables `SBATCH_*`, and lines do not. Raises `LauncherError` if SLURM refuses the job, or
+    sbatch prints no job id."""
     output = _run(["sbatch", "--parsable", *_options_of(script.read_text(), options), str(script), *arguments])
     # Sites print banners before the id.
     ids = [match["id"] for line in output.splitlines() if (match := _JOB_ID.fullmatch(line.strip()))]

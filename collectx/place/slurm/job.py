@@ -41,12 +41,9 @@ class JobTasksLauncher(Launcher):
     """Starts workers in the trainer's SLURM job: as tasks of the job, and replacements as further steps.
 
     Args:
-        command: the command of a worker, without its index.
-        environment: the variables that SLURM set for this task.
         job_log, log_begin: `log` and `begin` of `LogWatcher`.
         run: the run folder, as the batch script writes it.
         group: the workers' part of a heterogeneous job; None for other jobs.
-        log, announce: see `Launcher`.
     """
 
     def __init__(
@@ -144,12 +141,7 @@ class JobTasksLauncher(Launcher):
 
 def start_step(command: Callable[[], list[str]], log: Path) -> RemoteHandle:
     """Starts a step: calls srun in a new thread, and returns the step's handle at once. The handle's exit code is
-    srun's.
-
-    Args:
-        command: returns the command; called in the thread.
-        log: the file to which the step's output is appended.
-    """
+    srun's. `command` returns the command; called in the thread."""
     processes: list[subprocess.Popen[bytes]] = []
     is_stopped, lock = threading.Event(), threading.Lock()
 
@@ -189,11 +181,8 @@ def start_step(command: Callable[[], list[str]], log: Path) -> RemoteHandle:
 
 
 def layout(environment: Mapping[str, str], part: str = "") -> list[str]:
-    """Returns the node of every task of the job, by task number (srun's `--distribution=block`).
-
-    Args:
-        part: suffix of SLURM's variables about a part of the job.
-    """
+    """Returns the node of every task of the job, by task number (srun's `--distribution=block`). `part` is the suffix
+    of SLURM's variables about a part of the job."""
     # Within an allocation, a run's step may use only some of the nodes.
     scope = "STEP" if not part and "SLURM_STEP_NODELIST" in environment else "JOB"
     names = commands.hostnames(environment[f"SLURM_{scope}_NODELIST{part}"])

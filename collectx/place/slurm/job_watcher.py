@@ -42,9 +42,7 @@ class Job:
     """The job of one process of a worker.
 
     Attributes:
-        worker: the worker's index.
         handle: the worker's handle; its exit code is 0 if the job has completed, otherwise 1.
-        id: the job's id; None until it is submitted.
         released_until_s: when the job's grace period ends, by `time.monotonic`; None while the job is needed.
     """
 
@@ -72,11 +70,8 @@ class JobWatcher(Launcher):
 
     Args:
         scheduler: submits and cancels; used in the thread of the first `start`, then in the watcher thread.
-        max_requeues: see `Launcher`.
         num_workers: how many jobs the first `start` submits.
         grace_s: seconds that a started job may take to end by itself when it is no longer needed.
-        say: called with a line for the user, from any thread.
-        log, announce, join_timeout: see `Launcher`.
     """
 
     def __init__(
@@ -109,11 +104,7 @@ class JobWatcher(Launcher):
 
     def start(self, worker: int, entry: Entry, restarts: int = 0, previous: AnyHandle | None = None) -> RemoteHandle:
         """Returns the handle of the worker's job; see `Launcher.start`. The first call submits the jobs of all workers,
-        and blocks; the watcher submits replacements.
-
-        Raises:
-            LauncherError: the scheduler refused the first jobs.
-        """
+        and blocks; the watcher submits replacements. Raises `LauncherError` if the scheduler refused the first jobs."""
         if restarts == 0:
             if not self._jobs:
                 self._submit_all()

@@ -19,27 +19,29 @@ from pathlib import Path
 from collectx.errors import LauncherError
 from collectx.place.launcher import RemoteHandle
 from collectx.place.slurm import commands
+from collectx.place.slurm.files import JobFiles
 
 # The interval between two reads of the log.
 _POLL_S = 0.3
 
 # Arguments: the Python, the run folder. All processes of a task, those of envs too, inherit COLLECTX_TASK.
-_ROLE = """\
+_RUN = JobFiles(Path("$1"))
+_ROLE = f"""\
 trap : TERM INT
 export COLLECTX_TASK="$SLURM_PROCID $1"
 if [ "$SLURM_PROCID" = 0 ]; then
   "$0" -u -m collectx.jobs.entry "$1"
   status=$?
   # SIGTERM came before the trainer could handle it, for example during its imports.
-  unset ${!SQUEUE_@}  # they may hide the job
-  if [ "$status" = 143 ] && [ -n "$COLLECTX_REQUEUE" ] && [ ! -e "$1/result.json" ] &&
+  unset ${{!SQUEUE_@}}  # they may hide the job
+  if [ "$status" = 143 ] && [ -n "$COLLECTX_REQUEUE" ] && [ ! -e "{_RUN.result}" ] &&
       [ "$(squeue --noheader --jobs="$COLLECTX_REQUEUE" --format=%T | sort -u)" = RUNNING ]; then
     echo "collectx: the job is requeued: it was signalled before the run began"
     scontrol requeue "$COLLECTX_REQUEUE"
   fi
-  echo "$status" > "$1/jobs/exit_status.$SLURM_JOB_ID"
+  echo "$status" > "{_RUN.exit_status("$SLURM_JOB_ID")}"
 else
-  "$0" -u -m collectx.jobs.entry "$1" >> "$1/logs/worker-$((SLURM_PROCID - 1)).log" 2>&1
+  "$0" -u -m collectx.jobs.entry "$1" >> "{_RUN.worker_log("$((SLURM_PROCID - 1))")}" 2>&1
   status=$?
   if [ "$status" != 0 ]; then
     echo "collectx: task $SLURM_PROCID on $(hostname): status $status"
@@ -86,7 +88,6 @@ class LogWatcher:
     """Watches the tasks of a job's workers in a thread, which the first `watch` starts and `close` ends.
 
     Args:
-        log: the job's log, which the batch script created.
         begin: where this attempt of the job begins in the log, in bytes.
         nodes: returns the node name of each worker; may raise `LauncherError`.
         first: srun's task number of the first worker.

@@ -19,17 +19,20 @@ from typing import Any
 from collectx.config.schema.launcher import PartResources, SlurmLauncherConfig, SubmititDelayedLauncherConfig
 from collectx.errors import LauncherError
 from collectx.place.slurm import commands
+from collectx.place.slurm.files import JobFiles
 from collectx.place.slurm.log_watcher import role_shell
 
 # The workers' part of a heterogeneous job.
 WORKERS = 1
-_SEES = """\
-[ -e "$0/jobs/task.json" ] || { echo "$(hostname) does not see the run folder $0: all nodes must share its file system:
-choose another with hydra.run.dir or hydra.sweep.dir" >&2; exit 1; }
+_SEES = f"""\
+[ -e "{JobFiles(Path("$0")).job_spec}" ] || {{
+  echo "$(hostname) does not see the run folder $0: all nodes must share its file system:
+choose another with hydra.run.dir or hydra.sweep.dir" >&2; exit 1; }}
 """
+_RUN = JobFiles(Path("$run"))
 # For example after `scontrol requeue` by hand, or after the loss of a node while the job ends.
 _COMPLETED = (
-    """if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && grep -qs '"status": "completed"' "$run/result.json"; then""",
+    f"""if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && grep -qs '"status": "completed"' "{_RUN.result}"; then""",
     '  echo "collectx: the run has completed: job $job was requeued, and has nothing to do"; exit 0',
     "fi",
 )
@@ -47,11 +50,9 @@ def script(
     heterogeneous jobs.
 
     Args:
-        runs: the run folders, which all nodes see.
         ntasks: the number of processes of a run, including the trainer.
         survives_nodes: whether the job continues when it loses a node.
         grace_s: seconds that workers may run after the trainer's end before they are killed.
-        after: ids of jobs that must end first.
     """
     if after:
         dependencies = [launcher.sbatch.get("dependency"), f"afterany:{':'.join(sorted(after))}"]
@@ -95,14 +96,14 @@ def script(
         *(f"  {shlex.quote(str(run))}" for run in runs),
         ")",
         "run=${runs[${SLURM_ARRAY_TASK_ID:-0}]}",
-        'exec >>"$run/logs/job.log" 2>&1 || exit 1',
+        f'exec >>"{_RUN.log("job")}" 2>&1 || exit 1',
         "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
         *_limit(launcher),
         *_COMPLETED,
-        'ended="$run/jobs/exit_status.$SLURM_JOB_ID"',
-        'rm -f "$ended" "$run/result.json"  # of an earlier attempt of the job',
-        'stat --format=%s "$run/logs/job.log" > "$run/jobs/log_begin"',
-        'echo "$SLURMD_NODENAME" > "$run/jobs/node.$job"  # of this script and of the trainer',
+        f'ended="{_RUN.exit_status("$SLURM_JOB_ID")}"',
+        f'rm -f "$ended" "{_RUN.result}"  # of an earlier attempt of the job',
+        f'stat --format=%s "{_RUN.log("job")}" > "{_RUN.log_begin}"',
+        f'echo "$SLURMD_NODENAME" > "{_RUN.node_note("$job")}"  # of this script and of the trainer',
         *commands.set_up(launcher.setup),
         "",
         look,
@@ -150,12 +151,8 @@ def _call(launcher: SlurmLauncherConfig, survives_nodes: bool, more: Mapping[str
 
 def submit(path: Path, text: str, num_runs: int) -> list[str]:
     """Writes the script, and submits it as a held job (`commands.release`); returns the job ids of the runs, such as
-    17, or 17_0 and 17_1.
-
-    Raises:
-        LauncherError: SLURM refused the job; the message contains SLURM's reason and a remedy. The earlier file at
-            `path` is restored.
-    """
+    17, or 17_0 and 17_1. Raises `LauncherError` if SLURM refused the job; the message contains SLURM's reason and a
+    remedy. The earlier file at `path` is restored."""
     before, is_new = path.read_bytes() if path.exists() else None, not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

@@ -79,16 +79,13 @@ class Evaluation:
 def evaluate(
     cfg: RunConfig, policy: Callable | None, spec: EnvSpec, say: Callable[[str], object] = lambda text: None
 ) -> Evaluation:
-    """Evaluates a policy with the options `cfg.eval`, in this process; blocks until the episodes have ended.
+    """Evaluates a policy with the options `cfg.eval`, in this process; blocks until the episodes have ended. Raises
+    `EpisodeTooLong` if an episode has more frames than `cfg.eval.max_frames_per_episode`.
 
     Args:
         policy: acts on the CPU, without being copied; None: random actions. A module that acts deterministically stays
             in evaluation mode (`nn.Module.eval`).
-        spec: the spec of the run's envs.
         say: called with a progress message every 10 s.
-
-    Raises:
-        EpisodeTooLong: an episode has more frames than `cfg.eval.max_frames_per_episode`.
     """
     episodes, kind = cfg.eval.episodes, ExplorationType(cfg.eval.exploration_type)
     env = cfg.env
@@ -186,11 +183,8 @@ def _too_long(cfg: RunConfig, ended: set[int], lengths: Mapping[int, int]) -> st
 
 
 def with_video(cfg: RunConfig, folder: Path) -> RunConfig:
-    """Returns the configuration whose envs write each episode to a video in `folder`, which must not exist.
-
-    Raises:
-        ConfigError: the env cannot render, or the package moviepy is missing.
-    """
+    """Returns the configuration whose envs write each episode to a video in `folder`, which must not exist. Raises
+    `ConfigError` if the env cannot render, or the package moviepy is missing."""
     from gymnasium.wrappers import RecordVideo
 
     from collectx.env.gym_factory import env_factory

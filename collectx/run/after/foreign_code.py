@@ -26,10 +26,7 @@ _EXECUTED_BY_LAUNCHER = {
 
 def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
     """Prints which code a run of `cfg`, the configuration in `files`, imports and executes, and where it comes from.
-
-    Raises:
-        ConfigError: the folder belongs to another user, and `trusted` is false.
-    """
+    Raises `ConfigError` if the folder belongs to another user, and `trusted` is false."""
     for key, value, origin in references(cfg):
         printing.note(f"{key}={value} {origin}")
     owner = other_owner(files)
@@ -42,20 +39,18 @@ def check(files: RunFolder, cfg: RunConfig, trusted: bool) -> None:
 
 def check_checkpoints(files: RunFolder) -> None:
     """Checks who may have written the checkpoints of a run before a command continues it: its workers will unpickle env
-    states, which executes code.
-
-    Raises:
-        ConfigError: the folder belongs to another user, or others can write to its checkpoints.
-    """
+    states, which executes code. Raises `ConfigError` if the folder belongs to another user, or others can write to its
+    checkpoints."""
     if not files.has_run:
         return
     if (owner := other_owner(files)) is not None:
         raise ConfigError(f"{files.path} belongs to {owner}. To continue it: collectx resume {files.path} --trust")
-    if (path := next(filter(_is_writable_by_others, _checkpoint_paths(files)), None)) is not None:
-        raise ConfigError(
-            f"{path}: others can write to it, and checkpoints contain env pickles, which execute code. If no file was "
-            f"changed, run chmod -R go-w {files.checkpoints} or collectx resume {files.path} --trust."
-        )
+    for path in _checkpoint_paths(files):
+        if path.exists() and path.stat().st_mode & 0o022:
+            raise ConfigError(
+                f"{path}: others can write to it, and checkpoints contain env pickles, which execute code. If no file "
+                f"was changed, run chmod -R go-w {files.checkpoints} or collectx resume {files.path} --trust."
+            )
 
 
 def references(cfg: RunConfig) -> Iterator[tuple[str, Any, str]]:
@@ -102,7 +97,3 @@ def _checkpoint_paths(files: RunFolder) -> Iterator[Path]:
     for folder in (files.checkpoints, *files.checkpoints.glob("[0-9]*")):
         yield folder
         yield from folder.rglob("*") if folder != files.checkpoints else ()
-
-
-def _is_writable_by_others(path: Path) -> bool:
-    return path.exists() and bool(path.stat().st_mode & 0o022)

@@ -39,11 +39,8 @@ class Comparison:
 
 
 def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Comparison:
-    """Compares the batches of two run folders by their digests, which it reads from `metrics.jsonl`.
-
-    Args:
-        limit: the number of batches of `old` to compare; None: all.
-    """
+    """Compares the batches of two run folders by their digests, which it reads from `metrics.jsonl`. `limit` is the
+    number of batches of `old` to compare; None: all."""
     count = 0
     for index, (before, after) in enumerate(zip_longest(islice(_digests(old), limit), _digests(new))):
         if before is None or after is None:
@@ -54,7 +51,7 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
             if not digest:
                 reason = f"{folder} has no digest of batch {index}. Run it with trainer.digest=true"
                 return Comparison(Verdict.NOT_COMPARABLE, reason)
-        if _kind(before) != _kind(after):
+        if before.rpartition("-")[0] != after.rpartition("-")[0]:
             reason = f"batch {index} has digests of different kinds: {before} in {old}, {after} in {new}"
             return Comparison(Verdict.NOT_COMPARABLE, reason)
         if before != after:
@@ -64,10 +61,6 @@ def compare(old: str | Path, new: str | Path, limit: int | None = None) -> Compa
     if not count:
         return _no_batches(old)
     return Comparison(Verdict.IDENTICAL, f"all {count} batches are identical")
-
-
-def _kind(digest: str) -> str:
-    return digest.rpartition("-")[0]
 
 
 def _no_batches(folder: str | Path) -> Comparison:

@@ -90,13 +90,12 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         return _MESSAGES[name].format_map(fields)
     worker = fields.get("worker")
     if name == "worker_restarted":
-        # Folders of earlier versions have `life`, the incarnation, alone.
-        number = fields["restarts"] if "restarts" in fields else fields["life"]
-        time, after = _nth(number), fields.get("after")
+        number, after = fields["restarts"], fields.get("after")
+        nth = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
         why = "because SLURM ended its job" if after == "JobEnded" else f"after {after}"
         lost = " and ".join(fields.get("normalizers", ()))
         begins = f"; the statistics of {lost} in its envs start from scratch" if lost else ""
-        return f"worker {worker} was restarted for the {time} time, {why}{begins}"
+        return f"worker {worker} was restarted for the {number}{nth} time, {why}{begins}"
     if name == "worker_ready" and fields["batches"]:
         reason = fields["new_episodes"]
         begins = "" if reason is None else f"; it begins new episodes: {reason}"
@@ -138,8 +137,3 @@ def format_event(name: str, fields: dict[str, Any]) -> str | None:
         means = "".join(f", {name} {value:.6g}" for name, value in fields.get("metrics", {}).items())
         return f"{where}: mean return {fields['mean_return']:.6g} (95 % CI {low:.6g} to {high:.6g}){means}"
     return None
-
-
-def _nth(number: int) -> str:
-    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"

@@ -56,11 +56,8 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """Returns the content of a file that `write_private` wrote.
-
-    Raises:
-        PermissionError: another user owns the file, or has access to it.
-    """
+    """Returns the content of a file that `write_private` wrote. Raises `PermissionError` if another user owns the file,
+    or has access to it."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         status = os.fstat(file.fileno())
         mode = stat.S_IMODE(status.st_mode)
@@ -115,11 +112,8 @@ def _drop_incomplete_line(path: Path) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON lines file; none if it does not exist. An incomplete last line is skipped.
-
-    Raises:
-        DamagedFile: the file, or a line of it, cannot be read.
-    """
+    """Yields the objects of a JSON lines file; none if it does not exist. An incomplete last line is skipped. Raises
+    `DamagedFile` if the file, or a line of it, cannot be read."""
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
@@ -179,11 +173,8 @@ class JsonLinesTail(LinesTail):
     _number = 0
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the objects of `read_lines`, and whether the file was replaced before them.
-
-        Raises:
-            DamagedFile: a line cannot be read.
-        """
+        """Returns the objects of `read_lines`, and whether the file was replaced before them. Raises `DamagedFile` if a
+        line cannot be read."""
         lines, restarted = self.read_lines()
         self._number *= not restarted
         objects = [decode(self.path, f"line {number}", line) for number, line in enumerate(lines, self._number + 1)]
@@ -192,11 +183,8 @@ class JsonLinesTail(LinesTail):
 
 
 def decode(path: Path, part: str, text: bytes) -> dict[str, Any]:
-    """Returns a JSON object; `path` and `part` name its place in errors.
-
-    Raises:
-        DamagedFile: `text` is not a JSON object.
-    """
+    """Returns a JSON object; `path` and `part` name its place in errors. Raises `DamagedFile` if `text` is not a JSON
+    object."""
     try:
         value = json.loads(text)
     except ValueError as error:

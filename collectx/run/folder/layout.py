@@ -1,4 +1,4 @@
-"""The run folder and the names of its files. The job scripts in `place/slurm/` repeat some of these names.
+"""The run folder and the names of its files; `place/slurm/files.py` has those that the scripts of jobs use too.
 
     <run>/.hydra/              what Hydra writes
     <run>/snapshot/            config.yaml, meta.json, git.patch; config-<batches>.yaml, see saved_config.py
@@ -33,6 +33,7 @@ from typing import Any
 
 from collectx.checkpoints import INCOMPLETE, Checkpoints
 from collectx.errors import ConfigError, DamagedFile
+from collectx.place.slurm.files import JobFiles
 from collectx.run.folder import lock
 from collectx.run.folder.files import decode, read_lines
 from collectx.run.folder.result import ENDED, Status
@@ -41,12 +42,12 @@ from collectx.run.folder.result import ENDED, Status
 _MAX_DEPTH = 4
 
 
-class RunFolder:
+class RunFolder(JobFiles):
     """The paths of one run folder, and methods that read or remove its files. Making the object does not touch the
     disk; `begin` makes the folders."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path).absolute()
+        super().__init__(Path(path).absolute())
         self.hydra = self.path / ".hydra"
         self.snapshot = self.path / "snapshot"
         self.config = self.snapshot / "config.yaml"
@@ -54,16 +55,11 @@ class RunFolder:
         self.patch = self.snapshot / "git.patch"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
-        self.result = self.path / "result.json"
         self.rendezvous = self.path / "rendezvous.json"
         self.secret = self.path / "secret"
         self.lock = self.path / "lock"
-        self.logs = self.path / "logs"
-        self.jobs = self.path / "jobs"
-        self.job_spec = self.jobs / "task.json"
         self.job_objects = self.jobs / "task.pkl"
         self.job_note = self.jobs / "slurm.json"
-        self.worker_jobs = self.jobs / "workers.txt"
         self.checkpoints = self.path / "checkpoints"
         self.report = self.path / "report"
         self.policy = self.path / "policy.pt"
@@ -101,11 +97,7 @@ class RunFolder:
 
     @property
     def is_completed(self) -> bool:
-        """Whether the run has delivered all batches.
-
-        Raises:
-            DamagedFile: `result.json` cannot be read.
-        """
+        """Whether the run has delivered all batches. Raises `DamagedFile` if `result.json` cannot be read."""
         return (self.read_result() or {}).get("status") == Status.COMPLETED
 
     def resumed_config(self, batches: int) -> Path:
@@ -118,14 +110,11 @@ class RunFolder:
 
     def begin(self, keep_logs: bool = False, keep_run: bool = False) -> None:
         """Makes the folders, and removes the files of an earlier run in them, and the incomplete files of a killed
-        process.
+        process. Raises `ConfigError` if the folder cannot be created or written to.
 
         Args:
             keep_logs: keeps `logs/` and `jobs/`, which other processes of this run may have written already.
             keep_run: removes only the files that the end of the run wrote, because the run is resumed.
-
-        Raises:
-            ConfigError: the folder cannot be created or written to.
         """
         with folder_errors(self.path):
             for folder in (self.path, self.snapshot, self.logs):
@@ -151,11 +140,8 @@ class RunFolder:
 
     def set_aside(self, keep_run: bool) -> None:
         """Moves the files that `begin` would remove to `.replaced`, and copies the files that a new or resumed run
-        overwrites there. Called before `begin`, so that `restore` can undo it.
-
-        Raises:
-            ConfigError: the folder cannot be written to.
-        """
+        overwrites there. Called before `begin`, so that `restore` can undo it. Raises `ConfigError` if the folder
+        cannot be written to."""
         with folder_errors(self.path):
             self.forget_replaced()
             moved = {path for path in self._stale(False, keep_run) if path.exists()}
@@ -187,24 +173,9 @@ class RunFolder:
                 with suppress(OSError):  # it contains other files
                     folder.rmdir()
 
-    def log(self, role: str) -> Path:
-        """Returns the log file of a role: "trainer", "job" or "worker-0"."""
-        return self.logs / f"{role}.log"
-
-    def worker_log(self, worker: int) -> Path:
-        """Returns the log file of a worker."""
-        return self.log(f"worker-{worker}")
-
-    def node_note(self, job: str) -> Path:
-        """Returns the file in which a job's batch script records its node, on which the trainer runs too."""
-        return self.jobs / f"node.{job}"
-
     def read_result(self) -> dict[str, Any] | None:
-        """Returns the content of `result.json`; None if the file does not exist.
-
-        Raises:
-            DamagedFile: the file cannot be read.
-        """
+        """Returns the content of `result.json`; None if the file does not exist. Raises `DamagedFile` if the file
+        cannot be read."""
         try:
             result = decode(self.result, "the file", self.result.read_bytes())
         except FileNotFoundError:
@@ -224,11 +195,8 @@ class RunFolder:
         return {}
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines of `metrics.jsonl`; see `read_lines`.
-
-        Raises:
-            DamagedFile: also if lines are missing: each line contains its batch number.
-        """
+        """Yields the lines of `metrics.jsonl`; see `read_lines`. Raises `DamagedFile` also if lines are missing: each
+        line contains its batch number."""
         for index, line in enumerate(read_lines(self.metrics)):
             if (batch := line.get("batch", index)) != index:
                 problem = f"line {index + 1} belongs to batch {batch}, not {index}: lines are missing"
@@ -275,15 +243,13 @@ def removing_empty_folders(path: Path, of_hydra: str = "") -> Iterator[None]:
 
 @contextmanager
 def locked(files: RunFolder, replace: bool, force: bool = False) -> Iterator[None]:
-    """Makes the folder and locks it during the block, see lock.py. Does not wait for the lock.
+    """Makes the folder and locks it during the block, see lock.py. Does not wait for the lock. Raises `ConfigError` if
+    the lock is held, the folder contains a run and `replace` is false, or it cannot be created.
 
     Args:
         replace: whether to replace a run that the folder contains.
         force: ignores the lock of another process and replaces the run: for a job that a scheduler restarts, whose
             first process has ended although a file server may still hold its lock.
-
-    Raises:
-        ConfigError: the lock is held, the folder contains a run and `replace` is false, or it cannot be created.
     """
     with folder_errors(files.path):
         files.path.mkdir(parents=True, exist_ok=True)

@@ -70,7 +70,6 @@ class Result:
     """The result of one run, which `result.json` contains.
 
     Attributes:
-        status: see `Status`.
         exit_reason: why the run ended, in one sentence.
         frames, batches: how many the trainer received.
         wall_s: seconds from the command's start to the end of the run.
@@ -79,11 +78,9 @@ class Result:
         frames_per_s: the frames after the first batch, divided by the seconds from the first delivery to the last; None
             with fewer than two batches.
         mean_return: mean return of the last 100 finished episodes; None if none finished.
-        num_episodes: the number of finished episodes.
         digest: the digest of all batches in their order; None without `trainer.digest`.
         failures: the errors that ended the run, then the failures that it survived: restarted or dropped workers, and
             each distinct reason why a checkpoint could not be written.
-        folder: the run folder.
         metrics: the means of `env.metrics`, see `Statistics.metrics`. In `result.json` each is an entry of its own.
     """
 
@@ -137,9 +134,7 @@ class ResultBuilder:
 
     Attributes:
         start_s: when the command started, by `time.monotonic`.
-        statistics: counts the delivered batches.
         digest: hashes the delivered batches; None where batches are not hashed.
-        errors: errors of training and closing, in order.
         is_unsaved_known: whether an event already said that env states are not saved.
         config_error: the mistake in the configuration that ended the run before any worker started.
     """
@@ -166,11 +161,8 @@ class ResultBuilder:
     def end(self, error: BaseException | None, reason: object = None) -> None:
         """Records that training returned, with `error` None, or raised `error`. The first call sets the status; a later
         error turns COMPLETED into FAILED. An error after a signal counts as an interruption: a signal during an import,
-        for example, raises an unrelated error.
-
-        Args:
-            reason: what the trainer returned; if a text, it says why the trainer ended the run.
-        """
+        for example, raises an unrelated error. `reason` is what the trainer returned; if a text, it says why the
+        trainer ended the run."""
         signum = self._signals.last
         if isinstance(error, KeyboardInterrupt) or (self._status is None and error is not None and signum is not None):
             if self._status is None:

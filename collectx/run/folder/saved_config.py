@@ -110,11 +110,7 @@ def problems(files: RunFolder, cfg: RunConfig) -> list[str]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Returns a saved configuration as plain data. Leaves out Hydra's section, which would decide where the new run
-    writes.
-
-    Raises:
-        DamagedFile: the file cannot be read.
-    """
+    writes. Raises `DamagedFile` if the file cannot be read."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -144,11 +140,8 @@ def config_text(cfg: RunConfig) -> str:
 
 
 def saved_config(files: RunFolder) -> RunConfig:
-    """Returns the configuration of the last start or resume of the run in a folder.
-
-    Raises:
-        ConfigError: the configuration cannot be read, or breaks a rule.
-    """
+    """Returns the configuration of the last start or resume of the run in a folder. Raises `ConfigError` if the
+    configuration cannot be read, or breaks a rule."""
     cfg, problems = check_config(read_config(files.newest_config))
     if problems:
         raise ConfigError(*[problem.text() for problem in problems])
@@ -172,11 +165,8 @@ def readable_config(files: RunFolder) -> RunConfig:
 
 
 def check_folder(files: RunFolder) -> None:
-    """Checks that a folder named by the user contains a run that this version of collectx can read.
-
-    Raises:
-        ConfigError: there is no run, or a newer version wrote it.
-    """
+    """Checks that a folder named by the user contains a run that this version of collectx can read. Raises
+    `ConfigError` if there is no run, or a newer version wrote it."""
     if not files.config.is_file():
         if not files.path.exists():
             raise ConfigError(f"there is no folder {files.path}. To list your runs: collectx status")
@@ -252,8 +242,8 @@ def _plain(cfg: RunConfig) -> dict[str, Any]:
 
 def _relevant(content: dict[str, Any]) -> dict[str, Any]:
     """Leaves out the options that say what happens to an earlier run in the folder."""
-    run = {name: value for name, value in (content.get("run") or {}).items() if name not in ("overwrite", "resume")}
-    return {**content, "run": run}
+    run = content.get("run") or {}
+    return {**content, "run": {name: run[name] for name in run if name not in ("overwrite", "resume")}}
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -47,11 +47,7 @@ def chart(
 
 
 def charts(curve: Sequence[tuple[float, int, float]], width: int, height: int) -> Table | None:
-    """Returns the drawing of mean return and frames per second beside each other; None before there is a curve.
-
-    Args:
-        curve: `MetricsTail.curve`.
-    """
+    """Returns the drawing of mean return and frames per second beside each other; None before there is a curve."""
     returns = [(time, value) for time, _, value in curve if value == value]
     size = width // 2 - 2, height
     drawn = [chart("return", returns, *size, "green")] if len(returns) > 1 else []

@@ -58,11 +58,8 @@ _PACKAGE = f"{Path(__file__).parents[2]}/"
 
 class Progress:
     """Shows a run during the `with` block; the last state stays on the screen. The end of the block waits up to 2 s for
-    the thread, which may hang on a pipe that no process reads, and then ends with the process.
-
-    Attributes:
-        count_ready: returns how many workers are ready, and how many were started; None while unknown.
-    """
+    the thread, which may hang on a pipe that no process reads, and then ends with the process. `count_ready` returns
+    how many workers are ready, and how many were started; None while unknown."""
 
     def __init__(
         self, statistics: Statistics, title: str = "", console: Console | None = None, start_s: float | None = None

@@ -197,12 +197,7 @@ def print_table(rows: Sequence[Sequence[str]], head: Sequence[str] = COLUMNS) ->
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str], num_texts: int, **style: Any) -> Table:
-    """Returns a rich table.
-
-    Args:
-        num_texts: how many of the first columns are texts; the others are numbers.
-        style: arguments of `rich.table.Table`.
-    """
+    """Returns a rich table. `num_texts` is how many of the first columns are texts; the others are numbers."""
     from rich.table import Table
     from rich.text import Text
 

@@ -16,15 +16,9 @@ _BACKLOG = 1024
 
 def local_addresses(interface: str | None) -> tuple[str, ...]:
     """Returns this host's addresses that other hosts may reach, best first: IPv4 before IPv6, addresses of its host
-    name before others. Without a network, returns the loopback address.
-
-    Args:
-        interface: return only the addresses of this interface (`backend.interface`), which may be loopback; None: of
-            all.
-
-    Raises:
-        ConfigError: the interface does not exist, or lacks an address.
-    """
+    name before others. Without a network, returns the loopback address. With `interface` (`backend.interface`), returns
+    only the addresses of this interface, which may be loopback. Raises `ConfigError` if the interface does not exist,
+    or lacks an address."""
     import psutil
 
     by_interface = {

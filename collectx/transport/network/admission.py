@@ -23,11 +23,7 @@ from collectx.transport.peer import JoinState
 
 class Admission:
     """Listens for workers, and sends `batch` and `config` to each. The other arguments are those of `NetworkTransport`.
-
-    Attributes:
-        endpoint: where the trainer listens.
-        readable: a file descriptor that becomes readable when a worker can be taken.
-    """
+    `readable` is a file descriptor that becomes readable when a worker can be taken."""
 
     def __init__(
         self,

@@ -60,7 +60,6 @@ class Endpoint:
 
     Attributes:
         addresses: IP addresses of the trainer's host, best first.
-        port: TCP port.
         secret: what a worker and the trainer must know.
     """
 
@@ -71,7 +70,8 @@ class Endpoint:
 
 class Listener:
     """The trainer's listening sockets. A thread accepts on each, and a thread handles each connection until it is
-    handed over. `close` ends all threads.
+    handed over. `close` ends all threads. `endpoint` is what workers need to connect; contains the actual port. Raises
+    `ConfigError` if the port is taken.
 
     Args:
         endpoint: where to listen. If all its addresses are loopback addresses, only these, so other hosts cannot
@@ -82,12 +82,6 @@ class Listener:
         on_refuse: called in a thread with the address of a refused peer, and the reason. Of many refused peers, only
             some are reported, with the number of the others.
         interface: the name of the interface with these addresses, to listen only there.
-
-    Attributes:
-        endpoint: what workers need to connect; contains the actual port.
-
-    Raises:
-        ConfigError: the port is taken.
     """
 
     def __init__(
@@ -221,15 +215,9 @@ class Listener:
 
 def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connection, str]:
     """Connects to the trainer: tries each address in turn until a process answers that knows the secret. Gives up at
-    once if every address refuses, because no trainer is listening then.
-
-    Returns:
-        The connection, and this host's address on it.
-
-    Raises:
-        RendezvousError: no address answered within `timeout_s` seconds, a time that the text `limit` explains; the
-            message lists the answer of each address.
-    """
+    once if every address refuses, because no trainer is listening then. Returns the connection, and this host's address
+    on it. Raises `RendezvousError` if no address answered within `timeout_s` seconds, a time that the text `limit`
+    explains; the message lists the answer of each address."""
     deadline = time.monotonic() + timeout_s
     answers: dict[str, str] = {}
     while True:
@@ -258,11 +246,8 @@ def connect(endpoint: Endpoint, timeout_s: float, limit: str) -> tuple[Connectio
 
 
 def receive_hello(connection: Connection) -> dict[str, Any]:
-    """Returns the first message of a peer. Blocks for up to 10 s.
-
-    Raises:
-        RendezvousError: no message came in time, or it is not a JSON object.
-    """
+    """Returns the first message of a peer. Blocks for up to 10 s. Raises `RendezvousError` if no message came in time,
+    or it is not a JSON object."""
     set_receive_timeout(connection, _HANDSHAKE_S)
     if not connection.poll(_HANDSHAKE_S):
         raise RendezvousError(f"it knows the secret, but sent nothing for {_HANDSHAKE_S:g} s")

@@ -47,18 +47,13 @@ def join_trainer(
     timeout_s: float,
     prepare: Callable[[dict], None] = lambda spec: None,
 ) -> tuple[dict, NetworkLink]:
-    """Connects to the trainer as the worker with index `worker`, and makes the pair. Blocks until then.
+    """Connects to the trainer as the worker with index `worker`, and makes the pair. Blocks until then. Returns the
+    worker's spec, JSON-compatible data, and its link. Raises `RendezvousError` if the trainer cannot be reached,
+    refused the worker, or ended.
 
     Args:
         hello: information about this worker for the event log, JSON-compatible data.
-        timeout_s: `collector.start_timeout_s`.
         prepare: called with the worker's spec, before the pair is made.
-
-    Returns:
-        The worker's spec, JSON-compatible data, and its link.
-
-    Raises:
-        RendezvousError: the trainer cannot be reached, refused the worker, or ended.
     """
     deadline = time.monotonic() + timeout_s
     # The worker gives up before the trainer does, so that the trainer can report the reason.
@@ -94,18 +89,10 @@ class _StopFlag:
 
 
 class NetworkLink:
-    """The worker's end. Slots and weights are in memory of this process.
-
-    Args:
-        connection: the authenticated connection to the trainer.
-        batch: the sizes of slots and weights.
-        secret: the run's secret, with which requests and replies are signed.
-        timeout_s: `collector.worker_timeout_s`.
-
-    Attributes:
-        stop: nonzero once the trainer has closed the connection or is gone. Reading it also, every few milliseconds,
-            handles messages, takes weights that have arrived, and reports progress to the trainer.
-    """
+    """The worker's end. Slots and weights are in memory of this process. `stop` is nonzero once the trainer has closed
+    the connection or is gone. Reading it also, every few milliseconds, handles messages, takes weights that have
+    arrived, and reports progress to the trainer. `secret` is the run's secret, with which requests and replies are
+    signed."""
 
     def __init__(
         self, worker: int, connection: Connection, pair: Pair, batch: SlotSpec, secret: bytes, timeout_s: float

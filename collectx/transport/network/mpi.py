@@ -75,11 +75,7 @@ def why_not() -> str | None:
 
 
 def make(config: PairConfig, connection: Connection, rank: int, address: str) -> MpiPair:
-    """See `collectx.transport.network.p2p`.
-
-    Raises:
-        RuntimeError: the two ends belong to different MPI universes.
-    """
+    """See `collectx.transport.network.p2p`. Raises `RuntimeError` if the two ends belong to different MPI universes."""
     initialize()
     timeout_s = config.pair_timeout_s
     mine = {"namespace": os.environ.get("PMIX_NAMESPACE", ""), "rank": MPI.COMM_WORLD.rank}

@@ -41,14 +41,9 @@ class Incoming(Protocol):
         """Whether `wait` returns at once. Does not block."""
 
     def wait(self) -> torch.Tensor:
-        """Blocks until all bytes have arrived; a second call returns at once.
-
-        Returns:
-            The message, flat uint8: the buffer, or memory of the backend, which lives as long as this tensor.
-
-        Raises:
-            RuntimeError: the connection broke, or the pair's timeout passed.
-        """
+        """Blocks until all bytes have arrived; a second call returns at once. Returns the message, flat uint8: the
+        buffer, or memory of the backend, which lives as long as this tensor. Raises `RuntimeError` if the connection
+        broke, or the pair's timeout passed."""
 
 
 class Outgoing(Protocol):

@@ -34,14 +34,12 @@ class RemotePeer(Peer):
     """The trainer's record of a worker that it reaches over a network; see `Peer`.
 
     Attributes:
-        make_spec: see `Transport.expect`.
         info: what the worker told when it connected: host, pid, job.
         is_making_pair: whether the worker has begun to make its end of the pair.
         pair: the pair for slots and weights; None until it has been made.
         queued_before_join: functions that send earlier grants and requests, called in order when the worker joins.
         incoming: the receives that were posted, by slot.
         weights_version: the weight version that is being sent, or was sent last.
-        sending: the transfer of weights in progress.
         versions: with `SlotSpec.grants_name_version`, the weights that grants name and that are still to be sent.
     """
 

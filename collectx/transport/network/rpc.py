@@ -55,16 +55,14 @@ def why_not() -> str | None:
 
 
 class RpcPair:
-    """One end of a pair over torch RPC. The options of the first open pair apply to all pairs.
+    """One end of a pair over torch RPC. The options of the first open pair apply to all pairs. Raises `RuntimeError` if
+    this process uses torch RPC for something else, or on another network.
 
     Attributes:
         key: the id of the worker's agent.
         inbox: receives the weights; in a worker only.
         outbox: the sent batches that the trainer has not fetched; in a worker only. These slots do not change until the
             trainer grants them again.
-
-    Raises:
-        RuntimeError: this process uses torch RPC for something else, or on another network.
     """
 
     def __init__(self, config: PairConfig, connection: Connection, rank: int, address: str):
@@ -211,11 +209,8 @@ def _name(key: int) -> str:
 
 
 class _Agent:
-    """This process's RPC agent, which exists while any pair does.
-
-    Attributes:
-        pairs: the pair of each worker, by its id.
-    """
+    """This process's RPC agent, which exists while any pair does. `pairs` contains the pair of each worker, by its
+    id."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, RpcPair] = {}

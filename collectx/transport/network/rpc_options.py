@@ -31,12 +31,8 @@ def tensorpipe(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def visible_problems(backend: BackendConfig, num_workers: int, acting: Callable[[int], str]) -> Iterator[Problem]:
-    """Yields the problems of `backend.visible_devices`, the GPUs that workers see.
-
-    Args:
-        num_workers: the number of workers, not checked yet.
-        acting: returns the device on which a worker's policy acts.
-    """
+    """Yields the problems of `backend.visible_devices`, the GPUs that workers see. `acting` returns the device on which
+    a worker's policy acts."""
     path, visible = "backend.visible_devices", getattr(backend, "visible_devices", None)
     if visible is None:
         return

@@ -49,17 +49,11 @@ from collectx.transport.supervisor import Supervisor
 
 
 class NetworkTransport:
-    """The trainer's end of the network transport.
+    """The trainer's end of the network transport. `endpoint` is where the trainer listens for workers.
 
     Args:
-        spec: the sizes of slots and weights.
-        supervisor: watches the workers; `close` closes it too.
-        endpoint, interface: see `Listener`.
         events: called as `events(name, **fields)`, in any thread, when a peer is refused.
         timeout_s, backend, devices, options: see `PairConfig`. Received slots are on the first of the devices.
-
-    Attributes:
-        endpoint: where the trainer listens for workers.
     """
 
     carries_objects = False

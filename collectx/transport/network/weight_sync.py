@@ -22,11 +22,8 @@ _TRANSFER_BYTES = 2**28
 
 
 class WeightSync:
-    """Sends weights, and tracks which worker has received which version.
-
-    Attributes:
-        version: the newest version; `SlotSpec.first_version - 1` before the first.
-    """
+    """Sends weights, and tracks which worker has received which version. `version` is the newest version;
+    `SlotSpec.first_version - 1` before the first."""
 
     def __init__(
         self,
@@ -113,11 +110,8 @@ class WeightSync:
             self._spare.append(weights)
 
     def acknowledge(self, peer: RemotePeer) -> None:
-        """Notes that a worker has received its weights, and sends it newer ones, if any.
-
-        Raises:
-            ValueError: nothing was being sent to the worker.
-        """
+        """Notes that a worker has received its weights, and sends it newer ones, if any. Raises `ValueError` if nothing
+        was being sent to the worker."""
         if peer.sending is None:
             raise ValueError("HAVE without WEIGHTS")
         work, weights = peer.sending

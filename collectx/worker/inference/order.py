@@ -32,11 +32,7 @@ class Order(Protocol):
 class FixedOrder:
     """Acts for all members in worker order, whatever the order of their requests, so that a seed gives the same
     actions. The members form two halves, which alternate: one steps while the policy acts for the other. A batch begins
-    when all members have ended the previous one.
-
-    Args:
-        members: all members, in order.
-    """
+    when all members have ended the previous one."""
 
     def __init__(self, members: Sequence[Member]):
         has_groups = any(group for _, group in members)

@@ -35,11 +35,8 @@ def split(num_envs: int, num_groups: int) -> list[slice]:
 
 
 class ServedGroup(Rollout):
-    """The rollout of one env group, for which the server calls the policy. See `Rollout` for the arguments.
-
-    Attributes:
-        report: the report about the last batch of `steps`.
-    """
+    """The rollout of one env group, for which the server calls the policy. See `Rollout` for the arguments. `report` is
+    the report about the last batch of `steps`."""
 
     report: SlotReport
 

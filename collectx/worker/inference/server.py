@@ -40,21 +40,14 @@ def run_inference_server(
     specs: Sealed[tuple[ProcessSpec, EnvSpec]], link: SharedMemoryLink, requests: InferenceEnd
 ) -> None:
     """Runs the server's process. Returns when the trainer stops it. Reports an error to the trainer, then raises it.
-
-    Args:
-        specs: the server's process spec, and the env spec of one worker.
-    """
+    `specs` is the server's process spec, and the env spec of one worker."""
     with reported(link):
         InferenceServer(*specs.open(), link, requests).run()
 
 
 class InferenceServer:
-    """Calls the policy for all workers; see the module's docstring.
-
-    Args:
-        spec: the server's process spec, with the env groups of one worker.
-        env_spec: the spec of one worker's envs, without the states of a recurrent policy.
-    """
+    """Calls the policy for all workers; see the module's docstring. `env_spec` is the spec of one worker's envs,
+    without the states of a recurrent policy."""
 
     def __init__(self, spec: ProcessSpec, env_spec: EnvSpec, link: SharedMemoryLink, requests: InferenceEnd):
         cfg = spec.cfg

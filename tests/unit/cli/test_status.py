@@ -63,7 +63,7 @@ def test_workers_whose_jobs_wait_are_told_with_slurms_reason(queue, tmp_path, ca
     files.begin()
     files.jobs.mkdir()
     files.meta.write_text(json.dumps({"host": socket.gethostname()}))
-    files.worker_jobs.write_text("7_0\n7_1\n7_2\n9_1\n")
+    files.worker_jobs.write_text("7_0 0\n7_1 1\n7_2 2\n9_1 1\n")
     queue.states = {"7_0": "RUNNING", "7_1": "FAILED", "7_2": "PENDING", "9_1": "PENDING"}
     monkeypatch.setattr(jobs_status, "is_locked", lambda files: True)
     word, text = said(capsys, files)

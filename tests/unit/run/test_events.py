@@ -28,7 +28,7 @@ def test_the_same_text_of_many_workers_is_told_once_with_their_number(folder):
     events.show = told.append
     for worker in range(20):
         events("worker_failed", worker=worker, type="WorkerDied", message=f"worker {worker} (pid {worker + 7}): killed")
-        events("worker_restarted", worker=worker, life=1, after="WorkerDied")
+        events("worker_restarted", worker=worker, restarts=1, after="WorkerDied")
     events("worker_failed", worker=3, type="ValueError", message="another reason")
     events.close()
     failed, restarted = (
